@@ -49,10 +49,7 @@ nitpick_ignore_regex = [
     # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
     (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),
     # The types of plain data, whose keys the documents of their functions show.
-    (
-        r"py:class",
-        r"rankmesh\.(core\.(explain\.RankFacts|mesh\.MeshData|spec\.SpecData)|transfer\.adapters\.megatron\.Described)",
-    ),
+    (r"py:class", r"rankmesh\.core\.(explain\.RankFacts|mesh\.MeshData|spec\.SpecData)"),
     # The type of a default that is given back as it is.
     (r"py:class", r"rankmesh\..*\._Default"),
     # The type of what a user's function returns.

@@ -1,7 +1,6 @@
 """``rankmesh doctor``: text, data, page, exit statuses."""
 
 import json
-import re
 
 from tests.doctor.making import WORLD, call, document, write
 from typer.testing import CliRunner
@@ -52,24 +51,8 @@ def test_nothing_hangs(tmp_path):
     assert (done.exit_code, done.stdout.strip()) == (0, "no rank waits: nothing in these recordings hangs")
 
 
-def test_page(tmp_path):
-    """The page has the verdict, and a timeline with a row for each member of the groups involved."""
-    (tmp_path / "in").mkdir()
-    _hung(tmp_path / "in")
-    done = _run(tmp_path / "in", "--html", tmp_path / "hang.html")
-    page = (tmp_path / "hang.html").read_text(encoding="utf-8")
-    assert done.exit_code == ExitCode.HUNG
-    assert "dead: rank 3 left no recording" in page
-    assert len(re.findall(r">rank \d</text>", page)) == 4
-    assert "rank 0, call 2, not finished" in page
-    assert "no calls of this group" in page
-
-
 def test_bad_folders(tmp_path):
-    """A folder without recordings, and a page that cannot be written, are refused in words."""
+    """A folder without recordings is refused in words."""
     done = _run(tmp_path)
     assert (done.exit_code, done.stdout) == (ExitCode.BAD_SPEC, "")
     assert "holds no recording" in done.stderr
-    _hung(tmp_path)
-    done = _run(tmp_path, "--html", tmp_path / "absent" / "hang.html")
-    assert done.exit_code == ExitCode.USAGE

@@ -8,14 +8,12 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from tests.compare.parallel import (
     copied,
-    ends,
     gather_rows,
     gathered,
     pg,
     reduce_,
     scatter_rows,
     scattered,
-    stage,
     summed,
     weight,
 )
@@ -338,136 +336,3 @@ def skipped_on_one_rank(groups):
     if groups["dp"].size > 1:
         dist.all_reduce(y, group=pg(groups, "dp"))  # wrong
     sim.see("y", y, ("dp", None))
-
-
-@wrong("pp=2", "pp=4", "dp=2,pp=2", repair=("order", 2), group="pp")
-def microbatches_sent_backwards(groups):
-    """Stages send the activations of the second microbatch first."""
-    pp, (first, last) = groups["pp"], ends(groups)
-    run, parts = stage(groups), [x.clone() for x in sim.random(groups, "x", (8, 4), ("dp", None)).chunk(2)]
-    for x in () if first else parts:
-        dist.recv(x, group=pp.pg, group_src=pp.rank - 1)
-    done = [run(x) for x in parts]
-    for x in () if last else reversed(done):
-        dist.send(x.detach(), group=pp.pg, group_dst=pp.rank + 1)  # wrong
-    if last:
-        sim.see("y", torch.cat(done), ("dp", None), at={"pp": -1})
-
-
-@wrong("pp=2", "dp=2,pp=2", repair=("order", 4), group="pp")
-def microbatches_received_backwards(groups):
-    """A stage receives four microbatches into its buffers, from the last one on."""
-    pp, (first, last) = groups["pp"], ends(groups)
-    run, x = stage(groups), sim.random(groups, "x", (8, 4), ("dp", None))
-    for part in () if first else reversed(x.chunk(4)):
-        dist.recv(part, group=pp.pg, group_src=pp.rank - 1)  # wrong
-    y = run(x)
-    for part in () if last else y.detach().chunk(4):
-        dist.send(part, group=pp.pg, group_dst=pp.rank + 1)
-    if last:
-        sim.see("y", y, ("dp", None), at={"pp": -1})
-
-
-@wrong("pp=4", "dp=2,pp=4", repair=("peer", "next"), group="pp")
-def sent_to_another_stage(groups):
-    """Stages send past the next one, and all wait."""
-    pp, (first, last) = groups["pp"], ends(groups)
-    run, x = stage(groups), sim.random(groups, "x", (8, 4), ("dp", None))
-    if not first:
-        dist.recv(x, group=pp.pg, group_src=pp.rank - 1)
-    x = run(x).detach()
-    if not last:
-        dist.send(x, group=pp.pg, group_dst=(pp.rank + 2) % pp.size)  # wrong
-    else:
-        sim.see("y", x, ("dp", None), at={"pp": -1})
-
-
-@wrong("pp=4", "pp=2", "dp=2,pp=4", repair=("peer", "previous"), group="pp")
-def received_from_another_stage(groups):
-    """Stages but the last one receive from the stage to which they send."""
-    pp, (first, last) = groups["pp"], ends(groups)
-    run, x = stage(groups), sim.random(groups, "x", (8, 4), ("dp", None))
-    if not first:
-        dist.recv(x, group=pp.pg, group_src=pp.rank + (-1 if last else 1))  # wrong
-    x = run(x).detach()
-    if not last:
-        dist.send(x, group=pp.pg, group_dst=pp.rank + 1)
-    else:
-        sim.see("y", x, ("dp", None), at={"pp": -1})
-
-
-def turned(keys, group, step):
-    """What goes round a ring, with the messages that make it."""
-    got = torch.empty_like(keys)
-    return got, [
-        dist.P2POp(dist.isend, keys, group=group.pg, group_peer=(group.rank + step) % group.size),
-        dist.P2POp(dist.irecv, got, group=group.pg, group_peer=(group.rank - step) % group.size),
-    ]
-
-
-@wrong("cp=2", "cp=4", "dp=2,cp=4", repair=("peer", "next in the ring"), group="cp")
-def ring_backwards(groups):
-    """Keys go round the ring in the other direction than the scales that belong to them."""
-    cp = groups["cp"]
-    queries, keys = (sim.random(groups, name, (2, 8, 4), ("dp", "cp", None)) for name in ("q", "k"))
-    scales, mine, y = sim.random(groups, "scales", (8,)).chunk(cp.size), cp.rank, 0
-    for _ in range(cp.size):
-        y = y + torch.einsum("bqe,bke,k,bkf->bqf", queries, keys, scales[mine], keys)
-        got, operations = turned(keys, cp, -1)
-        for work in dist.batch_isend_irecv(operations) if cp.size > 1 else ():  # wrong
-            work.wait()
-        keys, mine = got if cp.size > 1 else keys, (mine - 1) % cp.size
-    sim.see("y", y, ("dp", "cp", None))
-
-
-@wrong("cp=2", "dp=2", "dp=2,cp=2", repair=("group", "cp"), group="dp")
-def ring_over_dp(groups):
-    """Keys go round the replicas, which have other sequences."""
-    dp, cp = groups["dp"], groups["cp"]
-    queries, keys = (sim.random(groups, name, (2, 8, 4), ("dp", "cp", None)) for name in ("q", "k"))
-    y = torch.einsum("bqe,bke,bkf->bqf", queries, keys, keys)
-    if cp.size > 1:
-        got, operations = turned(keys, dp if dp.size > 1 else cp, 1)
-        for work in dist.batch_isend_irecv(operations):  # wrong
-            work.wait()
-        y = y + torch.einsum("bqe,bke,bkf->bqf", queries, got, got)
-    sim.see("y", y, ("dp", "cp", None))
-
-
-@wrong("tp=2,pp=2", "tp=2,pp=4", "pp=2", repair=("part", "other"), group="pp")
-def the_other_half_sent(groups):
-    """Each rank of tp sends the part that another one should."""
-    tp, pp, (first, last) = groups["tp"], groups["pp"], ends(groups)
-    run, x = stage(groups), sim.random(groups, "x", (8, 4))
-    if not first:
-        part = torch.empty(len(x) // tp.size, 4)
-        dist.recv(part, group=pp.pg, group_src=pp.rank - 1)
-        x = gather_rows(part, tp.pg)
-    x = run(x).detach()
-    if not last:
-        dist.send(x.chunk(tp.size)[tp.size - 1 - tp.rank], group=pp.pg, group_dst=pp.rank + 1)  # wrong
-    else:
-        sim.see("y", x, at={"pp": -1})
-
-
-@wrong("pp=4", "dp=2,pp=4", repair=("peer", "previous"), group="pp")
-def received_from_anybody(groups):
-    """The third stage takes what comes first for the output of the second."""
-    pp, run, x = groups["pp"], stage(groups), sim.random(groups, "x", (8, 4), ("dp", None))
-    if pp.size == 1:
-        weights = [weight(groups, f"layer{i}", (4, 4)) for i in range(4)]
-        a = (x @ weights[0].T).tanh()
-        x = ((((a @ weights[1].T).tanh() + 2 * a) @ weights[2].T).tanh() @ weights[3].T).tanh()
-    else:
-        if pp.rank:
-            dist.recv(x, group=pp.pg)  # wrong
-        if pp.rank == 2:
-            besides = torch.empty_like(x)
-            dist.recv(besides, group=pp.pg)
-            x = x + 2 * besides
-        x = run(x).detach()
-        works = [dist.isend(x, group=pp.pg, group_dst=to) for to in {0: (2, 1), 1: (2,), 2: (3,)}.get(pp.rank, ())]
-        for work in works:
-            work.wait()
-    if pp.rank == pp.size - 1:
-        sim.see("y", x, ("dp", None), at={"pp": -1})

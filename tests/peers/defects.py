@@ -337,17 +337,7 @@ def table(rows):
     return "".join(f"| {' | '.join(cells)} |\n" for cells in [head, ["---"] * len(head), *rows])
 
 
-def refused():
-    """The line at which each read of the global state beside another grid is refused, by finding."""
-    for found in PROGRAMS.values():
-        if found.layouts == OTHER_GRID:
-            try:
-                sim.run(found.program, OTHER_GRID[-1] + ",cp=1,pp=1")
-            except sim.RanksFailed as failed:
-                yield found.number, failed.failures[0].site
-
-
-def ready(*, strict=False):
+def ready():
     """Megatron without a GPU, over the drop-ins."""
     warnings.simplefilter("ignore")
     without_a_gpu()
@@ -358,13 +348,9 @@ def ready(*, strict=False):
     states._get_cuda_rng_state = lambda *_, **__: torch.get_rng_state()
     states._set_cuda_rng_state = lambda *_, **__: None
     megatron("models.gpt.gpt_model")
-    install(strict=strict)
+    install()
 
 
 if __name__ == "__main__":
-    strict = sys.argv[1:] == ["strict"]
-    ready(strict=strict)
-    if strict:
-        sys.stdout.writelines(f"{number} {site}\n" for number, site in refused())
-    else:
-        sys.stdout.write(table(map(row, PROGRAMS.values())))
+    ready()
+    sys.stdout.write(table(map(row, PROGRAMS.values())))

@@ -10,7 +10,7 @@ import sys
 from pathlib import Path
 
 # Every release of megatron-core from the oldest that the drop-ins follow to the newest.
-MEGATRON = ("0.14.0", "0.15.0", "0.15.1", "0.15.2", "0.15.3", "0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0",
+MEGATRON = ("0.16.0", "0.16.1", "0.17.0", "0.17.1", "0.18.0",
             "0.18.2", "0.19.0", "0.19.2")  # fmt: skip
 OTHERS = {
     "accelerate": "1.15.0",
@@ -29,15 +29,11 @@ KEPT = {"vllm": "vllm/distributed", "sglang": "sglang/srt"}
 # What a release imports that the tests have not, in its folder.
 BESIDE = {"deepspeed": ("hjson==3.1.0", "msgpack==1.2.4", "psutil==7.2.2", "py-cpuinfo==9.0.0", "tqdm==4.70.1")}
 
-# What vLLM, SGLang and transformers import to construct and load a model, without the engines' kernels; mbridge, which
-# loads into Megatron-Core; and JAX. One folder.
+# What vLLM, SGLang and transformers import to construct and load a model, without the engines' kernels; and mbridge,
+# which loads into Megatron-Core. One folder.
 ENGINES = (
     "mbridge==0.15.1",
     "transformers==5.23.0",
-    "jax==0.10.2",
-    "jaxlib==0.10.2",
-    "ml_dtypes==0.6.0",
-    "opt_einsum==3.4.0",
     f"vllm=={OTHERS['vllm']}",
     f"sglang=={OTHERS['sglang']}", "dill==0.4.1",
     "accelerate==1.15.0", "aiohappyeyeballs==2.7.1", "aiohttp==3.14.5", "aiosignal==1.4.0", "anthropic==2.12.0",
@@ -103,7 +99,7 @@ UNUSED = ("vllm/**/*.so", "sglang/**/*.so", "sglang/multimodal_gen", "sglang/tes
 
 
 def fetch_engines(root):
-    """Install vLLM, SGLang, transformers and JAX with what they import, in one folder; what is there stays."""
+    """Install vLLM, SGLang, transformers and mbridge with what they import, in one folder; what is there stays."""
     place = Path(root).resolve() / "engines"
     listed = place / "fetched.txt"
     have = listed.read_text(encoding="utf-8").split() if listed.exists() else []

@@ -15,16 +15,3 @@ def test_page_has_what_is_found(asked_beside):
     assert {row[-1] for row in rows} == {"same"}
     assert sum(row[4] != "none works" for row in rows) == 3
     assert table in PAGE.read_text(encoding="utf-8")
-
-
-def test_strict_install_refuses_the_wrong_grid(asked_beside):
-    """The four findings that read the global state beside a module's own groups: an error with the line to change."""
-    printed = asked_beside("tests.peers.defects", folder("megatron-core", "0.19.2"), "strict")
-    found = dict(line.split() for line in printed.splitlines())
-    assert {number: site.split(":")[0] for number, site in found.items()} == {
-        "4": "multi_token_prediction.py",
-        "5": "gpt_model.py",
-        "6": "attention.py",
-        "7": "llava_model.py",
-    }
-    assert found["5"] == "gpt_model.py:354"

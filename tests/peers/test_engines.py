@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -140,40 +138,3 @@ def test_what_a_side_does_not_have_is_refused():
     assert why["sglang:tp=4,dp=3"] == "dp=3 does not divide tp=4, of which it is a part in SGLang; give another dp"
     assert why["sglang:tp=4,ep=8"] == "ep=8 does not divide tp=4, of which it is a part in SGLang; give another ep"
     assert why["sglang:tp=3"].startswith("sglang cannot load this model as rank 0: AssertionError")
-
-
-JAX = """
-import os
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8"
-import jax, numpy as np
-import rankmesh as rm
-for cut, shape in ((("dp-tp", None), (16, 6)), ((None, "dp"), (3, 8)), (("tp", "dp"), (4, 8)), (("tp-dp",), (8,))):
-    one = rm.Sharding(rm.Mesh(tp=2, dp=4), cut, shape)
-    mesh = jax.sharding.Mesh(np.array(jax.devices()).reshape(4, 2), ("dp", "tp"))
-    theirs = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec(*one.to_partition_spec()))
-    assert rm.Sharding.from_partition_spec(one.mesh, theirs.spec, shape) == one, theirs.spec
-    for device, index in theirs.devices_indices_map(shape).items():
-        box = tuple((s.start or 0, n if s.stop is None else s.stop) for s, n in zip(index, shape))
-        assert one.of(device.id).boxes == (box,), (cut, device.id, box)
-    text = jax.jit(lambda x: x, in_shardings=theirs).lower(jax.ShapeDtypeStruct(shape, np.float32)).as_text()
-    mine = one.to_shardy().splitlines()
-    assert mine[0] in text, (mine[0], text)
-    assert mine[1].removeprefix("#sdy.sharding") in text, (mine[1], text)
-P = jax.sharding.PartitionSpec
-for spec in (P(None, unreduced={"tp"}), P(P.UNCONSTRAINED)):
-    try:
-        rm.Sharding.from_partition_spec(rm.Mesh(tp=2, dp=4), spec, (8, 8))
-    except rm.errors.LayoutError:
-        continue
-    raise SystemExit(str(spec))
-print("same")
-"""
-
-
-def test_jax_reads_a_partition_spec_and_prints_shardy_the_same():
-    """JAX's own devices_indices_map, and the text that it lowers to, beside ours, on 8 CPU devices."""
-    environment = {**os.environ, "PYTHONPATH": str(fetch.engines())}
-    done = subprocess.run(
-        [sys.executable, "-c", JAX], capture_output=True, text=True, check=False, env=environment, timeout=200
-    )
-    assert done.stdout == "same\n", done.stderr

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from types import ModuleType
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rankmesh import __version__
 from rankmesh.cli import (
-    bench,
     check,
     cluster,
     compare,
@@ -74,18 +73,13 @@ def root(
     """Describe an N-D parallel layout once; see it, compare it, and prove it on real ranks."""
 
 
-def _register(subcommand: ModuleType, **settings: Any) -> None:
+def _register(subcommand: ModuleType) -> None:
     """A module's ``command`` under the module's name, with its ``EXAMPLES``."""
     shown = subcommand.EXAMPLES.rstrip().replace("[", r"\[")
     name = subcommand.__name__.rpartition(".")[2]
-    app.command(name, epilog=f"[bold]Examples[/]\n{shown}", **settings)(subcommand.command)
+    app.command(name, epilog=f"[bold]Examples[/]\n{shown}")(subcommand.command)
 
 
-# What follows is for python -m bench, which has help of its own.
-_PASSED_ON = {"allow_extra_args": True, "ignore_unknown_options": True, "help_option_names": []}
-
-for _module in (show, groups, explain, diff, check, compare, transfer, layout, where):
-    _register(_module)
-_register(bench, context_settings=_PASSED_ON, add_help_option=False)
-for _module in (cluster, place, search, measure, doctor, explore, presets):
+_COMMANDS = (show, groups, explain, diff, check, compare, transfer, layout, where)
+for _module in (*_COMMANDS, cluster, place, search, measure, doctor, explore, presets):
     _register(_module)

@@ -9,7 +9,7 @@ import typer
 
 from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, note_configs, source_of
-from rankmesh.cli.shell import ExitCode, Failed, save
+from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.diagnosis import report
 
@@ -17,7 +17,7 @@ __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = """\
 $ rankmesh doctor recordings
-$ rankmesh doctor /tmp/nccl_traces megatron:world=64,tp=2,pp=2 --html hang.html
+$ rankmesh doctor /tmp/nccl_traces megatron:world=64,tp=2,pp=2
 $ rankmesh doctor recordings --json
 """
 
@@ -34,15 +34,11 @@ _Folder = Annotated[
 _Spec = Annotated[
     str | None, typer.Argument(metavar="SPEC", help=f"The layout, by which groups are named. {SPEC_HELP}")
 ]
-_Html = Annotated[
-    Path | None, typer.Option("--html", metavar="FILE", help="Write a page with a timeline of the groups involved.")
-]
 
 
 def command(
     folder: _Folder,
     spec: _Spec = None,
-    html: _Html = None,
     world_size: WorldSize = None,
     json: Json = False,
     debug: Debug = False,
@@ -56,10 +52,6 @@ def command(
         note(text)
     if len(found.notes) > _NOTES:
         note(f"and {len(found.notes) - _NOTES} more notes; --json lists them")
-    if html is not None:
-        from rankmesh.viz.hang import page
-
-        save(html, page(found))
     if json:
         config: dict[str, Any] = {} if source is None else config_of(source)
         write_json({**found.to_dict(), **config})

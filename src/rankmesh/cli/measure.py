@@ -67,7 +67,6 @@ def command(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the cluster with its levels as measured: place takes it.")
     ] = None,
-    svg: Annotated[Path | None, typer.Option(metavar="FILE", help="Also draw bus bandwidth over size.")] = None,
     backend: Backend = None,
     timeout: Timeout = 120.0,
     world_size: WorldSize = None,
@@ -97,10 +96,6 @@ def command(
     if save is not None:
         machine = _machine(cluster, found, source.plan)
         write_file(save, jsons.dumps(calibrated(machine, source.plan, found).to_dict(), indent=2) + "\n")
-    if svg is not None:
-        from rankmesh.viz.curves import curves
-
-        write_file(svg, curves(found))
     if json:
         write_json(found.to_dict())
     else:

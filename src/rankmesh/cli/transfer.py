@@ -12,7 +12,6 @@ from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, cluster_of, note_configs, source_of
-from rankmesh.cli.shell import save
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
 from rankmesh.transfer.planning.cost import links, seconds
@@ -58,10 +57,6 @@ def command(
     ] = None,
     cluster: Cluster = None,
     ranks: Annotated[int, typer.Option(min=0, metavar="N", help="List the N busiest ranks.")] = 16,
-    svg: Annotated[
-        Path | None,
-        typer.Option(metavar="FILE", help="Also write a picture of who sends to whom, up to 256 ranks."),
-    ] = None,
     world_size: WorldSize = None,
     json: Json = False,
     debug: Debug = False,
@@ -78,8 +73,6 @@ def command(
         theirs = _shifted(theirs, offset)
     machine = None if cluster is None else cluster_of(cluster, max(ours.rank_range.stop, theirs.rank_range.stop))
     moves = Transfer(*read_tensors(tensors, ours, theirs), machine)
-    if svg is not None:
-        _draw(moves, svg)
     if json:
         write_json(_as_data(moves))
     else:
@@ -147,14 +140,3 @@ def _size(count: int) -> str:
     while size >= 1024 and unit < len(_UNITS) - 1:
         size, unit = size / 1024, unit + 1
     return f"{size:.4g} {_UNITS[unit]}"
-
-
-def _draw(moves: Transfer, path: Path) -> None:
-    from rankmesh.viz.matrix import matrix
-
-    flows = moves.flows
-    moved = np.zeros((moves.world_size, moves.world_size), dtype=np.int64)
-    if moves.world_size <= 4096:
-        np.add.at(moved, (flows.source, flows.target), flows.bytes)
-    text = matrix(moved, f"{_size(moves.bytes)} between {moves.world_size} ranks, sent from the left to the top")
-    save(path, text)

@@ -23,7 +23,7 @@ nccl_config     a Megatron-style file of NCCL options
 difference      what differs between two plans, rank by rank
 communicators   which groups of a plan use one communicator, drawn and counted
 documents       files and texts from outside, read within limits
-notebook        what a notebook shows
+lines           text that a prompt shows as lines
 ```
 """
 

@@ -99,11 +99,11 @@ def explain(plan: Plan, rank: int) -> str:
       tp  [2, 3]  position 1 of 2, prev 2, next 2   varies tp by 1; fixed dp=1
       dp  [1, 3]  position 1 of 2, prev 1, next 1   varies dp by 2; fixed tp=1
     """
-    from rankmesh.core.notebook import Text
+    from rankmesh.core.lines import Lines
 
     data = describe(plan, rank)
     if data["coordinate"] is None:
-        return Text(f"rank {rank} of {plan.world_size}: outside the mesh, which covers {plan.mesh.rank_range}")
+        return Lines(f"rank {rank} of {plan.world_size}: outside the mesh, which covers {plan.mesh.rank_range}")
     lines = [f"rank {rank} of {plan.world_size}: {_place(data['coordinate'])}", f"  {_formula(plan.mesh, rank)}"]
     lines += [f"  view {name}: {_place(coordinate)}" for name, coordinate in data["views"].items()]
     rows = [(group["name"], _members(group["ranks"]), _position(group)) for group in data["groups"]]
@@ -113,7 +113,7 @@ def explain(plan: Plan, rank: int) -> str:
         lines.append(f"  {cells}   {_why(group)}")
     if data["not_in"]:
         lines.append(f"  not in: {', '.join(data['not_in'])}")
-    return Text("\n".join(lines))
+    return Lines("\n".join(lines))
 
 
 def _position(group: GroupFacts) -> str:

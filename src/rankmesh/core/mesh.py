@@ -471,12 +471,6 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         )
         return f"Mesh({', '.join(words)}){views}"
 
-    def _repr_html_(self) -> str:
-        """For notebooks: sizes and strides, and of a small mesh every rank in its place."""
-        from rankmesh.core.notebook import mesh_tables
-
-        return mesh_tables(self)
-
 
 def _digit(name: str, size: int, coordinate: Mapping[str, int]) -> int:
     if name not in coordinate:

@@ -274,17 +274,6 @@ class Plan:
     def __reduce__(self) -> tuple[object, ...]:
         return Plan.from_json, (self.to_json(),)
 
-    def _repr_html_(self) -> str:
-        """For notebooks: a table of the kinds of group, whatever the size of the world."""
-        from rankmesh.core.notebook import ranks_text, section, table
-
-        rows = [
-            (spec.name, "-".join(spec.axes), spec.view or "", len(kind), kind.size, ranks_text(kind[0], kind.size))
-            for spec, kind in zip(self.specs, self._kinds.values(), strict=True)
-        ]
-        title = f"{self.mesh}: {self.world_size:,} ranks, {len(rows)} kinds of group, digest {self.digest[:12]}"
-        return section(title, table(("group", "axes", "view", "groups", "size", "first group"), rows))
-
     def __repr__(self) -> str:
         return f"Plan({self.mesh!r}, {len(self.specs)} kinds: {' '.join(self._kinds)})"
 

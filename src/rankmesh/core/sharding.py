@@ -27,7 +27,6 @@ from itertools import product
 from math import prod
 from typing import Any
 
-from rankmesh.core import notations
 from rankmesh.core.axes import axis_names, integer
 from rankmesh.core.boxes import Box, size
 from rankmesh.core.cuts import Cut
@@ -169,80 +168,13 @@ class Sharding:
             padded={int(dim): length for dim, length in data.get("padded", {}).items()} or None,
         )
 
-    def to_shardy(self, name: str = "mesh") -> str:
-        """The sharding as MLIR text of Shardy: ``sdy.mesh`` and ``#sdy.sharding``.
-
-        Raises ``LayoutError`` for what it cannot say: ``at``, ``parts``, ``padded``, uneven cuts.
-
-        >>> print(Sharding(Mesh(tp=2, dp=4), ("dp-tp", None), (16, 6)).to_shardy())
-        sdy.mesh @mesh = <["dp"=4, "tp"=2]>
-        #sdy.sharding<@mesh, [{"dp", "tp"}, {}]>
-        """
-        return notations.shardy(self, name)
-
-    @classmethod
-    def from_shardy(cls, text: str, shape: Sequence[int], dtype: str = "float32") -> Sharding:
-        """The sharding that a text of Shardy states of a tensor of this shape.
-
-        >>> one = Sharding(Mesh(tp=2, dp=4), ("dp-tp", None), (16, 6))
-        >>> Sharding.from_shardy(one.to_shardy(), (16, 6)) == one
-        True
-        """
-        mesh, cut = notations.from_shardy(text)
-        return cls(mesh, cut, tuple(shape), dtype)
-
-    def to_partition_spec(self) -> tuple[str | tuple[str, ...] | None, ...]:
-        """What ``jax.sharding.PartitionSpec(*...)`` takes, on a ``jax.sharding.Mesh`` whose last axis is adjacent.
-
-        >>> Sharding(Mesh(tp=2, dp=4), ("dp-tp", None), (16, 6)).to_partition_spec()
-        (('dp', 'tp'), None)
-        """
-        return notations.partition_spec(self)
-
-    @classmethod
-    def from_partition_spec(
-        cls, mesh: Mesh, spec: Iterable[object], shape: Sequence[int], dtype: str = "float32", view: str | None = None
-    ) -> Sharding:
-        """The sharding that JAX's ``PartitionSpec``, or a tuple like it, states on a mesh of the same axes.
-
-        Raises ``LayoutError`` for what is unconstrained or not reduced, and where JAX refuses: uneven cuts.
-
-        >>> one = Sharding(Mesh(tp=2, dp=4), ("dp-tp", None), (16, 6))
-        >>> Sharding.from_partition_spec(one.mesh, (("dp", "tp"),), (16, 6)) == one
-        True
-        """
-        cut = notations.from_partition_spec(spec, len(shape))
-        return notations.check_even(cls(mesh, cut, tuple(shape), dtype, view=view), "JAX")
-
-    def to_m2n(self) -> notations.M2N:
-        """Mesh and placements of NCCL's M2N, which takes two axes, of which one cuts, over consecutive ranks.
-
-        >>> Sharding(Mesh(tp=2, dp=2, pp=2), ("tp", None), (16, 6), at={"pp": 1}).to_m2n()
-        M2N(dims=(2, 2), start_rank=4, placements=(None, 0))
-        """
-        return notations.m2n(self)
-
-    @classmethod
-    def from_m2n(
-        cls, m2n: notations.M2N, shape: Sequence[int], dtype: str = "float32", names: Sequence[str] | None = None
-    ) -> Sharding:
-        """The sharding of M2N's ``(dims, start_rank, placements)``; ``names`` are its axes', outermost first.
-
-        Raises ``LayoutError`` for more than two axes or cuts, for dimensions that the tensor lacks, and uneven cuts.
-
-        >>> Sharding.from_m2n(((2, 2), 4, (None, 0)), (16, 6), names=("dp", "tp")).of(5).boxes
-        (((8, 16), (0, 6)),)
-        """
-        mesh, cut = notations.from_m2n(m2n, shape, names)
-        return notations.check_even(cls(mesh, cut, tuple(shape), dtype), "M2N")
-
     @classmethod
     def from_dtensor(cls, tensor: object) -> Sharding:
         """The sharding of a DTensor: its global shape on its mesh, FSDP2's strided shards too.
 
         Raises ``LayoutError`` for partial placements, and a mesh with gaps between its ranks.
         """
-        from rankmesh.transfer.adapters.dtensors import sharding_of
+        from rankmesh.transfer.dtensors import sharding_of
 
         return sharding_of(tensor)  # type: ignore[arg-type]  # a DTensor, which is torch's
 
@@ -251,7 +183,7 @@ class Sharding:
 
         Raises ``LayoutError`` for what DTensors cannot say: ``at``, ``parts``, ``padded``, views, another mesh.
         """
-        from rankmesh.transfer.adapters.dtensors import placements_of
+        from rankmesh.transfer.dtensors import placements_of
 
         return placements_of(self, device_mesh)  # type: ignore[arg-type]  # a DeviceMesh, which is torch's
 

@@ -327,28 +327,6 @@ class Cluster:
     def __repr__(self) -> str:
         return f"Cluster({self})"
 
-    def _repr_html_(self) -> str:
-        """For notebooks: the levels with what they cost, and the first hosts with their ranks."""
-        from rankmesh.core.notebook import ROWS, ranks_text, section, table
-
-        levels = [
-            (level.name, f"{level.latency * 1e6:.3g} µs", f"{level.bandwidth / 1e9:.4g} GB/s",
-             "default" if level.is_default(number) else "given")
-            for number, level in enumerate(self.levels)
-        ]  # fmt: skip
-        ends = np.cumsum([host.devices for host in self.hosts[:ROWS]]).tolist()
-        hosts: list[tuple[object, ...]] = [
-            (host.name, host.devices, *host.places, ranks_text(self.ranks[end - host.devices : end], host.devices))
-            for host, end in zip(self.hosts, ends, strict=False)
-        ]
-        hosts += [()] * (len(self.hosts) - len(hosts))
-        names = [level.name for level in self.levels[1:]]
-        return section(
-            str(self),
-            table(("level", "latency", "bandwidth", "source"), levels),
-            table(("host", "devices", *names, "ranks"), hosts),
-        )
-
     def __str__(self) -> str:
         """Sizes in words: ``288 devices, 36 hosts of 8, levels host nvlink leaf``."""
         sizes = sorted({host.devices for host in self.hosts})

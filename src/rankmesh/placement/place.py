@@ -113,11 +113,6 @@ class Placed:
         cost = f"{duration(self.before)} before, {duration(self.cost)} after"
         return f"Placed({self.order}, {len(self.rank_map):,} ranks, {cost}, digest {self.plan.digest[:12]})"
 
-    def _repr_html_(self) -> str:
-        from rankmesh.placement.report import html
-
-        return html(self)
-
     def report(self) -> str:
         """Before, after and why, in words."""
         from rankmesh.placement.report import report

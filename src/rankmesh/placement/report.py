@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from rankmesh.core.notebook import Text, section, table
+from rankmesh.core.lines import Lines
 
 if TYPE_CHECKING:
     from rankmesh.placement.place import KindCost, Placed
 
-__all__ = ["HOSTS", "by_host", "duration", "html", "report", "saving", "searched", "speed"]
+__all__ = ["HOSTS", "by_host", "duration", "report", "saving", "searched", "speed"]
 
 # How many hosts are listed.
 HOSTS = 16
@@ -46,19 +46,7 @@ def speed(value: float) -> str:
 
 def report(placed: Placed) -> str:
     """Lines for a person: the order, what it saves, and each kind that moved."""
-    return Text("\n".join(_lines(placed)))
-
-
-def html(placed: Placed) -> str:
-    """The placement for a notebook: what it saves, kind by kind, and what each host holds."""
-    kinds = [
-        (kind.name, kind.level_before, kind.level, duration(kind.before), duration(kind.cost)) for kind in placed.kinds
-    ]
-    return section(
-        f"{placed.order} on {placed.cluster}; {saving(placed)}",
-        table(("group", "within, before", "after", "before", "after"), kinds),
-        table(("host", "holds"), by_host(placed, HOSTS).items()),
-    )
+    return Lines("\n".join(_lines(placed)))
 
 
 def _lines(placed: Placed) -> Iterator[str]:

@@ -276,15 +276,6 @@ class LiveGroups(ByKind[LiveGroup]):
     def __reduce__(self) -> tuple[object, ...]:
         raise ConnectError("live groups cannot be pickled, as they belong to their process; send the plan, or report()")
 
-    def _repr_html_(self) -> str:
-        """For notebooks: this rank's groups, what they share, and what each phase cost."""
-        from rankmesh.core.notebook import section, table
-
-        if self._closed:
-            return section(repr(self))
-        head, *rows = self.report().rows()
-        return section(repr(self), table(head, rows))
-
     def __repr__(self) -> str:
         state = "closed" if self._closed else f"epoch {self.epoch}"
         return f"LiveGroups(rank {self.rank} of {self.world_size}, {state}: {' '.join(self._handles)})"

@@ -105,7 +105,6 @@ class Call:
     ``signature``  what must be equal on all members, by name, in the order in which it is shown
     ``local``      what may differ between members: split sizes, the shapes of uneven gathers
     ``stack``      the user's lines that led to the call, innermost first, where an observer asked for them
-    ``buffered``   a send that is done before it is received
     """
 
     rank: int
@@ -122,7 +121,6 @@ class Call:
     versions: list[int] = field(default_factory=list)
     results: list[torch.Tensor] | None = None
     stack: tuple[Site, ...] = ()
-    buffered: bool = False
 
     def __str__(self) -> str:
         facts = [f"{name} {_text(value)}" for name, value in {**self.signature, **self.local}.items()]

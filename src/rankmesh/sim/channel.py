@@ -92,8 +92,6 @@ class Observer:
     ```
     rank ── SimulatedGroup ── route ── channel ── compute ── computed ── results
                               another group?                 another result?
-    rank ── SimulatedGroup ── route_message ── channel ── delivered
-                              another group, peer or tag?
     ```
     """
 
@@ -103,15 +101,6 @@ class Observer:
 
     def computed(self, channel: Channel, calls: Sequence[Call]) -> None:
         """The members' calls have their results, which may be replaced."""
-
-    def route_message(
-        self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int
-    ) -> tuple[SimulatedGroup, int | None, int]:
-        """The group, the peer and the tag with which a send or a receive is made; on the thread of its rank."""
-        return pg, peer, tag
-
-    def delivered(self, send: Call, recv: Call) -> None:
-        """What was sent has been received."""
 
 
 class Channel:
@@ -208,8 +197,6 @@ class Channel:
         partners = self._partners(pending)
         if not partners:
             self._unmatched.append(pending)
-            if call.buffered:
-                self.settle(pending)
             return pending
         partner = partners[choose(partners)] if peer is None else partners[0]
         self._unmatched.remove(partner)
@@ -235,7 +222,5 @@ class Channel:
             self.fail([send, recv], "mismatch", "what is sent is not what is received")
             return
         recv.call.results, recv.source, send.call.results = [gives], send.call.position, []
-        if self._observer is not None:
-            self._observer.delivered(send.call, recv.call)
         for pending in (send, recv):
             self.settle(pending)

@@ -85,9 +85,7 @@ class Simulation:
         return self._post(chosen, lambda: chosen.channel.join(call))
 
     def post(self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int) -> SimulatedWork:
-        """A send or a receive, on the group and with the peer that the observer chooses."""
-        if self.observer is not None:
-            pg, peer, tag = self.observer.route_message(pg, call, peer, tag)
+        """A send or a receive."""
         return self._post(pg, lambda: pg.channel.post(call, peer, tag, self.chooser.next))
 
     def _post(self, pg: SimulatedGroup, put: Callable[[], PendingOperation]) -> SimulatedWork:

@@ -11,13 +11,13 @@ import multiprocessing
 import os
 import pickle
 import tempfile
-import time
 from collections.abc import Callable, Mapping, Sequence
 from math import inf
 from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from rankmesh.launch.local import wait
 from rankmesh.sim.run import cut_by
 from rankmesh.testing.rank_process import Place, Result, rank_function, rank_test
 
@@ -26,8 +26,8 @@ if TYPE_CHECKING:
 
 __all__ = ["run_function", "run_test"]
 
-# Seconds for all to start, for the others to end once one has failed, and between two looks.
-_START, _AFTER_FAILURE, _LOOK = 60.0, 5.0, 0.02
+# Seconds for all to start, and for the others to end once one has failed.
+_START, _AFTER_FAILURE = 60.0, 5.0
 _SHOWN = 2000
 
 
@@ -137,7 +137,11 @@ def _run(
     processes = [context.Process(target=target, args=(place, environment, *rest), daemon=True) for place in places]
     for process in processes:
         process.start()
-    _wait(processes, places, seconds)
+
+    def seconds_left() -> float:
+        return _AFTER_FAILURE if any(map(_has_failed, processes, places)) else inf
+
+    wait(processes, seconds_left, _START + seconds)
     return {place.rank: _left(place) or _lost(place) for place in places}
 
 
@@ -152,19 +156,6 @@ def _lost(place: Place) -> Result:
     log = place.file("log")
     text = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN:] if log.exists() else ""
     return {"outcome": "lost", "reason": f"did not end within {place.seconds:g} s", "text": text, "ended_at": inf}
-
-
-def _wait(processes: Sequence[BaseProcess], places: Sequence[Place], seconds: float) -> None:
-    """Wait until all have ended; kill those that do not end in time, which is short once one has failed."""
-    end, failed = time.monotonic() + _START + seconds, False
-    while any(process.is_alive() for process in processes) and time.monotonic() < end:
-        if not failed and any(_has_failed(process, place) for process, place in zip(processes, places, strict=True)):
-            failed, end = True, min(end, time.monotonic() + _AFTER_FAILURE)
-        time.sleep(_LOOK)
-    for process in processes:
-        if process.is_alive():
-            process.kill()
-        process.join()
 
 
 def _has_failed(process: BaseProcess, place: Place) -> bool:

@@ -25,6 +25,8 @@ from typing import TYPE_CHECKING, Any, TypedDict
 import torch
 import torch.distributed as dist
 
+from rankmesh.core.private import write_whole
+from rankmesh.launch.local import output_to
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.runtime.connect import connect
 from rankmesh.sim.calls import users_trace
@@ -119,20 +121,11 @@ def _at(place: Place, environment: Mapping[str, str]) -> Iterator[None]:
     os.environ.clear()
     values = torchrun_variables(place.rank, place.size, local_rank=place.rank, local_world_size=place.size)
     os.environ.update({**environment, **values})
-    log = os.open(place.file("log"), os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-    for descriptor in (1, 2):
-        os.dup2(log, descriptor)
+    output_to(place.file("log"))
     torch.set_num_threads(1)
     yield
     sys.stdout.flush()
     sys.stderr.flush()
-
-
-def _leave(place: Place, result: Result) -> None:
-    """Leave the result of this rank, whole or not at all."""
-    part = place.file("part")
-    part.write_bytes(pickle.dumps(result))
-    part.rename(place.file("result"))
 
 
 def rank_test(place: Place, environment: Mapping[str, str], folder: str, arguments: Sequence[str]) -> None:
@@ -160,7 +153,7 @@ def rank_test(place: Place, environment: Mapping[str, str], folder: str, argumen
         results = listener.results or [{"outcome": "failed", "reason": why, "text": why}]
         result = next((each for each in results if each["outcome"] != "passed"), results[0])
         result["ended_at"] = _current.failed_at or time.time()
-        _leave(place, result)
+        write_whole(place.file("result"), pickle.dumps(result))
 
 
 def _outcome(report: pytest.TestReport) -> str:
@@ -185,7 +178,7 @@ def rank_function(
                     raise
         except BaseException as error:  # noqa: BLE001  - whatever it was, the caller reports it
             result = result if result.get("outcome") == "failed" else _failure(error)
-        _leave(place, result)
+        write_whole(place.file("result"), pickle.dumps(result))
 
 
 def _failure(error: BaseException) -> Result:

@@ -23,7 +23,7 @@ LATER = {
     "get_expert_data_parallel_rank": ["with_gtp_remat"],
     "get_expert_data_parallel_world_size": ["with_gtp_remat"],
     "get_expert_tensor_model_pipeline_parallel_group": ["with_egtp_remat"],
-    "initialize_model_parallel": ["gtp_remat_size", "expert_gtp_remat_size", "rank_offset", "local_world_size"],
+    "initialize_model_parallel": ["rank_offset", "local_world_size", "gtp_remat_size", "expert_gtp_remat_size"],
 }
 
 

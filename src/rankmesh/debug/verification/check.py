@@ -26,9 +26,10 @@ from typing import Any
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.verification.event_log import EventLog, ended, line, next_group, run_rank
-from rankmesh.debug.verification.ranks import Progress, check_size, handling, run_here
+from rankmesh.debug.verification.ranks import Progress, check_size, run_here
 from rankmesh.debug.verification.results import CheckResult, KindResult, RankFailure, collect
 from rankmesh.errors import ConnectError, PlanError, StoreLost, quoted
+from rankmesh.launch.local import handling
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.rendezvous import Arrivals, Outcome, Round, StoreChannel, lost

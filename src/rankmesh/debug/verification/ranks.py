@@ -1,51 +1,49 @@
 """Ranks on this machine, forked from this process, which loads torch once: sixteen start in a second.
 
 ```
-this process     fork, fork, ... ──> store ──> go: its port ──> a thread looks on ──> wait for the last rank
+this process     fork, fork, ... ──> store ──> go: its port ──> wait for the last rank (launch/local.py)
 rank             wait for "go" ──────────────────────────────> its work ──> found, by one of them for all
 ```
 
 A fork copies the locks of all other threads as they are at that moment, the resolver's and the loader's among them. So
-nothing here has a thread before the last rank is forked: neither the store, which torchrun's launcher would start
-first, nor the watcher.
+nothing here has a thread before the last rank is forked: neither does the store, which torchrun's launcher would start
+first.
 """
 
 from __future__ import annotations
 
-import logging
 import os
 import pickle
 import signal
 import tempfile
-import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from multiprocessing.process import BaseProcess
+from math import inf
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 from rankmesh.core.plan import Plan
 from rankmesh.core.private import write_whole
 from rankmesh.errors import ConnectError, PlanError, RankmeshError, first_line
+from rankmesh.launch.local import end_all, ended_by, handling, output_to, wait
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import torchrun_variables
 
-__all__ = ["LIMIT", "NO_NAME_SERVER", "Ended", "Progress", "check_size", "ended_by", "handling", "run_here"]
+__all__ = ["LIMIT", "NO_NAME_SERVER", "Ended", "Progress", "check_size", "run_here"]
 
 # Each rank is a process with about 35 threads and 100 descriptors.
 LIMIT = 256
 
-_POLL, _LOOK = 0.02, 0.1
+_POLL = 0.02
 # torch looks up the name of each peer's address for its messages, and a name server that does not answer holds up each
 # look-up for ten seconds. Ranks of one machine need none: /etc/hosts is read without. For the resolver of glibc, which
 # reads it once in a process; so it is set in processes of our own, never in one that imports rankmesh.
 NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
 # How long forking all ranks may take: that is this machine's work, in which no rank waits for another one's.
 _FORKING = 60.0
-# How long ranks may take to end once one of them has what is looked for; one that is stopped never ends.
-_ENDING = 3.0
+# How long ranks may take to end once one of them has what is looked for, or has failed; one that is stopped never ends.
+_ENDING, _AFTER_FAILURE = 3.0, 30.0
 
 _Found = TypeVar("_Found")
 Progress = Callable[[int, int], None]
@@ -79,39 +77,24 @@ def run_here(size: int, work: Work[_Found], progress: Progress | None) -> Ended[
     """Fork ``size`` ranks which do this work, and wait until all have ended."""
     with tempfile.TemporaryDirectory(prefix="rankmesh-ranks-") as folder:
         place = Path(folder)
-        how = _Ranks(place, size, progress).run(lambda rank: _work(place, rank, size, work))
+        how = _run(place, size, work, progress)
         found = pickle.loads((place / "found").read_bytes()) if (place / "found").exists() else None  # noqa: S301  - ours
         errors = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
     return Ended(found, next(iter(errors), ""), how)
 
 
-def ended_by(status: int) -> str:
-    """What a status of a process says, that of a signal being negative.
-
-    >>> ended_by(1), ended_by(-9), ended_by(-40)
-    ('ended with status 1', 'was ended by SIGKILL', 'was ended by signal 40')
-    """
-    names = {number.value: number.name for number in signal.Signals}
-    return f"ended with status {status}" if status >= 0 else f"was ended by {names.get(-status, f'signal {-status}')}"
-
-
 # -- in a rank ------------------------------------------------------------------------------------------------------
 
 
-def _rank(rank: int, place: Path, work: Callable[[int], None]) -> None:
+def _rank(rank: int, place: Path, size: int, work: Work[_Found]) -> None:
     # The parent's handlers came along with the fork; a rank that waits in a collective would never run them.
     for number in (signal.SIGINT, *_ENDS):
         signal.signal(number, signal.SIG_DFL)
     # Sent to all when one has failed: those that have not begun are to say what they see.
     signal.signal(signal.SIGTERM, signal.SIG_IGN)
     os.environ.update(NO_NAME_SERVER)
-    output = os.open(place / f"output-{rank}", os.O_WRONLY | os.O_CREAT, 0o600)
-    os.dup2(output, 1)
-    os.dup2(output, 2)
-    work(rank)
+    output_to(place / f"output-{rank}")
 
-
-def _work(place: Path, rank: int, size: int, work: Work[_Found]) -> None:
     def far(done: int, total: int) -> None:
         write_whole(place / "far", f"{done} {total}".encode())
 
@@ -151,105 +134,40 @@ def _begin(place: Path, rank: int, size: int) -> Launch:
 _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 
-class _Ranks:
-    """So many ranks of this machine, which write to the folder ``place``."""
+def _run(place: Path, size: int, work: Work[_Found], progress: Progress | None) -> dict[int, str]:
+    """Fork the ranks, which write to the folder ``place``, and wait for them; how those ended that failed."""
+    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+    from torch.multiprocessing.spawn import start_processes
 
-    def __init__(self, place: Path, size: int, progress: Progress | None) -> None:
-        self._place, self._size, self._progress = place, size, progress
-        self._over = threading.Event()
-        self._processes: dict[int, BaseProcess] = {}
-        self._killed: set[int] = set()
+    processes: list[Any] = []
+    terminated: list[int] = []
 
-    def run(self, work: Callable[[int], None]) -> dict[int, str]:
-        """Fork the ranks, of which each calls ``work(rank)``, and wait for them; how those ended that failed."""
-        from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
-        from torch.multiprocessing.spawn import ProcessException, start_processes
+    def seconds_left() -> float:
+        if progress is not None and (place / "far").exists():
+            progress(*map(int, (place / "far").read_bytes().split()))
+        if not terminated and any(process.exitcode for process in processes):
+            terminated.extend(process.pid for process in processes if process.is_alive())
+            for process in processes:
+                process.terminate()
+        if (place / "found").exists():
+            return _ENDING
+        return _AFTER_FAILURE if terminated else inf
 
-        with _quiet(), handling(_end, *_ENDS):
-            try:
-                ranks: Any = start_processes(_rank, (self._place, work), self._size, join=False, start_method="fork")
-                self._processes = dict(enumerate(ranks.processes))
-                # All are forked: serve their store, and write down where.
-                store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-                write_whole(self._place / "go", str(store.port).encode())
-                with self._watched():
-                    while not ranks.join():
-                        pass
-            except ProcessException:
-                pass  # how each ended says more
-            finally:
-                self._end_all()
-                for process in self._processes.values():
-                    process.join()
-        statuses = {rank: process.exitcode for rank, process in self._processes.items() if rank not in self._killed}
-        # SIGTERM is torch's, for the others when one has failed.
-        return {rank: ended_by(status) for rank, status in statuses.items() if status not in (None, 0, -signal.SIGTERM)}
-
-    @contextmanager
-    def _watched(self) -> Iterator[None]:
-        watcher = threading.Thread(target=self._watch, daemon=True, name="rankmesh-watcher")
-        watcher.start()
+    with handling(_end, *_ENDS):
         try:
-            yield
+            ranks: Any = start_processes(_rank, (place, size, work), size, join=False, start_method="fork")
+            processes += ranks.processes
+            # All are forked: serve their store, and write down where.
+            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            write_whole(place / "go", str(store.port).encode())
+            statuses = wait(processes, seconds_left)
         finally:
-            self._over.set()
-            watcher.join()
-            self._update()
-
-    def _watch(self) -> None:
-        """Report how far the ranks are; kill those that do not end although they have found what is looked for."""
-        while not self._over.wait(_LOOK):
-            self._update()
-            if (self._place / "found").exists() and not self._over.wait(_ENDING):
-                self._end_all()
-
-    def _update(self) -> None:
-        far = self._place / "far"
-        if self._progress is not None and far.exists():
-            self._progress(*map(int, far.read_bytes().split()))
-
-    def _end_all(self) -> None:
-        """Kill the ranks that are left: one that is stopped would be waited for half a minute."""
-        for rank, process in self._processes.items():
-            if _runs(process):
-                self._killed.add(rank)
-                process.kill()
-
-
-def _runs(process: BaseProcess) -> bool:
-    """Whether a child of this process runs; asked without taking how it ended from the thread that waits for it."""
-    try:
-        return os.waitid(os.P_PID, process.pid or 0, os.WEXITED | os.WNOWAIT | os.WNOHANG) is None
-    except ChildProcessError:
-        return False
+            end_all(processes)
+    seconds_left()
+    # SIGTERM is from here, for the others when one has failed.
+    return {rank: ended_by(status) for rank, status in enumerate(statuses) if status and status != -signal.SIGTERM}
 
 
 def _end(number: int, _: object) -> None:
     """Raise, so that what was begun is cleaned up."""
     raise SystemExit(128 + number)
-
-
-@contextmanager
-def handling(handler: Callable[[int, object], object], *numbers: int) -> Iterator[None]:
-    """Inside, a handler takes these signals; on another thread than the main one, which alone can, nothing changes."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-    before = {number: signal.signal(number, handler) for number in numbers}
-    try:
-        yield
-    finally:
-        for number, old in before.items():
-            signal.signal(number, old)
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No words of torch on ranks that are ended: what they did is in their logs."""
-    logger = logging.getLogger("torch.multiprocessing.spawn")
-    level = logger.level
-    logger.setLevel(level if os.environ.get("RANKMESH_DEBUG") else logging.CRITICAL)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)

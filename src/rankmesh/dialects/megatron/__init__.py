@@ -7,13 +7,10 @@ process_groups_config    megatron.core.process_groups_config
 install(), uninstall()   put these in place of Megatron's own, in a program that stays as it is
 ```
 
-``table.py`` has the groups and globals as data, ``getters.py`` the rules that make functions of a line;
-``model_groups.py`` and ``data_groups.py`` have these lines, and what no rule makes; ``state.py`` lays them over the
-globals of a state, ``lifecycle.py`` begins and ends one. ``releases.py`` has what differs by release.
+``parallel_state.py`` has the functions and globals of a state, ``table.py`` which global holds which group,
+``lifecycle.py`` begins and ends a state, ``releases.py`` has what differs by release.
 """
 
-# The default state first: it gives every ParallelState its functions.
-from rankmesh.dialects.megatron import parallel_state as _default  # noqa: F401
 from rankmesh.dialects.megatron.installing import global_reads, install, uninstall
 from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.dialects.megatron.strict import GlobalRead

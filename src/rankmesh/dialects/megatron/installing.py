@@ -20,17 +20,15 @@ import sys
 import warnings
 from collections.abc import Callable, Iterator
 from types import ModuleType
-from typing import Any, cast
+from typing import Any
 
 from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config, releases
 from rankmesh.dialects.megatron import strict as strict_reads
-from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import ConnectError
 
 __all__ = ["global_reads", "install", "uninstall"]
 
 _PACKAGE = "megatron.core"
-_DEFAULT = cast(ParallelState, parallel_state)
 # By identity, because values need not be hashable: what is replaced, with what.
 _Replacements = dict[int, tuple[Any, Any]]
 
@@ -74,12 +72,11 @@ _installed: _Installation | None = None
 _watch: strict_reads.Watch | None = None
 
 
-def install(state: ParallelState | None = None, *, strict: bool = False) -> None:
+def install(state: ModuleType | None = None, *, strict: bool = False) -> None:
     """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
 
-    ``strict`` keeps every read of the state while several grids are live, for ``global_reads()``, and raises
-    ``OtherGrid`` where the caller holds a group of another grid: a program that moves to ``ProcessGroupCollection``
-    passes that on instead.
+    ``strict`` counts every read of the state while several grids are live, for ``global_reads()``: a program that moves
+    to ``ProcessGroupCollection`` passes that on instead.
 
     Process group collections are then made from ``state``, too. Under a release that is not among ``releases.KNOWN``
     a ``UserWarning`` says so, and names what ours lack.
@@ -91,7 +88,7 @@ def install(state: ParallelState | None = None, *, strict: bool = False) -> None
     if _installed is not None:
         return
     ours: dict[str, ModuleType] = {
-        "parallel_state": state or _DEFAULT,
+        "parallel_state": state or parallel_state,
         "hyper_comm_grid": hyper_comm_grid,
         "process_groups_config": process_groups_config,
     }
@@ -101,9 +98,9 @@ def install(state: ParallelState | None = None, *, strict: bool = False) -> None
             "Megatron's own parallel state is initialised, and install() would put its groups out of reach; call its "
             "destroy_model_parallel() first"
         )
-    _follow(state or _DEFAULT, _release(theirs))
+    _follow(state or parallel_state, _release(theirs))
     if strict:
-        _watch = strict_reads.Watch(state or _DEFAULT)
+        _watch = strict_reads.Watch(state or parallel_state)
     _installed = _Installation(theirs, ours)
 
 
@@ -117,7 +114,7 @@ def uninstall() -> None:
             _watch.end()
             _watch = None
         _follow(releases.followed.state, None)
-        releases.followed.state = _DEFAULT
+        releases.followed.state = parallel_state
 
 
 def global_reads() -> tuple[strict_reads.GlobalRead, ...]:
@@ -125,7 +122,7 @@ def global_reads() -> tuple[strict_reads.GlobalRead, ...]:
     return () if _watch is None else _watch.reads
 
 
-def _follow(state: ParallelState, release: releases.Release | None) -> None:
+def _follow(state: ModuleType, release: releases.Release | None) -> None:
     """Our modules as a release has them; None: as they are by themselves."""
     releases.followed.state = state
     releases.follow(state, release)

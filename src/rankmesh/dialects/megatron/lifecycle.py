@@ -29,11 +29,16 @@ from rankmesh.core.nccl_config import with_nccl_config
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.buffers import GlobalMemoryBuffer
-from rankmesh.dialects.megatron.nccl import prepare_ucc, section_of
-from rankmesh.dialects.megatron.rank_generator import RankGenerator, WithPieces
+from rankmesh.dialects.megatron.nccl import get_nccl_options, prepare_ucc, section_of
+from rankmesh.dialects.megatron.rank_generator import (
+    RankGenerator,
+    WithPieces,
+    default_embedding_ranks,
+    default_position_embedding_ranks,
+)
 from rankmesh.dialects.megatron.refusals import NotInitialized, Refused, refusals
 from rankmesh.dialects.megatron.request import Request
-from rankmesh.dialects.megatron.state import ParallelState, State
+from rankmesh.dialects.megatron.state import RankIn, SizeOf, State
 from rankmesh.dialects.megatron.table import ROWS
 from rankmesh.runtime.connect import DEFAULT_TIMEOUT, connect
 from rankmesh.runtime.live import LiveGroups
@@ -103,22 +108,24 @@ def initialize(state: State, request: Request) -> None:
     state.set_pieces(request.gtp_remat_size > 1, request.expert_gtp_remat_size > 1)
     names.update(_filled(state.live, request, all_gloo=all_gloo))
     names["_GLOBAL_MEMORY_BUFFER"] = GlobalMemoryBuffer()
-    state.refresh()
 
 
 def _heeding(names: Mapping[str, Any], request: Request) -> Request:
     """The request with what a program has put in place of the functions that choose ranks."""
-    shared = ParallelState.interface.shared
+    defaults = {
+        "get_embedding_ranks": default_embedding_ranks,
+        "get_position_embedding_ranks": default_position_embedding_ranks,
+    }
     if names["RankGenerator"] not in (RankGenerator, WithPieces):
         raise Refused(
             f"RankGenerator is replaced by {names['RankGenerator']!r:.80}, and ranks are laid out without it; give the "
             "order of the axes by order=, or use Megatron-Core's own parallel_state"
         )
     given = {}
-    for argument in ("get_embedding_ranks", "get_position_embedding_ranks"):
-        default = f"default_{argument.removeprefix('get_')}"
-        if getattr(request, argument) is None and names[default] is not shared[default]:
-            given[argument] = names[default]
+    for argument, default in defaults.items():
+        function = names[default.__name__]
+        if getattr(request, argument) is None and function is not default:
+            given[argument] = function
     return replace(request, **given)
 
 
@@ -126,9 +133,7 @@ def _groups(
     state: State, names: Mapping[str, Any], plan: Plan, request: Request, rank: int
 ) -> LiveGroups | CalledGroups:
     make, options = names["create_group"], names["get_nccl_options"]
-    unchanged = (
-        make is state.functions["create_group"] and options is ParallelState.interface.shared["get_nccl_options"]
-    )
+    unchanged = make is state.functions["create_group"] and options is get_nccl_options
     if not (unchanged and is_torch_function("new_group")):
         return called_groups(plan, request.sections(), make, options)
     if plan.fixed_world or rank in plan.mesh:
@@ -154,6 +159,9 @@ def _filled(live: LiveGroups | CalledGroups, request: Request, *, all_gloo: bool
     values["_HIERARCHICAL_CONTEXT_PARALLEL_GROUPS"] = hierarchy or None
     values["_HYBRID_DP_CP_GROUPS"] = hybrid
     values["_global_process_group_list"] = [None, *{id(live[name].pg): live[name].pg for name in live}.values()]
+    if isinstance(live, LiveGroups):  # a caller's own process groups are asked each time
+        values["_rank_in"] = RankIn({live[name].pg: live[name].rank for name in live})
+        values["_size_of"] = SizeOf({live[name].pg: live[name].size for name in live})
     if request.virtual_pipeline_model_parallel_size is not None:
         values["_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK"] = 0
         values["_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE"] = request.virtual_pipeline_model_parallel_size
@@ -195,7 +203,6 @@ def destroy(state: State) -> None:
     state.set_pieces(False, False)
     names = vars(state.module)
     names.update({name: value for name, value in state.first_values() if name in names})
-    state.refresh()
     for live in owned:
         live.close()
     _end_symmetric_memory()

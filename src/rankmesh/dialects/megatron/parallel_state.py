@@ -8,9 +8,8 @@ parallel_state.get_tensor_model_parallel_group()
 ```
 
 The functions are those of Megatron-Core 0.16.1; what later releases added follows the parameters that were there.
-Those of one model's groups are in ``model_groups.py``, those of groups across replicas in ``data_groups.py``, the
-globals in ``table.py``; ``releases.py`` has what differs by release. ``ParallelState(name)`` has the same
-functions over separate globals. Where it differs from Megatron-Core:
+``releases.py`` has what differs by release. ``ParallelState(name)`` executes this file again: the same functions over
+separate globals. Where it differs from Megatron-Core:
 
 - a rank makes only the groups that it is in, after all ranks agreed; groups with the same members share a
   communicator, and a group of one rank has none; a gloo group is its own CPU counterpart
@@ -33,22 +32,12 @@ functions over separate globals. Where it differs from Megatron-Core:
 import sys
 import warnings
 from datetime import timedelta
-from typing import Any, Callable, List  # noqa: UP035
+from typing import Any, Callable, List, cast  # noqa: UP035
 
 import torch.distributed as dist
 
-from rankmesh.dialects.megatron import data_groups, lifecycle, model_groups
+from rankmesh.dialects.megatron import lifecycle
 from rankmesh.dialects.megatron.buffers import SYMMETRIC_MEGABYTES, GlobalMemoryBuffer, GlobalSymmetricMemoryBuffer
-from rankmesh.dialects.megatron.data_groups import *  # noqa: F403
-from rankmesh.dialects.megatron.data_groups import get_data_parallel_rank, rankmesh_state
-from rankmesh.dialects.megatron.model_groups import *  # noqa: F403
-from rankmesh.dialects.megatron.model_groups import (
-    get_context_parallel_rank,
-    get_expert_model_parallel_rank,
-    get_pipeline_model_parallel_rank,
-    get_tensor_model_parallel_group,
-    get_tensor_model_parallel_rank,
-)
 from rankmesh.dialects.megatron.nccl import get_nccl_options, overwrite_nccl_comm_cfgs  # noqa: F401
 from rankmesh.dialects.megatron.rank_generator import (  # noqa: F401
     RankGenerator,
@@ -56,16 +45,56 @@ from rankmesh.dialects.megatron.rank_generator import (  # noqa: F401
     default_position_embedding_ranks,
     generate_masked_orthogonal_rank_groups,
 )
-from rankmesh.dialects.megatron.refusals import no_buffer, second_buffer
+from rankmesh.dialects.megatron.refusals import no_buffer, no_stage_named, second_buffer, unknown_group_size
 from rankmesh.dialects.megatron.request import Request
-from rankmesh.dialects.megatron.state import ParallelState
+from rankmesh.dialects.megatron.state import RankIn, SizeOf, State
 
-_TENSOR_MODEL_PARALLEL_GROUP: Any = None
-_PIPELINE_MODEL_PARALLEL_GROUP: Any = None
-_DATA_PARALLEL_GROUP: Any = None
-_global_process_group_list: Any = None
-_GLOBAL_MEMORY_BUFFER: Any = None
-_GLOBAL_SYMMETRIC_MEMORY_BUFFER: Any = None
+# The state that these functions read and write: the globals below, and what ``State`` keeps beside them.
+rankmesh_state: State = globals().get("rankmesh_state") or State(sys.modules[__name__], "megatron")
+
+# Megatron's globals: process groups, their global ranks, and what setters set.
+_TENSOR_MODEL_PARALLEL_GROUP = _PIPELINE_MODEL_PARALLEL_GROUP = _MODEL_PARALLEL_GROUP = cast(Any, None)
+_CONTEXT_PARALLEL_GROUP = _EMBEDDING_GROUP = _POSITION_EMBEDDING_GROUP = cast(Any, None)
+_TENSOR_AND_CONTEXT_PARALLEL_GROUP = _DATA_PARALLEL_GROUP = _DATA_PARALLEL_GROUP_GLOO = cast(Any, None)
+_DATA_PARALLEL_GROUP_WITH_CP = _DATA_PARALLEL_GROUP_WITH_CP_AG = _DATA_PARALLEL_GROUP_WITH_CP_GLOO = cast(Any, None)
+_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO = cast(Any, None)
+_TENSOR_AND_DATA_PARALLEL_GROUP = _TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP = cast(Any, None)
+_EXPERT_MODEL_PARALLEL_GROUP = _EXPERT_TENSOR_PARALLEL_GROUP = _EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP = cast(Any, None)
+_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP = _EXPERT_DATA_PARALLEL_GROUP = cast(Any, None)
+_EXPERT_DATA_PARALLEL_GROUP_GLOO = _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP = cast(Any, None)
+_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO = _INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP = cast(Any, None)
+_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP = _GTP_WEIGHT_REMAT_GROUP = _EXPERT_GTP_WEIGHT_REMAT_GROUP = cast(Any, None)
+_DATA_PARALLEL_GROUP_WITH_GTP_REMAT = _DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT = cast(Any, None)
+_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT = _EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT = cast(Any, None)
+_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT = cast(Any, None)
+_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP = _HIERARCHICAL_CONTEXT_PARALLEL_GROUPS = cast(Any, None)
+_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS = _PIPELINE_GLOBAL_RANKS = _MODEL_PARALLEL_GLOBAL_RANKS = cast(Any, None)
+_CONTEXT_PARALLEL_GLOBAL_RANKS = _EMBEDDING_GLOBAL_RANKS = _POSITION_EMBEDDING_GLOBAL_RANKS = cast(Any, None)
+_DATA_PARALLEL_GLOBAL_RANKS = _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP = _EXPERT_MODEL_PARALLEL_RANKS = cast(Any, None)
+_GTP_WEIGHT_REMAT_GLOBAL_RANKS = _EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS = cast(Any, None)
+_MPU_TENSOR_MODEL_PARALLEL_RANK = _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
+_MPU_PIPELINE_MODEL_PARALLEL_RANK = _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
+_MPU_EXPERT_MODEL_PARALLEL_RANK = _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
+_MPU_EXPERT_TENSOR_PARALLEL_RANK = _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE = _MPU_DATA_PARALLEL_RANK = cast(Any, None)
+_MPU_DATA_PARALLEL_WORLD_SIZE = _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK = cast(Any, None)
+_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
+_GLOBAL_MEMORY_BUFFER = _GLOBAL_SYMMETRIC_MEMORY_BUFFER = _global_process_group_list = cast(Any, None)
+_HYBRID_DP_CP_GROUPS: Any = {}
+
+# This rank's place in each process group that the state made, and its size: neither changes, and torch takes 100 ns.
+_rank_in, _size_of = RankIn(), SizeOf()
+
+
+def _absent(kind, check=True):
+    """Return None for a group that this rank does not have, or raise the reason."""
+    if check:
+        raise rankmesh_state.absent(kind)
+
+
+def _outside(kind):
+    """Return None outside a world, where there are no groups; inside one, raise why this one is missing."""
+    return _absent(kind, dist.is_initialized())
+
 
 # -- begin and end ----------------------------------------------------------------------------------------------------
 
@@ -91,10 +120,10 @@ def initialize_model_parallel(
     high_priority_stream_groups: List[str] | None = None,  # noqa: UP006
     sharp_enabled_group: str | None = None,
     create_all_gather_group: bool | None = False,
-    gtp_remat_size: int = 1,
-    expert_gtp_remat_size: int = 1,
     rank_offset: int = 0,
     local_world_size: int | None = None,
+    gtp_remat_size: int = 1,
+    expert_gtp_remat_size: int = 1,
 ) -> None:
     """Make every process group of this rank, dense and expert, and fill the globals of this state.
 
@@ -158,6 +187,505 @@ def update_pg_timeout(timeout: timedelta, pg: dist.ProcessGroup | None = None): 
     Unlike Megatron-Core this works without a GPU too, and on a group of one rank, where it is nothing.
     """
     lifecycle.set_timeouts(timeout, [pg] if pg is not None else _global_process_group_list or [None], meet_in=pg)
+
+
+# -- tensors ----------------------------------------------------------------------------------------------------------
+
+
+def get_tensor_model_parallel_group(check_initialized=True):
+    """The ranks that share a layer's tensors; None if absent and not checked."""
+    return _TENSOR_MODEL_PARALLEL_GROUP or _absent("tp", check_initialized)
+
+
+def get_tensor_model_parallel_rank():
+    """The place of this rank in the tensor model parallel group."""
+    if _MPU_TENSOR_MODEL_PARALLEL_RANK is not None:
+        return _MPU_TENSOR_MODEL_PARALLEL_RANK
+    return _rank_in[_TENSOR_MODEL_PARALLEL_GROUP or get_tensor_model_parallel_group()]
+
+
+def get_tensor_model_parallel_world_size():
+    """The size of the tensor model parallel group."""
+    if _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE is not None:
+        return _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE
+    return _size_of[_TENSOR_MODEL_PARALLEL_GROUP or get_tensor_model_parallel_group()]
+
+
+def get_tensor_model_parallel_src_rank():
+    """The first global rank of the tensor model parallel group."""
+    return (_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS or _absent("tp"))[0]
+
+
+def set_tensor_model_parallel_rank(rank):
+    """Set the rank that the getter returns; None: the group's again."""
+    global _MPU_TENSOR_MODEL_PARALLEL_RANK
+    _MPU_TENSOR_MODEL_PARALLEL_RANK = rank
+
+
+def set_tensor_model_parallel_world_size(world_size):
+    """Set the world size that the getter returns; None: the group's again."""
+    global _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE
+    _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE = world_size
+
+
+# -- stages: the ring of next and prev closes, after the last stage comes the first -----------------------------------
+
+
+def get_pipeline_model_parallel_group(check_initialized=True):
+    """The stages that this rank's activations pass; None if absent and not checked."""
+    return _PIPELINE_MODEL_PARALLEL_GROUP or _absent("pp", check_initialized)
+
+
+def get_pipeline_model_parallel_rank():
+    """The place of this rank in the pipeline model parallel group."""
+    if _MPU_PIPELINE_MODEL_PARALLEL_RANK is not None:
+        return _MPU_PIPELINE_MODEL_PARALLEL_RANK
+    return _rank_in[_PIPELINE_MODEL_PARALLEL_GROUP or get_pipeline_model_parallel_group()]
+
+
+def get_pipeline_model_parallel_world_size():
+    """The size of the pipeline model parallel group."""
+    if _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE is not None:
+        return _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
+    return _size_of[_PIPELINE_MODEL_PARALLEL_GROUP or get_pipeline_model_parallel_group()]
+
+
+def set_pipeline_model_parallel_rank(rank):
+    """Set the rank that the getter returns; None: the group's again."""
+    global _MPU_PIPELINE_MODEL_PARALLEL_RANK
+    _MPU_PIPELINE_MODEL_PARALLEL_RANK = rank
+
+
+def set_pipeline_model_parallel_world_size(world_size):
+    """Set the world size that the getter returns; None: the group's again."""
+    global _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
+    _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = world_size
+
+
+def get_virtual_pipeline_model_parallel_rank():
+    """The virtual stage that was set, None without."""
+    return _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK
+
+
+def get_virtual_pipeline_model_parallel_world_size():
+    """How many virtual stages a rank has, None without."""
+    return _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
+
+
+def set_virtual_pipeline_model_parallel_world_size(world_size):
+    """Set how many virtual stages a rank has."""
+    global _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
+    _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = world_size
+
+
+def set_virtual_pipeline_model_parallel_rank(rank):
+    """Deprecated: pass vp_stage. Set the virtual stage."""
+    global _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK
+    warnings.warn(
+        "set_virtual_pipeline_model_parallel_rank is deprecated; pass vp_stage to is_pipeline_first_stage and "
+        "is_pipeline_last_stage",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK = rank
+
+
+def get_pipeline_model_parallel_first_rank():
+    """The global rank of the first stage of this pipeline."""
+    return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[0]
+
+
+def get_pipeline_model_parallel_last_rank():
+    """The global rank of the last stage of this pipeline."""
+    return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[get_pipeline_model_parallel_world_size() - 1]
+
+
+def get_pipeline_model_parallel_next_rank():
+    """The global rank after this one in the pipeline."""
+    place = (get_pipeline_model_parallel_rank() + 1) % get_pipeline_model_parallel_world_size()
+    return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[place]
+
+
+def get_pipeline_model_parallel_prev_rank():
+    """The global rank before this one in the pipeline."""
+    place = (get_pipeline_model_parallel_rank() - 1) % get_pipeline_model_parallel_world_size()
+    return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[place]
+
+
+def is_pipeline_first_stage(ignore_virtual=True, vp_stage=None):
+    """Whether this rank is the first stage; with virtual stages heeded, whether vp_stage is the first as well."""
+    if not ignore_virtual and get_virtual_pipeline_model_parallel_world_size() is not None:
+        if vp_stage is None:
+            raise no_stage_named()
+        if vp_stage != 0:
+            return False
+    return get_pipeline_model_parallel_rank() == 0
+
+
+def is_pipeline_last_stage(ignore_virtual=True, vp_stage=None):
+    """Whether this rank is the last stage; with virtual stages heeded, whether vp_stage is the last as well."""
+    if not ignore_virtual and get_virtual_pipeline_model_parallel_world_size() is not None:
+        if vp_stage is None:
+            raise no_stage_named()
+        if vp_stage != get_virtual_pipeline_model_parallel_world_size() - 1:
+            return False
+    return get_pipeline_model_parallel_rank() == get_pipeline_model_parallel_world_size() - 1
+
+
+def get_embedding_group(check_initialized=True):
+    """The stages that hold the word embeddings; None if absent and not checked."""
+    return _EMBEDDING_GROUP or _absent("embd", check_initialized)
+
+
+def get_position_embedding_group(check_initialized=True):
+    """The stages that hold the position embeddings; None if absent and not checked."""
+    return _POSITION_EMBEDDING_GROUP or _absent("pos_embd", check_initialized)
+
+
+def is_rank_in_embedding_group(ignore_virtual=True, vp_stage=None):
+    """Whether this rank (and vp_stage, when virtual stages are heeded) holds the word embeddings."""
+    rank, ranks = dist.get_rank(), _EMBEDDING_GLOBAL_RANKS
+    if ranks is None or rank not in ranks:
+        return False
+    if ignore_virtual or rank not in (ranks[0], ranks[-1]):
+        return True
+    at_its_end = is_pipeline_first_stage if rank == ranks[0] else is_pipeline_last_stage
+    return at_its_end(ignore_virtual=False, vp_stage=vp_stage)
+
+
+def is_rank_in_position_embedding_group():
+    """Whether this rank holds the position embeddings."""
+    return _POSITION_EMBEDDING_GLOBAL_RANKS is not None and dist.get_rank() in _POSITION_EMBEDDING_GLOBAL_RANKS
+
+
+# -- the whole model, and context -------------------------------------------------------------------------------------
+
+
+def get_model_parallel_group(check_initialized=True):
+    """The ranks that hold one model: tensors and stages; None if absent and not checked."""
+    return _MODEL_PARALLEL_GROUP or _absent("mp", check_initialized)
+
+
+def get_model_parallel_src_rank():
+    """The first global rank of the model parallel group."""
+    return (_MODEL_PARALLEL_GLOBAL_RANKS or _absent("mp"))[0]
+
+
+def get_context_parallel_group(check_initialized=True):
+    """The ranks that share a sequence; None if absent and not checked."""
+    return _CONTEXT_PARALLEL_GROUP or _absent("cp", check_initialized)
+
+
+def get_context_parallel_rank():
+    """The place of this rank in the context parallel group; 0 without torch.distributed."""
+    return _rank_in[_CONTEXT_PARALLEL_GROUP or _outside("cp")]
+
+
+def get_context_parallel_world_size():
+    """The size of the context parallel group; 0 without torch.distributed."""
+    return _size_of[_CONTEXT_PARALLEL_GROUP or _outside("cp")]
+
+
+def get_context_parallel_global_ranks(check_initialized=True):
+    """The global ranks of the context parallel group."""
+    return _CONTEXT_PARALLEL_GLOBAL_RANKS or _absent("cp", check_initialized)
+
+
+def get_hierarchical_context_parallel_groups(check_initialized=True):
+    """The context-parallel groups of each level, innermost first; None if absent and not checked."""
+    return _HIERARCHICAL_CONTEXT_PARALLEL_GROUPS or _absent("hcp", check_initialized)
+
+
+def get_tensor_and_context_parallel_group(check_initialized=True):
+    """The ranks that share a layer's tensors and a sequence; None if absent and not checked."""
+    return _TENSOR_AND_CONTEXT_PARALLEL_GROUP or _absent("tp_cp", check_initialized)
+
+
+def get_tensor_and_context_parallel_rank():
+    """The place of this rank in the tensor and context parallel group; 0 without torch.distributed."""
+    return _rank_in[_TENSOR_AND_CONTEXT_PARALLEL_GROUP or _outside("tp_cp")]
+
+
+def get_tensor_and_context_parallel_world_size():
+    """The size of the tensor and context parallel group; 0 without torch.distributed."""
+    return _size_of[_TENSOR_AND_CONTEXT_PARALLEL_GROUP or _outside("tp_cp")]
+
+
+def get_hybrid_data_context_parallel_groups(check_initialized=True, group_size=None):
+    """The hybrid group of this size inside dp_cp; the size of dp_cp gives dp_cp itself."""
+    if get_data_parallel_world_size(with_context_parallel=True) == group_size:
+        return _DATA_PARALLEL_GROUP_WITH_CP or _absent("dp_cp", check_initialized)
+    if group_size not in _HYBRID_DP_CP_GROUPS:
+        raise unknown_group_size(group_size, sorted(_HYBRID_DP_CP_GROUPS))
+    return _HYBRID_DP_CP_GROUPS[group_size]
+
+
+def get_amax_reduction_group(with_context_parallel=False, tp_only_amax_red=False):
+    """The ranks that agree on the largest value of an FP8 tensor."""
+    if tp_only_amax_red:
+        return get_tensor_and_context_parallel_group() if with_context_parallel else get_tensor_model_parallel_group()
+    return get_tensor_and_data_parallel_group(with_context_parallel=with_context_parallel)
+
+
+# -- experts ----------------------------------------------------------------------------------------------------------
+
+
+def get_expert_model_parallel_group(check_initialized=True):
+    """The ranks that hold different experts; None if absent and not checked."""
+    return _EXPERT_MODEL_PARALLEL_GROUP or _absent("ep", check_initialized)
+
+
+def get_expert_model_parallel_rank():
+    """The place of this rank in the expert model parallel group; 0 without torch.distributed."""
+    if _MPU_EXPERT_MODEL_PARALLEL_RANK is not None:
+        return _MPU_EXPERT_MODEL_PARALLEL_RANK
+    return _rank_in[_EXPERT_MODEL_PARALLEL_GROUP or _outside("ep")]
+
+
+def get_expert_model_parallel_world_size():
+    """The size of the expert model parallel group; 0 without torch.distributed."""
+    if _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE is not None:
+        return _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE
+    return _size_of[_EXPERT_MODEL_PARALLEL_GROUP or _outside("ep")]
+
+
+def get_expert_model_parallel_src_rank():
+    """The first global rank of the expert model parallel group."""
+    return (_EXPERT_MODEL_PARALLEL_RANKS or _absent("ep"))[0]
+
+
+def set_expert_model_parallel_rank(rank):
+    """Set the rank that the getter returns; None: the group's again."""
+    global _MPU_EXPERT_MODEL_PARALLEL_RANK
+    _MPU_EXPERT_MODEL_PARALLEL_RANK = rank
+
+
+def set_expert_model_parallel_world_size(world_size):
+    """Set the world size that the getter returns; None: the group's again."""
+    global _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE
+    _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE = world_size
+
+
+def get_expert_tensor_parallel_group(check_initialized=True):
+    """The ranks that share an expert's tensors; None if absent and not checked."""
+    return _EXPERT_TENSOR_PARALLEL_GROUP or _absent("ep_tp", check_initialized)
+
+
+def get_expert_tensor_parallel_rank():
+    """The place of this rank in the expert tensor parallel group."""
+    if _MPU_EXPERT_TENSOR_PARALLEL_RANK is not None:
+        return _MPU_EXPERT_TENSOR_PARALLEL_RANK
+    if _EXPERT_TENSOR_PARALLEL_GROUP is None:
+        return _MPU_TENSOR_MODEL_PARALLEL_RANK
+    return _rank_in[_EXPERT_TENSOR_PARALLEL_GROUP or get_expert_tensor_parallel_group()]
+
+
+def get_expert_tensor_parallel_world_size():
+    """The size of the expert tensor parallel group."""
+    if _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE is not None:
+        return _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE
+    if _EXPERT_TENSOR_PARALLEL_GROUP is None:
+        return _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE
+    return _size_of[_EXPERT_TENSOR_PARALLEL_GROUP or get_expert_tensor_parallel_group()]
+
+
+def set_expert_tensor_parallel_rank(rank):
+    """Set the rank that the getter returns; None: the group's again."""
+    global _MPU_EXPERT_TENSOR_PARALLEL_RANK
+    _MPU_EXPERT_TENSOR_PARALLEL_RANK = rank
+
+
+def set_expert_tensor_parallel_world_size(world_size):
+    """Set the world size that the getter returns; None: the group's again."""
+    global _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE
+    _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE = world_size
+
+
+def get_expert_tensor_and_model_parallel_group(check_initialized=True):
+    """The ranks that share an expert's tensors, and those of the other experts; None if absent and not checked."""
+    return _EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _absent("tp_ep_mp", check_initialized)
+
+
+def get_expert_tensor_and_model_parallel_rank():
+    """The place of this rank in the expert tensor and model parallel group; 0 without torch.distributed."""
+    return _rank_in[_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _outside("tp_ep_mp")]
+
+
+def get_expert_tensor_and_model_parallel_world_size():
+    """The size of the expert tensor and model parallel group; 0 without torch.distributed."""
+    return _size_of[_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _outside("tp_ep_mp")]
+
+
+def get_expert_tensor_model_pipeline_parallel_group(check_initialized=True, with_egtp_remat=False):
+    """The ranks of one model's experts; with_egtp_remat: with those that hold other pieces of their weights."""
+    return rankmesh_state.given("tp_ep_pp_gtp" if with_egtp_remat else "tp_ep_pp", check_initialized)
+
+
+# -- data -------------------------------------------------------------------------------------------------------------
+
+
+def get_data_parallel_group(
+    with_context_parallel=False, partial_data_parallel=False, independent_all_gather=False, with_gtp_remat=True
+):
+    """The data-parallel group that the flags choose."""
+    if independent_all_gather and with_context_parallel and not partial_data_parallel:
+        return rankmesh_state.given("dp_cp_ag")
+    return _data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _absent)
+
+
+def get_data_parallel_rank(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
+    """The place of this rank in the data-parallel group that the flags choose; 0 without torch.distributed."""
+    if _MPU_DATA_PARALLEL_RANK is not None:
+        return _MPU_DATA_PARALLEL_RANK
+    return _rank_in[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
+
+
+def get_data_parallel_world_size(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
+    """The size of the data-parallel group that the flags choose; 0 without torch.distributed."""
+    if _MPU_DATA_PARALLEL_WORLD_SIZE is not None:
+        return _MPU_DATA_PARALLEL_WORLD_SIZE
+    return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
+
+
+def _data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, absent):
+    kind = "dp_cp" if with_context_parallel else "dp"
+    if partial_data_parallel:
+        if not with_context_parallel:
+            raise rankmesh_state.without_context("dp")
+        return rankmesh_state.given("intra_dp_cp", False, whole=with_gtp_remat) or absent("intra_dp_cp")
+    if with_gtp_remat and rankmesh_state.pieces:
+        return rankmesh_state.given(kind, False, whole=True) or absent(kind)
+    return (_DATA_PARALLEL_GROUP_WITH_CP if with_context_parallel else _DATA_PARALLEL_GROUP) or absent(kind)
+
+
+def set_data_parallel_rank(rank):
+    """Set the rank that the getter returns; None: the group's again."""
+    global _MPU_DATA_PARALLEL_RANK
+    _MPU_DATA_PARALLEL_RANK = rank
+
+
+def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_parallel=False):
+    """The CPU (gloo) counterpart of the data-parallel group that the flags choose."""
+    if partial_data_parallel and not with_context_parallel:
+        raise rankmesh_state.without_context("dp_gloo")
+    kind = "dp_cp_gloo" if with_context_parallel else "dp_gloo"
+    return rankmesh_state.given(f"intra_{kind}" if partial_data_parallel else kind)
+
+
+def has_separate_all_gather_group() -> bool:
+    """Whether gathers have a communicator of their own."""
+    return _DATA_PARALLEL_GROUP_WITH_CP_AG is not None
+
+
+def get_data_parallel_src_rank(with_context_parallel=False):
+    """The first global rank of the data-parallel group."""
+    return get_data_parallel_global_ranks(with_context_parallel)[0]
+
+
+def get_data_parallel_global_ranks(with_context_parallel=False):
+    """The global ranks of the data-parallel group."""
+    if with_context_parallel:
+        return _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP or _absent("dp_cp")
+    return _DATA_PARALLEL_GLOBAL_RANKS or _absent("dp")
+
+
+def get_tensor_and_data_parallel_group(check_initialized=True, with_context_parallel=False):
+    """Tensor and data parallel ranks together."""
+    return rankmesh_state.given("tp_dp_cp" if with_context_parallel else "tp_dp", check_initialized)
+
+
+# -- experts' data ----------------------------------------------------------------------------------------------------
+
+
+def get_expert_data_parallel_group(check_initialized=True, partial_expert_data_parallel=False, with_gtp_remat=True):
+    """The ranks that hold the same experts; partial: those of one optimizer instance."""
+    kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
+    return rankmesh_state.given(kind, check_initialized, whole=with_gtp_remat)
+
+
+def get_expert_data_parallel_rank(partial_expert_data_parallel=False, with_gtp_remat=True):
+    """The place of this rank in the expert data-parallel group; 0 without torch.distributed."""
+    return _rank_in[_expert_data_group(partial_expert_data_parallel, with_gtp_remat)]
+
+
+def get_expert_data_parallel_world_size(partial_expert_data_parallel=False, with_gtp_remat=True):
+    """The size of the expert data-parallel group that the flags choose; 0 without torch.distributed."""
+    return _size_of[_expert_data_group(partial_expert_data_parallel, with_gtp_remat)]
+
+
+def _expert_data_group(partial_expert_data_parallel, with_gtp_remat):
+    if partial_expert_data_parallel or (with_gtp_remat and rankmesh_state.expert_pieces):
+        kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
+        return rankmesh_state.given(kind, False, whole=with_gtp_remat) or _outside("ep_dp")
+    return _EXPERT_DATA_PARALLEL_GROUP or _outside("ep_dp")
+
+
+def get_data_modulo_expert_parallel_group(partial_expert_data_parallel=False):
+    """Deprecated: get_expert_data_parallel_group."""
+    warnings.warn(
+        "get_data_modulo_expert_parallel_group is deprecated; call get_expert_data_parallel_group",
+        DeprecationWarning,
+        stacklevel=2,
+    )
+    return get_expert_data_parallel_group(partial_expert_data_parallel=partial_expert_data_parallel)
+
+
+def get_expert_data_parallel_group_gloo(partial_expert_data_parallel=False):
+    """The CPU (gloo) counterpart of the expert data-parallel group."""
+    return rankmesh_state.given("intra_ep_dp_gloo" if partial_expert_data_parallel else "ep_dp_gloo")
+
+
+# -- optimizer instances, and pieces of weights -----------------------------------------------------------------------
+
+
+def get_inter_distributed_optimizer_instance_group(check_initialized=True):
+    """The same shard in every instance; None if absent and not checked."""
+    return _INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP or _absent("inter_ep_dp", check_initialized)
+
+
+def get_intra_distributed_optimizer_instance_group(check_initialized=True):
+    """The ranks of one instance; None if absent and not checked."""
+    return _INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP or _absent("intra_dist_opt_instance", check_initialized)
+
+
+def get_gtp_weight_remat_group(check_initialized=True):
+    """The ranks that hold the pieces of a weight; None if absent and not checked."""
+    return _GTP_WEIGHT_REMAT_GROUP or _absent("gtp_remat", check_initialized)
+
+
+def get_gtp_weight_remat_rank():
+    """The place of this rank in the gtp weight remat group; 0 without the group."""
+    return _rank_in[_GTP_WEIGHT_REMAT_GROUP]
+
+
+def get_gtp_weight_remat_world_size():
+    """The size of the gtp weight remat group; 0 without the group."""
+    return _size_of[_GTP_WEIGHT_REMAT_GROUP]
+
+
+def get_gtp_weight_remat_global_ranks(check_initialized=True):
+    """The global ranks of the gtp weight remat group."""
+    return _GTP_WEIGHT_REMAT_GLOBAL_RANKS or _absent("gtp_remat", check_initialized)
+
+
+def get_expert_gtp_weight_remat_group(check_initialized=True):
+    """The ranks that hold the pieces of an expert's weight; None if absent and not checked."""
+    return _EXPERT_GTP_WEIGHT_REMAT_GROUP or _absent("expt_gtp_remat", check_initialized)
+
+
+def get_expert_gtp_weight_remat_rank():
+    """The place of this rank in the expert gtp weight remat group; 0 without the group."""
+    return _rank_in[_EXPERT_GTP_WEIGHT_REMAT_GROUP]
+
+
+def get_expert_gtp_weight_remat_world_size():
+    """The size of the expert gtp weight remat group; 0 without the group."""
+    return _size_of[_EXPERT_GTP_WEIGHT_REMAT_GROUP]
+
+
+def get_expert_gtp_weight_remat_global_ranks(check_initialized=True):
+    """The global ranks of the expert gtp weight remat group."""
+    return _EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS or _absent("expt_gtp_remat", check_initialized)
 
 
 # -- groups for callers: every rank of the world calls these with the same ranks, as torch's new_group ----------------
@@ -227,9 +755,11 @@ def create_hybrid_dp_cp_groups(rank, ranks, pg_options):
 def create_all_gather_groups(for_expert_parallelism=False, timeout=None, nccl_comm_cfgs=None):
     """Separate communicators for overlapping gathers: over dp_cp, and over the expert data-parallel ranks.
 
-    The second is None unless asked for. The options of dp_cp and ep_dp in ``nccl_comm_cfgs`` are theirs.
+    The second is None unless it is asked for and expert parallelism has several ranks. The options of dp_cp and ep_dp
+    in ``nccl_comm_cfgs`` are theirs.
     """
-    return lifecycle.all_gather(rankmesh_state, for_expert_parallelism, timeout, nccl_comm_cfgs or {})
+    experts = for_expert_parallelism and get_expert_model_parallel_world_size() > 1
+    return lifecycle.all_gather(rankmesh_state, experts, timeout, nccl_comm_cfgs or {})
 
 
 # -- memory that is lent by name --------------------------------------------------------------------------------------
@@ -279,4 +809,54 @@ def destroy_global_symmetric_memory_buffer():
     _GLOBAL_SYMMETRIC_MEMORY_BUFFER = None
 
 
-ParallelState.become(sys.modules[__name__], model_groups, data_groups)
+# -- as of Megatron-Core 0.19: see ``releases.py`` --------------------------------------------------------------------
+
+
+def rankmesh_since_0_19():
+    """The functions that 0.19 changed: pieces of weights count, and with_gtp_remat comes before the partial flags."""
+
+    def get_all_ranks():
+        """This rank's places in tp, gtp_remat, dp, cp, pp and ep, joined by underscores."""
+        ranks = (
+            get_tensor_model_parallel_rank(),
+            get_gtp_weight_remat_rank(),
+            get_data_parallel_rank(),
+            get_context_parallel_rank(),
+            get_pipeline_model_parallel_rank(),
+            get_expert_model_parallel_rank(),
+        )
+        return "_".join(str(rank or 0) for rank in ranks)
+
+    def get_data_parallel_group(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
+        """The data-parallel group that the flags choose."""
+        return _data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _absent)
+
+    def get_data_parallel_rank(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
+        """The place of this rank in the data-parallel group that the flags choose; 0 without torch.distributed."""
+        if _MPU_DATA_PARALLEL_RANK is not None:
+            return _MPU_DATA_PARALLEL_RANK
+        return _rank_in[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
+
+    def get_data_parallel_world_size(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
+        """The size of the data-parallel group that the flags choose; 0 without torch.distributed."""
+        if _MPU_DATA_PARALLEL_WORLD_SIZE is not None:
+            return _MPU_DATA_PARALLEL_WORLD_SIZE
+        return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
+
+    def get_expert_data_parallel_group(check_initialized=True, with_gtp_remat=True, partial_expert_data_parallel=False):
+        """The ranks that hold the same experts; partial: those of one optimizer instance."""
+        kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
+        return rankmesh_state.given(kind, check_initialized, whole=with_gtp_remat)
+
+    def get_expert_data_parallel_rank(with_gtp_remat=True, partial_expert_data_parallel=False):
+        """The place of this rank in the expert data-parallel group; 0 without torch.distributed."""
+        return _rank_in[_expert_data_group(partial_expert_data_parallel, with_gtp_remat)]
+
+    def get_expert_data_parallel_world_size(with_gtp_remat=True, partial_expert_data_parallel=False):
+        """The size of the expert data-parallel group that the flags choose; 0 without torch.distributed."""
+        return _size_of[_expert_data_group(partial_expert_data_parallel, with_gtp_remat)]
+
+    return locals()
+
+
+rankmesh_state.begin()

@@ -11,15 +11,15 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Mapping
-from itertools import count
+from types import ModuleType
 from typing import Any
+from uuid import uuid4
 
 import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from rankmesh.backend.single_rank import single_rank_group
 from rankmesh.dialects.megatron.releases import Release, followed
-from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import PlanError
 
 __all__ = ["for_ddp", "for_optimizer", "in_pieces", "of_state"]
@@ -65,7 +65,7 @@ _DATA = ("dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp")
 _PIECES = (0, 19)
 
 
-def of_state(state: ParallelState, name: str, release: Release | None = None) -> Any:
+def of_state(state: ModuleType, name: str, release: Release | None = None) -> Any:
     """One field of a collection from a parallel state; None where it has no such group."""
     if name == "dp_cp_ag" and release is None:
         return vars(state)["_DATA_PARALLEL_GROUP_WITH_CP_AG"]
@@ -211,11 +211,8 @@ def _config_of(model: Any) -> Any:
     return getattr(model, "config", None)
 
 
-_made = count()
-
-
 def _only_this_rank() -> ProcessGroup:
     if dist.get_rank() == 0:
         logger.warning("pg_collection has no expt_dp group: expert data parallelism has one rank")
-    name = f"expt_dp/single/{next(_made)}"
+    name = f"expt_dp/single/{uuid4()}"
     return single_rank_group(rank=dist.get_rank(), name=name, desc="expt_dp of one rank", backend=dist.get_backend())

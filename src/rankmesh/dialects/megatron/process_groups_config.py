@@ -15,13 +15,13 @@ itself it has those of 0.16.1, with the fields of later releases.
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
 from dataclasses import dataclass, field, fields, make_dataclass
+from types import ModuleType
 from typing import Any, ClassVar, Dict, List, Optional  # noqa: UP035
 
 from torch.distributed import ProcessGroup
 
 from rankmesh.dialects.megatron.prepared import for_ddp, for_optimizer, in_pieces, of_state
 from rankmesh.dialects.megatron.releases import Release, followed
-from rankmesh.dialects.megatron.state import ParallelState
 from rankmesh.errors import PlanError
 
 __all__ = [
@@ -76,7 +76,7 @@ class _Collection:
         cls,
         required_pgs: List[str] | None = None,  # noqa: UP006
         *,
-        state: ParallelState | None = None,
+        state: ModuleType | None = None,
     ):
         """The groups of a parallel state, the default one without ``state``; ``required_pgs``: the fields wanted."""
         wanted = list(cls._names()) if required_pgs is None else required_pgs
@@ -270,44 +270,41 @@ _SINCE = {
     "expt_gtp_remat": (0, 19),
     "expt_dp_gtp_remat": (0, 19),
     "expt_dp_ag": (0, 18),
-    "ProcessGroupCollection": (0, 15),
     "MultiModuleProcessGroupCollection": (0, 17),
     "resolve_gtp_remat_group": (0, 20),
 }
 
-# In place of the collection, Megatron-Core 0.14 has the groups of a model's layers, those over which gradients are
-# reduced, and those that finish gradients.
-_OF_0_14 = {
-    "ModelCommProcessGroups": "tp pp mp embd pos_embd cp tp_cp hcp ep expt_tp tp_ep tp_ep_pp expt_dp",
-    "GradCommProcessGroups": "dp dp_cp expt_dp intra_dp_cp intra_expt_dp inter_dist_opt",
-    "GradFinalizeProcessGroups": "tp pp embd pos_embd dp_cp cp",
+_BY_ITSELF = {
+    "ProcessGroupCollection": ProcessGroupCollection,
+    "MultiModuleProcessGroupCollection": MultiModuleProcessGroupCollection,
+    "resolve_gtp_remat_group": resolve_gtp_remat_group,
 }
-
-_ALL = {name: globals()[name] for name in _SINCE if name in globals()}
 _FIELDS = {item.name: item.type for item in fields(ProcessGroupCollection)}
 
 
 def follow(release: Release | None) -> None:
     """Give this module the names and classes of a release; None: those that it has by itself."""
     names = globals()
-    for name in (*_ALL, *_OF_0_14):
-        names.pop(name, None)
-    names.update({name: value for name, value in _ALL.items() if _has(release, name)})
-    if release is not None and "ProcessGroupCollection" in names:
-        present = [name for name in _FIELDS if _has(release, name)]
-        names["ProcessGroupCollection"] = _as_of(release, "ProcessGroupCollection", present)
-    elif release is not None:
-        names.update({name: _as_of(release, name, present.split()) for name, present in _OF_0_14.items()})
+    for name, value in _BY_ITSELF.items():
+        if _has(release, name):
+            names[name] = value
+        else:
+            names.pop(name, None)
+    if release is not None:
+        names["ProcessGroupCollection"] = _as_of(release)
 
 
 def _has(release: Release | None, name: str) -> bool:
     return release is None or _SINCE.get(name, (0, 0)) <= release
 
 
-def _as_of(release: Release, name: str, present: Iterable[str]) -> type:
-    """A collection of a release: the fields that it has, and its answers."""
-    methods = {key: one for key, one in vars(_ALL["ProcessGroupCollection"]).items() if isinstance(one, staticmethod)}
+def _as_of(release: Release) -> type:
+    """The collection of a release: the fields that it has, and its answers."""
+    whole = _BY_ITSELF["ProcessGroupCollection"]
+    methods = {key: one for key, one in vars(whole).items() if isinstance(one, staticmethod)}
     doc = f"As of Megatron-Core {release[0]}.{release[1]}."
     namespace = {"release": release, "__module__": __name__, "__doc__": doc, **methods}
-    items = [(each, _FIELDS[each], field(init=False)) for each in present]
-    return make_dataclass(name, items, bases=(_Collection,), namespace=namespace, init=False, repr=False, eq=False)
+    items = [(name, kind, field(init=False)) for name, kind in _FIELDS.items() if _has(release, name)]
+    return make_dataclass(
+        "ProcessGroupCollection", items, bases=(_Collection,), namespace=namespace, init=False, repr=False, eq=False
+    )

@@ -13,7 +13,6 @@ from rankmesh.errors import ConnectError, LayoutError, NotAMember, PlanError, Un
 __all__ = [
     "NotHere",
     "NotInitialized",
-    "OtherGrid",
     "Refused",
     "UnknownName",
     "no_buffer",
@@ -38,10 +37,6 @@ class Refused(PlanError, AssertionError, RuntimeError):
 
 class UnknownName(Refused, KeyError):
     """A name of an axis or of a group that there is not."""
-
-
-class OtherGrid(PlanError, AssertionError):
-    """The global state was asked, and the caller holds a group of another grid."""
 
 
 @contextmanager

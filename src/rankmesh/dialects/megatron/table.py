@@ -1,21 +1,20 @@
-"""Megatron's kinds of groups as data: the globals of a parallel state that hold each, its rank and its size.
+"""Megatron's kinds of groups as data: the globals of a parallel state that hold each and its ranks.
 
 ```
-plan        global of the process group      global of its ranks                    kept answers
-tp          _TENSOR_MODEL_PARALLEL_GROUP     _TENSOR_MODEL_PARALLEL_GLOBAL_RANKS    _tp_rank, _tp_size
+plan        global of the process group      global of its ranks
+tp          _TENSOR_MODEL_PARALLEL_GROUP     _TENSOR_MODEL_PARALLEL_GLOBAL_RANKS
 embd        _EMBEDDING_GROUP                 _EMBEDDING_GLOBAL_RANKS
 ```
 
-Plan names are the short keys of Megatron's NCCL configuration. Sources: NVIDIA Megatron-Core 0.14.0 to 0.20.0,
+Plan names are the short keys of Megatron's NCCL configuration. Sources: NVIDIA Megatron-Core 0.16.0 to 0.20.0,
 ``core.parallel_state``.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
-__all__ = ["BY_KIND", "CONFIG_KEYS", "NUMBERS", "ROWS", "STAGES", "Numbers", "Row", "global_names"]
+__all__ = ["BY_KIND", "CONFIG_KEYS", "ROWS", "Row"]
 
 
 @dataclass(frozen=True)
@@ -83,71 +82,3 @@ CONFIG_KEYS = frozenset(row.kind for row in ROWS if not row.kind.endswith(("_glo
     "ep_gtp_remat_dp",
     "tp_ep_gtp_remat_pp",
 }
-
-
-@dataclass(frozen=True)
-class Numbers:
-    """The rank in a kind of group and its size: the getter of the group, and the globals that keep the answers.
-
-    ``set_by``: values that a caller set (``_MPU_..._RANK``, ``_MPU_..._WORLD_SIZE``); ``instead``: values that
-    replace a group that is not there; ``outside``: the answer without torch.distributed, ``absent``: without the group;
-    None where there is none.
-    """
-
-    kept: str
-    getter: str
-    set_by: str = ""
-    instead: str = ""
-    outside: int | None = 0
-    absent: int | None = None
-
-    def kept_as(self, method: str) -> str:
-        """The global that keeps the answer: ``method`` is ``rank`` or ``size``."""
-        return f"{self.kept}_{method}"
-
-    def set_as(self, method: str) -> str | None:
-        """The global of the value that a caller set."""
-        return _of(self.set_by, method)
-
-    def instead_as(self, method: str) -> str | None:
-        """The global of the value that replaces an absent group."""
-        return _of(self.instead, method)
-
-
-def _of(prefix: str, method: str) -> str | None:
-    return f"{prefix}_{'RANK' if method == 'rank' else 'WORLD_SIZE'}" if prefix else None
-
-
-_TP = "_MPU_TENSOR_MODEL_PARALLEL"
-NUMBERS = {
-    "tp": Numbers("_tp", "get_tensor_model_parallel_group", _TP, outside=None),
-    "pp": Numbers("_pp", "get_pipeline_model_parallel_group", "_MPU_PIPELINE_MODEL_PARALLEL", outside=None),
-    "cp": Numbers("_cp", "get_context_parallel_group"),
-    "tp_cp": Numbers("_tp_cp", "get_tensor_and_context_parallel_group"),
-    "dp": Numbers("_dp", "get_data_parallel_group", "_MPU_DATA_PARALLEL"),
-    "dp_cp": Numbers("_dp_cp", "get_data_parallel_group", "_MPU_DATA_PARALLEL"),
-    "ep": Numbers("_ep", "get_expert_model_parallel_group", "_MPU_EXPERT_MODEL_PARALLEL"),
-    "ep_tp": Numbers("_ep_tp", "get_expert_tensor_parallel_group", "_MPU_EXPERT_TENSOR_PARALLEL", _TP, None),
-    "ep_dp": Numbers("_ep_dp", "get_expert_data_parallel_group"),
-    "tp_ep_mp": Numbers("_tp_ep", "get_expert_tensor_and_model_parallel_group"),
-    # absent is 0 too
-    "gtp_remat": Numbers("_gtp", "get_gtp_weight_remat_group", absent=0),
-    "expt_gtp_remat": Numbers("_expt_gtp", "get_expert_gtp_weight_remat_group", absent=0),
-}
-
-
-# The globals that keep the global ranks of stages, by place.
-STAGES = {place: f"_{place}_rank" for place in ("first", "last", "next", "prev")}
-
-
-def global_names() -> Iterator[str]:
-    """Every global that the rows name; all are None at first."""
-    for row in BY_KIND.values():
-        yield row.group
-        if row.ranks is not None:
-            yield row.ranks
-    for numbers in NUMBERS.values():
-        for method in ("rank", "size"):
-            yield numbers.kept_as(method)
-            if (value := numbers.set_as(method)) is not None:
-                yield value

@@ -1,7 +1,7 @@
 """Blame: which collective made a value differ, and which change of the program would make it right.
 
 ```
-record        the failing layout and the reference run again, with every collective, every message, and their lines
+record        the failing layout and the reference run again, with every collective and its lines
 suspects      collectives whose results, put together, differ from the reference, in the order of the program
 trials        the same run with one repair; one that makes what was seen right is tried under every layout
 ```
@@ -26,7 +26,6 @@ import torch
 from rankmesh.sim.calls import Call, Site
 from rankmesh.sim.comparison.aligned import DIFFERENT, ORDER, SAME, SCALED, UNKNOWN, match
 from rankmesh.sim.comparison.layouts import Layout
-from rankmesh.sim.comparison.messages import changes
 from rankmesh.sim.comparison.repairs import Repair, reductions, regroupings, scalings
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import SAME_SHAPE, Deviation, Key, Record, Reference, Session
@@ -136,8 +135,7 @@ def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runn
     suspects = _suspects(layout, record, single, first.key, nodes)
     before = _before(record, first.key, nodes)
     search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
-    messages = _in_messages(layouts, record, first.key)
-    found = search.cause(_phases(layouts, suspects, before, messages))
+    found = search.cause(_phases(layouts, suspects, before))
     return found or (_of(suspects[0][0]) if suspects else Cause(first.site))
 
 
@@ -162,19 +160,7 @@ def find_failure(
         # A program that fails has not made its backward pass yet.
         for way in (repair, _widened(repair))
     ]
-    return search.cause((_in_messages(layouts, record, first.key), regrouped, _together(before, before, layouts)))
-
-
-def _in_messages(layouts: Sequence[Layout], record: Session, key: Key) -> Iterator[Repair]:
-    """The changes of messages that were exchanged before some value was seen."""
-    ends = record.seen_at.get(key, {})
-    messages = [
-        (one.stack, one.kind, one.call)
-        for rank, records in record.messages.items()
-        for one in records
-        if one.order < ends.get(rank, float("inf"))
-    ]
-    return changes(messages, record.received, layouts)
+    return search.cause((regrouped, _together(before, before, layouts)))
 
 
 def _looked_into(
@@ -205,20 +191,16 @@ def _looked_into(
 
 
 def _phases(
-    layouts: Sequence[Layout], suspects: list[list[Node]], before: list[list[Node]], messages: Iterator[Repair]
+    layouts: Sequence[Layout], suspects: list[list[Node]], before: list[list[Node]]
 ) -> Iterator[Iterable[Repair]]:
     """The repairs that are tried, in the order in which one that works is believed."""
     every = [*suspects, *(nodes for nodes in before if nodes not in suspects)]
     plain = [nodes for nodes in every if _matters(nodes[0], layouts)]
     trivial = [nodes for nodes in every if not _matters(nodes[0], layouts)]
     likely = [nodes for nodes in plain if nodes in suspects]
-    # Where no collective differs from the reference, a message is more likely.
-    if not suspects:
-        yield messages
     yield [repair for nodes in likely for repair in regroupings(nodes[0], layouts)]
     yield _together(likely, plain, layouts)
     yield [repair for nodes in plain for repair in regroupings(nodes[0], layouts)]
-    yield messages
     # Coarse nodes came first, then finer ones.
     for depth in range(1, max(map(len, every), default=0)):
         at_depth = [nodes[depth] for nodes in plain if depth < len(nodes)]
@@ -247,7 +229,7 @@ def _together(likely: list[list[Node]], every: list[list[Node]], layouts: Sequen
 def _widened(repair: Repair) -> Repair:
     """Another group for all that a line makes, in the backward pass too; any other repair as it is."""
     node = repair.node
-    if repair.form != "group" or node is None or node.is_message:
+    if repair.form != "group" or node is None:
         return repair
     return Repair("group", repair.what, Node((node.site,), node.kind, node.operation, anywhere=True))
 
@@ -259,7 +241,7 @@ def _function(node: Node) -> tuple[str, str, str]:
 def _sized(repair: Repair) -> bool:
     """Whether tensors have the shape of the group, so that another group of another size cannot be tried."""
     nodes = (repair.node, *repair.others) if repair.form == "group" and repair.node is not None else ()
-    return any(not node.is_message and node.operation not in SAME_SHAPE for node in nodes)
+    return any(node.operation not in SAME_SHAPE for node in nodes)
 
 
 def _single(repair: Repair, layout: Layout) -> bool:

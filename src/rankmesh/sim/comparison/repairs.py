@@ -5,9 +5,6 @@ Repair("group", "dp_cp", node)        these collectives are made on dp_cp instea
 Repair("scale", "1/tp", node)         their results are divided by the size of tp
 Repair("all-reduce", "tp")            what is seen and differs is summed over tp first
 Repair("scale", "tp")                 what is seen and differs is multiplied by the size of tp
-Repair("peer", "next", node)          these sends go to the next rank of their group (``messages``)
-Repair("order", "2", node, others)    each two messages are exchanged in the opposite order
-Repair("part", "other", node)         the other part of the tensor is sent, or received into
 ```
 """
 
@@ -35,9 +32,9 @@ class Repair:
     node: Node | None = None
     others: tuple[Node, ...] = ()
 
-    def changes(self, stack: Sequence[Site], kind: str, operation: str) -> bool:
+    def changes(self, stack: Sequence[Site], kind: str) -> bool:
         """Whether it is a change of this call."""
-        return self.node is not None and any(node.matches(stack, kind, operation) for node in (self.node, *self.others))
+        return self.node is not None and any(node.matches(stack, kind) for node in (self.node, *self.others))
 
     def factor(self, layout: Layout) -> float:
         """What a scale multiplies by under a layout."""
@@ -49,7 +46,7 @@ class Repair:
         """How the user gets it: a scale as its number under the layout."""
         if self.form == "scale":
             return self.form, self.factor(layout)
-        return self.form, int(self.what) if self.form == "order" else self.what
+        return self.form, self.what
 
 
 def _common(layouts: Sequence[Layout]) -> list[str]:

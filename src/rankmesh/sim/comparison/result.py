@@ -28,11 +28,10 @@ class Difference:
     ``expected``, ``got``   a number, or the tensor of the first of these ranks; None where nobody saw it
     ``site``                ``"train.py:41"``: the collective that made it differ; where one is missing, ``sim.see``
     ``operation, group``    ``"all-reduce"``, ``"dp"``; None where a collective is missing
-    ``repair``              ``("group", "dp_cp")``, ``("all-reduce", "tp")`` of what is seen, ``("scale", 0.5)``; of a
-                            send or a receive also ``("peer", "next")``, ``("order", 2)``, ``("part", "other")``; None
+    ``repair``              ``("group", "dp_cp")``, ``("all-reduce", "tp")`` of what is seen, ``("scale", 0.5)``; None
     ``settles``             whether with the repair everything seen is right, under every layout but the ``untried``
     ``lines``               from the collective to ``site``, as ``file:line in function``, innermost first
-    ``others``              the lines of the calls that the repair changes as well: the receives of what is sent
+    ``others``              the lines of the calls that the repair changes as well
     ``failure``             the message of the error with which the program fails, where it does
     """
 
@@ -63,15 +62,6 @@ class Difference:
         others = "".join(f", and {line} with it" for line in dict.fromkeys(self.others) if line != self.site)
         if form == "group":
             return f"make it on {what}{others}"
-        verb = "receive" if self.operation == "recv" else "send"
-        if form == "peer":
-            which, _, ring = str(what).partition(" ")
-            place = f"the {which} rank of {self.group}{', which is a ring' if ring else ''}"
-            return f"{verb} {'from' if verb == 'receive' else 'to'} {place}{others}"
-        if form == "order":
-            return f"{verb} every {what} messages in the opposite order"
-        if form == "part":
-            return f"{verb} {'into ' if verb == 'receive' else ''}the {what} part of the tensor"
         if form == "all-reduce":
             return f"sum {self.name} over {what}"
         subject = self.name if self.operation is None else "its result"
@@ -243,10 +233,3 @@ class Comparison:
         error = self.errors[layout].get(name)
         shown = "unseen" if error is None else f"{error:.0e}" if error else "0"
         return f"{shown} !" if wrong else shown
-
-    def _repr_html_(self) -> str:
-        """For notebooks: the table, below the report."""
-        from rankmesh.core.notebook import section, table
-
-        head, rows = self.table()
-        return section(self.report(), table(head, rows))

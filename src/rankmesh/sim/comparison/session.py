@@ -21,7 +21,6 @@ from rankmesh.errors import LayoutError, RankmeshError, quoted
 from rankmesh.sim.calls import Call, Site, call_site
 from rankmesh.sim.channel import Channel, Observer
 from rankmesh.sim.comparison.layouts import Layout
-from rankmesh.sim.comparison.messages import Rerouting, regrouped
 from rankmesh.sim.comparison.noise import Scale, largest
 from rankmesh.sim.comparison.repairs import Repair
 from rankmesh.sim.comparison.seen import Seen, piece
@@ -114,7 +113,7 @@ class Session(Observer):
     """A run; ``reference`` is None in that of the reference itself.
 
     ``repair``   a change that is tried; ``until`` is the key up to which every value must then be right
-    ``trace``    whether every collective and message is recorded
+    ``trace``    whether every collective is recorded
     """
 
     def __init__(
@@ -131,10 +130,7 @@ class Session(Observer):
         self.deviations: dict[Key, Deviation] = {}
         self.worst: dict[str, float] = {}
         self.records: dict[int, list[Record]] = defaultdict(list)
-        self.messages: dict[int, list[Record]] = defaultdict(list)
-        self.received: list[tuple[Call, Call]] = []
         self.failure: RanksFailed | None = None
-        self._rerouting = None if repair is None else Rerouting(layout, repair)
         self.seen_at: dict[Key, dict[int, int]] = defaultdict(dict)
         # Collectives of the repair that were sums of different numbers, and of equal ones.
         self.sums_of_different, self.sums_of_equal = 0, 0
@@ -281,35 +277,20 @@ class Session(Observer):
         """The group of a collective, or the one that the repair gives it."""
         if not self.looks_at_lines or pg.channel.name.startswith("seen/"):
             return pg
-        if not self._changes(pg, call, self.records) or self.repair is None or self.repair.form != "group":
+        if not self._changes(pg, call) or self.repair is None or self.repair.form != "group":
             return pg
         return self._moved(pg, call, self.repair.what)
 
-    def route_message(
-        self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int
-    ) -> tuple[SimulatedGroup, int | None, int]:
-        """The group, the peer and the tag of a send or a receive, or those that the repair gives it."""
-        if not self.looks_at_lines:
-            return pg, peer, tag
-        if not self._changes(pg, call, self.messages) or self._rerouting is None:
-            return pg, peer, tag
-        return self._rerouting.apply(pg, call, peer, tag)
-
-    def _changes(self, pg: SimulatedGroup, call: Call, records: dict[int, list[Record]]) -> bool:
+    def _changes(self, pg: SimulatedGroup, call: Call) -> bool:
         """Record a call where that is wanted; whether it is one that the repair changes."""
         kind, stack = self._kind(pg.channel), stack_here(pg)
         call.stack = stack.sites
         if self.trace:
-            records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
-        changes = self.repair is not None and self.repair.changes(stack.sites, kind, call.operation)
+            self.records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
+        changes = self.repair is not None and self.repair.changes(stack.sites, kind)
         if changes:
             self.chosen[id(call)] = call, pg.channel.ranks
         return changes
-
-    def delivered(self, send: Call, recv: Call) -> None:
-        """Keep which receive got what was sent."""
-        if self.trace:
-            self.received.append((send, recv))
 
     def _kind(self, channel: Channel) -> str:
         if id(channel) not in self._kinds:
@@ -317,8 +298,12 @@ class Session(Observer):
         return self._kinds[id(channel)]
 
     def _moved(self, pg: SimulatedGroup, call: Call, kind: str) -> SimulatedGroup:
-        other = regrouped(self.layout, pg, call, kind)
-        ranks, former = other.channel.ranks, len(pg.channel.ranks)
+        groups = self.layout.kinds[kind]
+        if not groups.has(call.rank):
+            raise LayoutError(f"rank {call.rank} is in no group of the kind {kind}")
+        ranks, former = groups.of(call.rank).ranks, len(pg.channel.ranks)
+        call.position = ranks.index(call.rank)
+        other = pg.simulation.group(call.rank, f"repair/{pg.channel.label.partition('@')[0]}/{kind}", ranks, kind)
         if call.operation not in SAME_SHAPE and len(ranks) != former:
             raise LayoutError(f"{call.operation} has tensors for {former} ranks, not for {len(ranks)}")
         if call.root is not None:

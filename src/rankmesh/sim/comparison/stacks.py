@@ -34,8 +34,6 @@ __all__ = ["Node", "Stack", "forward_passes_recorded", "nodes_of", "stack_here"]
 # The call by which Python enters the backward pass, and where a node of autograd keeps the lines that made it.
 _ENGINE, _KEPT = ("graph.py", "_engine_run_backward"), "rankmesh.lines"
 
-MESSAGES = ("send", "recv")
-
 # A line, and the process groups that its function got as arguments, by identity.
 _Line = tuple[Site, frozenset[int]]
 
@@ -65,15 +63,9 @@ class Node:
         """The line that the node stands for."""
         return self.sites[-1]
 
-    @property
-    def is_message(self) -> bool:
-        """Whether the calls are sends, or receives."""
-        return self.operation in MESSAGES
-
-    def matches(self, stack: Sequence[Site], kind: str, operation: str) -> bool:
-        """Whether a call is one of these; one line may make sends and receives."""
-        same = operation == self.operation if operation in MESSAGES else not self.is_message
-        if not same or kind != self.kind:
+    def matches(self, stack: Sequence[Site], kind: str) -> bool:
+        """Whether a call is one of these."""
+        if kind != self.kind:
             return False
         starts = range(len(stack) - len(self.sites) + 1) if self.anywhere else (0,)
         return any(tuple(stack[start : start + len(self.sites)]) == self.sites for start in starts)

@@ -286,32 +286,12 @@ class Transfer:
         made = partial(Transfer, lost=self.lost, copies=copies, partial=self.partial)
         return made, (self.source, self.target, self.cluster)
 
-    def _repr_html_(self) -> str:
-        """For notebooks: the tensors, those with the same shardings in one row, and what travels."""
-        from rankmesh.core.notebook import section, table
-
-        rows = [
-            (", ".join(each.names[:3]) + (", ..." if len(each.names) > 3 else ""), len(each.names),
-             _cell_text(each.source), _cell_text(each.target))
-            for each in self.classes
-        ]  # fmt: skip
-        title = f"{len(self.target):,} tensors, {self.bytes:,} bytes between ranks, digest {self.digest[:12]}"
-        levels = [(name, f"{count:,}") for name, count in self.levels.items()]
-        return section(title, table(("tensors", "count", "from", "to"), rows), table(("level", "bytes"), levels))
-
     def __repr__(self) -> str:
         words = [f"{len(self.target)} tensors of {len(self.classes)} classes"]
         words += [f"{self._flows.bytes.sum()} bytes between ranks"]
         words += [f"lost {in_words(self.lost)}"] if self.lost else []
         words += [f"{len(self.missing)} boxes missing"] if len(self._flows.missing) else []
         return f"Transfer({', '.join(words)})"
-
-
-def _cell_text(sharding: Sharding) -> str:
-    """A sharding in a cell of a table: ``16384/tp x 4096 on tp=2,dp=4``."""
-    cuts = zip(sharding.shape, sharding.cut or (), strict=True)
-    at = "".join(f", {axis} {position}" for axis, position in (sharding.at or {}).items())
-    return f"{' x '.join(f'{size}/{axes}' if axes else f'{size}' for size, axes in cuts)} on {sharding.mesh}{at}"
 
 
 def _copies(copies: Mapping[str, Mapping[int, Iterable[int]]]) -> dict[str, Copies]:

@@ -21,9 +21,8 @@ from torch.distributed.tensor import DTensor, Replicate, Shard
 
 from rankmesh.backend.meshes import strided_shard
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.notations import refuse
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import LayoutError
+from rankmesh.errors import LayoutError, quoted
 
 if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
@@ -71,7 +70,7 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
 
 def placements_of(sharding: Sharding, device_mesh: DeviceMesh) -> tuple[Placement, ...]:
     """The placements of a sharding, one for each dimension of a ``DeviceMesh`` of the same ranks and axes."""
-    refuse(sharding, "a DTensor", uneven=False)
+    _refuse_more_than_cuts(sharding)
     there = mesh_of(device_mesh)
     if there != sharding.mesh or sharding.view:
         raise LayoutError(
@@ -91,6 +90,16 @@ def placements_of(sharding: Sharding, device_mesh: DeviceMesh) -> tuple[Placemen
         factor = prod(there.axes[axis] for axis in before)
         made.append(Shard(dim) if factor == 1 else strided_shard(dim, factor))
     return tuple(made)
+
+
+def _refuse_more_than_cuts(sharding: Sharding) -> None:
+    """Raise ``LayoutError`` for a sharding with ``at``, ``parts`` or ``padded``."""
+    for option in ("at", "parts", "padded"):
+        if value := getattr(sharding, option):
+            raise LayoutError(
+                f"a DTensor has cuts only, and this sharding has {option}={quoted(dict(value))}; describe it with "
+                "Sharding.to_dict()"
+            )
 
 
 def _names(device_mesh: DeviceMesh) -> Sequence[str]:
