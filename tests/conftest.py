@@ -70,7 +70,8 @@ class Server:
                 [sys.executable, str(SERVER), str(theirs.fileno())],
                 pass_fds=[theirs.fileno()],
                 cwd=REPOSITORY,
-                env={**kept, **RESOLVER, "OMP_NUM_THREADS": "1"},
+                # Torch before 2.11 starts a pool of compilers, and a thread, when its compiler is loaded.
+                env={**kept, **RESOLVER, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
                 start_new_session=True,
             )
             theirs.close()

@@ -6,6 +6,8 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rankmesh.backend.meshes import forget_meshes
+
 # Run inside a rank's process: no database beside it, and no clock.
 PROPERTIES = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
 
@@ -18,6 +20,7 @@ def world(rank, size):
         yield
     finally:
         dist.destroy_process_group()
+        forget_meshes()
 
 
 def members(pg):

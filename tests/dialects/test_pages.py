@@ -6,13 +6,14 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.dialects import dry
+from tests.torch_lacks import meshes_of_meshes
 from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
 from rankmesh.backend.registries import registries
 
 PAGES = Path(__file__).parents[2] / "docs" / "migrate"
-NAMES = ("accelerate", "deepspeed", "device_mesh", "ezpz", "fairscale", "nanotron", "process_groups", "torchtitan")
+NAMES = ("accelerate", "deepspeed", "device_mesh", "ezpz", "fairscale", "nanotron", "process_groups")
 
 
 def after(name):
@@ -40,7 +41,7 @@ def _runs(me, name):
     return [given["x"].item(), registries()["pg_map"] - before]
 
 
-@pytest.mark.parametrize("name", NAMES)
+@pytest.mark.parametrize("name", [*NAMES, pytest.param("torchtitan", marks=meshes_of_meshes)])
 def test_a_page_does_what_it_says(ranks, name):
     """8 ranks: the code of the page runs, reduces over its group, and leaves what it says that it leaves."""
     reduced = {"fairscale": 2, "nanotron": 2, "process_groups": 2}.get(name, 1)

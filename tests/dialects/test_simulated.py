@@ -4,6 +4,7 @@ from types import SimpleNamespace
 
 import torch.distributed as dist
 from tests.dialects.dry import members
+from tests.torch_lacks import meshes_of_meshes
 
 import rankmesh as rm
 from rankmesh import sim
@@ -155,6 +156,7 @@ def _meshes():
     ]
 
 
+@meshes_of_meshes
 def test_device_meshes():
     """8 simulated ranks: accelerate's mesh, the groups that are adopted from it, and torchtitan's meshes."""
     plan = accelerate.plan(dp_shard_size=2, dp_replicate_size=2, tp_size=2)

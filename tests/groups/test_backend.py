@@ -144,7 +144,7 @@ def test_what_a_split_would_change_is_made_anew(monkeypatch, groups, backend, lo
 
 
 def test_an_order_that_torch_cannot_keep_is_an_error(monkeypatch):
-    """A torch whose new_group sorts the members refuses another order: the ranks in the group would differ."""
+    """Where new_group sorts the members, a group in another order is refused: its ranks would be others."""
     monkeypatch.setattr(dist, "new_group", lambda ranks=None, **_: pytest.fail("a group was made"))
     made_by = PublicBackend(DefaultGroup(0, 4, None, "gloo", timedelta(seconds=9), None))
     kind = Kind("dp", [(2, 0), (1, 3)], "gloo", timedelta(seconds=9), rm.Options())
@@ -360,7 +360,7 @@ def _forked(me):
 
 def _refused(groups):
     def refused():
-        with pytest.raises(ConnectError, match="was forked by process"):
+        with pytest.raises(ConnectError, match="is a child of process"):
             groups.abort()
 
     return refused

@@ -6,6 +6,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests import limits
+from tests.torch_lacks import call_timeouts, listed_keys
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -109,6 +110,7 @@ def _closes_after_a_failed_warm_up(me):
     return seconds
 
 
+@call_timeouts
 def test_groups_close_soon_after_a_warm_up_in_vain(ranks):
     """2 ranks, rank 1 does not warm up: rank 0 closes its groups at once, though their time limit is a minute."""
     seconds, group = ranks(2, _closes_after_a_failed_warm_up)[0]
@@ -131,6 +133,7 @@ def _dies_before_it_has_decided(me):
     return me.error(AgreementError, rm.connect, TWO, timeout=1)
 
 
+@listed_keys
 def test_a_rank_that_dies_as_it_gives_the_outcome_is_named(ranks):
     """2 ranks: the store itself would wait for a minute; the other names it within its own 1 s and the patience."""
     error = ranks(2, _dies_before_it_has_decided)[0]

@@ -3,6 +3,7 @@
 import pytest
 import torch.distributed as dist
 from tests.counting import Counting
+from tests.torch_lacks import listed_keys
 
 import rankmesh as rm
 from rankmesh.core.rank_range import RankRange
@@ -29,6 +30,7 @@ def _many(me):
     return found
 
 
+@listed_keys
 def test_nothing_stays_in_the_store(ranks):
     """4 ranks, 100 plans connected and closed: as many keys as after ten."""
     for ten, hundred in ranks(4, _many):
@@ -49,6 +51,7 @@ def _thousand(me):
     return before, [key for key in me.store.list_keys() if "own/" in key]
 
 
+@listed_keys
 @pytest.mark.long
 def test_a_thousand_rounds_leave_what_ten_leave(ranks):
     """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
@@ -67,6 +70,7 @@ def _after_failures(me):
     return [key for key in me.store.list_keys() if "own/" in key]
 
 
+@listed_keys
 def test_what_failed_is_deleted_with_the_next_that_succeeds(ranks):
     """3 ranks, three meetings at which all differ, then one at which they agree: nothing of the three stays."""
     assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/0-3/epoch"]] * 3

@@ -3,6 +3,10 @@
 import torch
 import torch.distributed as dist
 
+# torch 2.13 gave these two their names.
+_gather = getattr(dist, "all_gather_single", None) or dist.all_gather_into_tensor
+_scatter = getattr(dist, "reduce_scatter_single", None) or dist.reduce_scatter_tensor
+
 
 def rank_values(*shape, dtype=torch.int64):
     """A tensor that differs from rank to rank and from element to element."""
@@ -36,8 +40,8 @@ def gathers():
     listed = [torch.zeros(2, dtype=torch.int64) for _ in range(size)]
     dist.all_gather(listed, rank_values(2))
     joined, stacked = torch.zeros(2 * size, dtype=torch.int64), torch.zeros(size, 2, dtype=torch.int64)
-    dist.all_gather_single(joined, rank_values(2))
-    dist.all_gather_single(stacked, rank_values(1, 2))
+    _gather(joined, rank_values(2))
+    _gather(stacked, rank_values(1, 2))
     at_root = [torch.zeros(2, dtype=torch.int64) for _ in range(size)] if rank == 2 else None
     dist.gather(rank_values(2), at_root, dst=2)
     part = torch.zeros(2, dtype=torch.int64)
@@ -45,7 +49,7 @@ def gathers():
     shares = torch.zeros(2, dtype=torch.int64)
     dist.reduce_scatter(shares, [rank_values(2) * (i + 1) for i in range(size)])
     share = torch.zeros(2, dtype=torch.int64)
-    dist.reduce_scatter_single(share, rank_values(2 * size))
+    _scatter(share, rank_values(2 * size))
     message = rank_values(2)
     dist.broadcast(message, 3)
     every = [*listed, joined, stacked, *(at_root or ()), part, shares, share, message]

@@ -18,13 +18,17 @@ import rankmesh as rm
 from rankmesh import sim
 from rankmesh.testing.strategies import plans
 
+# torch 2.13 gave these two their names.
+_gather = getattr(functional, "all_gather_single_autograd", None) or functional.all_gather_tensor_autograd
+_scatter = getattr(functional, "reduce_scatter_single_autograd", None) or functional.reduce_scatter_tensor_autograd
+
 
 def _functional():
     world, rank, size = dist.group.WORLD, dist.get_rank(), dist.get_world_size()
     x = torch.full((size,), rank + 1.0, requires_grad=True)
-    gathered = functional.all_gather_single_autograd(x, 0, world)
+    gathered = _gather(x, 0, world)
     (gathered * torch.arange(float(size * size))).sum().backward()
-    parts = functional.reduce_scatter_single_autograd(torch.ones(size, requires_grad=True) * rank, "sum", 0, world)
+    parts = _scatter(torch.ones(size, requires_grad=True) * rank, "sum", 0, world)
     swapped = functional.all_to_all_single_autograd(x.detach(), None, None, world)
     whole = functional.all_reduce(x.detach(), "max", world)
     output = functional.broadcast(x.detach(), 1, world)

@@ -26,10 +26,16 @@ def wrong(into, shardings, rank):
     bad = []
     for name, expected in shards(shardings, rank).items():
         real = torch.from_numpy(np.asarray(brute.local(shardings[name], rank) >= 0))
-        got, wanted = (tensor[real].view(torch.uint8) for tensor in (into[name], expected))  # bytes: of any dtype
+        got, wanted = (_bytes(tensor)[real] for tensor in (into[name], expected))
         if not torch.equal(got, wanted):
             bad.append(name)
     return bad
+
+
+def _bytes(tensor):
+    """The bytes of each element, in a last dimension: torch compares and selects them, whatever the dtype."""
+    listed = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
+    return listed.view(torch.uint8).reshape(*tensor.shape, tensor.element_size())
 
 
 def model(mesh, *, layers=4, hidden=64, stages=None, dtype="float32"):

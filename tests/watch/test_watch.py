@@ -22,6 +22,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.sockets import descriptors
+from tests.torch_lacks import listed_keys
 
 import rankmesh as rm
 from rankmesh.backend import recorder
@@ -417,6 +418,7 @@ def _leaves_nothing(me, folder, host):
     return states
 
 
+@listed_keys
 @LONG
 def test_nothing_is_left(ranks, tmp_path, tmp_path_factory):
     """2 ranks: after a watch, asked or not, no key, thread, descriptor or file is left but the recordings."""

@@ -8,9 +8,9 @@ from typing import Any
 from unittest import mock
 
 import torch.distributed as dist
-import torch.distributed.tensor.debug as dtensor
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
+from rankmesh.backend.meshes import forget_meshes
 from rankmesh.errors import ConnectError
 
 __all__ = ["fake_world"]
@@ -43,8 +43,7 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
     finally:
         if dist.is_initialized():  # what ran may have ended it
             dist.destroy_process_group()
-        # DTensor remembers meshes of equal ranks, and with them the position of the rank that this process was.
-        dtensor._clear_sharding_prop_cache()
+        forget_meshes()
 
 
 def _nothing(*_given: Any, **_options: Any) -> None:

@@ -12,7 +12,7 @@ from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup, PrefixStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend import registries
@@ -20,7 +20,7 @@ from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
 from rankmesh.backend.options import check_backend, config, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
-from rankmesh.backend.single_rank import put_under, single_rank_group
+from rankmesh.backend.single_rank import fake_backend, put_under, single_rank_group
 
 if TYPE_CHECKING:
     from rankmesh.backend.drain import Drain
@@ -59,8 +59,7 @@ class MemberBackend:
     def _dry(self, request: GroupRequest) -> dist.ProcessGroup:
         store = PrefixStore(f"{request.name}/", self._default.store)
         pg = dist.ProcessGroup(store, request.rank, len(request.ranks))
-        made = FakeProcessGroup._create_internal(request.rank, len(request.ranks))
-        put_under(pg, made, config(request.kind.backend)[0])
+        put_under(pg, fake_backend(request.rank, len(request.ranks)), config(request.kind.backend)[0])
         return self._registered(pg, request, store)
 
     def _gloo(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
@@ -97,7 +96,7 @@ class MemberBackend:
             list(request.ranks),
             c10d.Backend(request.kind.backend),
             self._default.store,
-            c10d.GroupName(request.name),
+            request.name,
             backend_options=nccl_options(request.kind.options, request.kind.backend),
             timeout=request.kind.timeout,
             device_id=c10d._get_default_group().bound_device_id,

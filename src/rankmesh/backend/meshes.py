@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import distributed_c10d as c10d
+from torch.distributed import device_mesh as torch_meshes
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankmesh.errors import ConnectError, first_line
@@ -15,7 +15,7 @@ from rankmesh.errors import ConnectError, first_line
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["device_mesh", "flatten", "strided_shard", "symmetric_memory", "unfold"]
+__all__ = ["device_mesh", "flatten", "forget_meshes", "strided_shard", "symmetric_memory", "unfold"]
 
 
 def device_mesh(
@@ -40,35 +40,68 @@ def unfold(
     root: DeviceMesh, axes: tuple[str, ...], sizes: tuple[int, ...], groups: Sequence[dist.ProcessGroup | None]
 ) -> DeviceMesh:
     """A mesh of these dimensions over the ranks of a mesh of one, over groups that exist; None: there is none."""
-    made = DeviceMesh(
-        root.device_type,
-        _layout=type(root._layout).from_sizes_strides(sizes),
-        _rank_map=root._rank_map,
-        mesh_dim_names=axes,
-        _root_mesh=root,
-        _init_backend=False,
-    )
-    root._pg_registry.update({pg.group_name: pg for pg in groups if pg is not None})
-    made._dim_group_names = [c10d.GroupName("") if pg is None else pg.group_name for pg in groups]
-    return made
+    if _RESOURCES is not None:
+        raise ConnectError(
+            f"torch {torch.__version__} has no mesh of several views of its ranks, as torchtitan's is; "
+            "pip install 'torch>=2.10'"
+        )
+    made = _within(root, type(root._layout).from_sizes_strides(sizes), axes)
+    _register(root, groups)
+    return _named(made, groups)
 
 
 def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.ProcessGroup) -> DeviceMesh:
     """Give a ``DeviceMesh`` the dimension ``name``: its dimensions ``axes`` joined, over a group that exists."""
-    root = mesh._get_root_mesh()
-    layout = mesh[axes]._layout
-    joined = DeviceMesh(
-        mesh.device_type,
-        _layout=type(layout)([layout.collapse()]),
-        _rank_map=root._rank_map,
-        mesh_dim_names=(name,),
-        _root_mesh=root,
-        _init_backend=False,
-    )
-    joined._dim_group_names = [pg.group_name]
-    root._pg_registry[pg.group_name] = pg
+    if _RESOURCES is not None:
+        joined = DeviceMesh(mesh.device_type, mesh[axes].mesh.flatten(), mesh_dim_names=(name,), _init_backend=False)
+        joined = _named(joined, [pg])
+        root = _RESOURCES.get_root_mesh(mesh)
+        _RESOURCES.child_to_root_mapping[joined] = root
+        _RESOURCES.root_to_flatten_mapping.setdefault(root, {})[name] = joined
+        places = tuple(map(root.mesh_dim_names.index, axes))
+        _RESOURCES.flatten_name_to_root_dims.setdefault(root, {})[name] = places
+        return joined
+    root, layout = mesh._get_root_mesh(), mesh[axes]._layout
+    joined = _named(_within(root, type(layout)([layout.collapse()]), (name,)), [pg])
+    _register(root, [pg])
     root._flatten_mapping[name] = joined
     return joined
+
+
+# Torch before 2.10 keeps beside its meshes which one is part of which; later each mesh has its root.
+_RESOURCES: Any = None if hasattr(DeviceMesh, "_get_root_mesh") else torch_meshes._mesh_resources
+
+
+def _within(root: DeviceMesh, layout: Any, axes: tuple[str, ...]) -> DeviceMesh:
+    """A mesh of this layout of the ranks of its root."""
+    how: dict[str, Any] = {"_layout": layout, "_rank_map": root._rank_map, "_root_mesh": root, "_init_backend": False}
+    return DeviceMesh(root.device_type, mesh_dim_names=axes, **how)
+
+
+def _named(mesh: Any, groups: Sequence[Any]) -> DeviceMesh:
+    """The mesh, with these groups for its dimensions."""
+    mesh._dim_group_names = ["" if pg is None else pg.group_name for pg in groups]
+    made: DeviceMesh = mesh
+    return made
+
+
+def _register(root: DeviceMesh, groups: Sequence[Any]) -> None:
+    """Let the root find the groups; torch 2.10 asks its registry of all groups instead."""
+    known: dict[str, Any] = getattr(root, "_pg_registry", {})
+    known.update({pg.group_name: pg for pg in groups if pg is not None})
+
+
+def forget_meshes() -> None:
+    """Empty torch's caches of meshes: they know a mesh by its ranks, and have the position of the rank that made it."""
+    from torch.distributed.tensor import DTensor
+
+    propagate: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
+    propagate.cache.cache_clear()
+    in_native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # torch 2.10 and newer
+    if in_native is not None:
+        in_native()
+    if _RESOURCES is not None:
+        _RESOURCES.__init__()
 
 
 def symmetric_memory(size: int, pg: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:

@@ -86,8 +86,8 @@ class Communicator:
         if not wait_for(store, [f"here/{position}" for position in range(size)], self._limit):
             store.delete_key(f"here/{rank}")
             raise NotJoined(f"not all of its members have come within {self._limit:.3g} s", ())
-        options = c10d.ProcessGroupNCCL.Options()
-        options._timeout, options.group_name = _LONG, c10d.GroupName(name)
+        options: Any = c10d.ProcessGroupNCCL.Options()
+        options._timeout, options.group_name = _LONG, name
         with _watchdog_off():
             self._made: Any = c10d.ProcessGroupNCCL(store, rank, size, options)
         self._made.eager_connect_single_device(device)

@@ -47,19 +47,19 @@ class Positions(Mapping[int, int]):
         return len(self._ranks)
 
 
-def register(pg: Any, backend: str, store: Any, name: str, desc: str, ranks: Mapping[int, int]) -> None:
+def register(pg: Any, backend: str, store: Any, name: Any, desc: str, ranks: Mapping[int, int]) -> None:
     """Enter a process group in torch's registries; ``ranks`` has the position of each member by its global rank."""
-    known, group_name, tag = c10d.Backend(backend), c10d.GroupName(name), f"ptd:{name}"
-    pg._set_group_name(group_name)
+    known, tag = c10d.Backend(backend), f"ptd:{name}"
+    pg._set_group_name(name)
     pg._set_group_desc(desc)
     c10d._world.pg_map[pg] = (known, store)
-    c10d._world.pg_names[pg] = group_name
+    c10d._world.pg_names[pg] = name
     c10d._world.pg_backend_config[pg] = config(known)[1]
     c10d._world.pg_to_tag[pg] = tag
     c10d._world.tags_to_pg.setdefault("", []).append(pg)
     c10d._world.tags_to_pg.setdefault(tag, []).append(pg)
     c10d._world.pg_group_ranks[pg] = ranks  # type: ignore[assignment]  # torch has a dict, and only reads
-    _register_process_group(group_name, pg)
+    _register_process_group(name, pg)
 
 
 def set_positions(pg: Any, ranks: Sequence[int]) -> None:

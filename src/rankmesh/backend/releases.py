@@ -38,7 +38,6 @@ _MODULE = (
     "_get_default_group",
     "_get_split_source",
     "_new_process_group_helper",
-    "GroupName",
     "Backend",
     "BackendConfig",
 )

@@ -28,7 +28,7 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore, Work
 
 from rankmesh.backend.registries import register
 
-__all__ = ["SingleRankGroup", "finished", "premultiplied", "put_under", "single_rank_group"]
+__all__ = ["SingleRankGroup", "fake_backend", "finished", "premultiplied", "put_under", "single_rank_group"]
 
 _DEVICES = ("cpu", "cuda")
 
@@ -178,9 +178,15 @@ def _flat(tensors: Any) -> list[torch.Tensor]:
 def single_rank_group(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
     """A process group whose one member is the global rank ``rank``."""
     pg = SingleRankGroup()
-    put_under(pg, FakeProcessGroup._create_internal(0, 1), _DEVICES)
+    put_under(pg, fake_backend(0, 1), _DEVICES)
     register(pg, backend, HashStore(), name, desc, {rank: 0})
     return pg
+
+
+def fake_backend(rank: int, size: int) -> Any:
+    """Torch's fake backend, whose collectives return at once; torch 2.9 gave it a function that makes it."""
+    make: Any = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
+    return make(rank, size)
 
 
 def put_under(pg: dist.ProcessGroup, made: Any, device_types: Iterable[str]) -> None:

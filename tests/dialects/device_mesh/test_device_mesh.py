@@ -58,17 +58,18 @@ def test_groups_of_a_device_mesh_are_adopted(ranks):
 
 
 def _covers_the_world(me):
-    """torch gives a dimension that spans the world the world itself, and equal dimensions a group each."""
+    """torch gives the one dimension that spans the world the world itself, and equal dimensions a group each."""
+    with adopt(init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))) as groups:
+        seen = [groups["dp"].pg is dist.group.WORLD]
     mesh = init_device_mesh("cpu", (4, 1, 1), mesh_dim_names=("dp", "cp", "tp"))
     with adopt(mesh) as groups:
-        seen = [groups["dp"].pg is dist.group.WORLD, groups["cp"].pg is mesh.get_group("cp")]
-        seen.append(groups["tp"].pg is mesh.get_group("tp"))
+        seen += [group.pg is mesh.get_group(name) for name, group in groups.items()]
     return [*seen, dist.is_initialized(), _total(dist.group.WORLD)]
 
 
 def test_adopted_worlds_survive(ranks):
     """4 ranks: closing an adopted dimension that is the world leaves the world; equal dimensions keep their own."""
-    assert ranks(4, _covers_the_world) == [[True, True, True, True, 6]] * 4
+    assert ranks(4, _covers_the_world) == [[True] * 5 + [6]] * 4
 
 
 def _permuted(me):

@@ -7,6 +7,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dialects import dry, leaks
+from tests.torch_lacks import meshes_of_meshes
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
@@ -39,6 +40,7 @@ def _layout(me):
     check()
 
 
+@meshes_of_meshes
 def test_any_rank_of_any_world(ranks):
     """Dry worlds of up to 243 ranks, each backend: the mesh of every axis has the recipe's ranks and their group."""
     ranks(1, _layout, world=None, limit=60)
@@ -82,6 +84,7 @@ def _cycle():
         dims.build_mesh()
 
 
+@meshes_of_meshes
 @pytest.mark.long
 def test_fsdp_and_tensor_parallelism(ranks):
     """8 ranks, 2 replicas x 2 shards x 2 tensors: loss and gradients of one process; 4 groups; nothing left."""
