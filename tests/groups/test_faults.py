@@ -1,3 +1,4 @@
+import os
 import pickle
 import time
 from datetime import timedelta
@@ -12,6 +13,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 import rankmesh as rm
 from rankmesh.backend.members import MemberBackend
+from rankmesh.backend.protocol import NotJoined
 from rankmesh.backend.registries import registries
 from rankmesh.errors import AgreementError, ConnectError, PlanError
 from rankmesh.rendezvous import Round, StoreChannel
@@ -188,6 +190,31 @@ def test_a_rank_that_is_interrupted_as_ranks_complete_informs_the_others(ranks):
     error = ranks(2, _interrupted_at_the_end)[0]
     assert "rank 1 could not make its own groups: KeyboardInterrupt" in error["message"]
     assert error["seconds"] < limits.AT_ONCE
+
+
+def _first_to_fail(me):
+    """Rank 0, which serves the store, cannot make its group and ends; the others fail a moment later."""
+
+    def fail(*_, **__):
+        if me.rank == 0:
+            raise RuntimeError("no more sockets")
+        time.sleep(0.7)
+        raise NotJoined("not all of its members have connected", ())
+
+    MemberBackend.create = fail
+    error = me.error(ConnectError, rm.connect, _plan(3), timeout=limits.LONG)
+    if me.rank == 0:
+        os._exit(0)
+    return error["message"], error["ranks"]
+
+
+def test_who_serves_the_store_stays_until_its_own_failure_is_read(outcomes):
+    """3 ranks, the first cannot make its group and ends: the others, which still make theirs, hear who failed."""
+    _, *others = outcomes(3, _first_to_fail)
+    for one in others:
+        message, ranks = one.value
+        assert "rank 0 could not make its own groups" in message, message
+        assert ranks == [0]
 
 
 @pytest.mark.parametrize("timeout", [0, -1, float("nan"), float("inf"), 1e-7, 1e10, "1", None, True, timedelta(0)])

@@ -175,7 +175,8 @@ class Agreement:
         """Tell the others that this rank could not make its groups; as far as the store answers.
 
         ``seconds`` are left for ranks that are still making theirs. Raises ``ConnectError`` where others are the cause:
-        members did not join in time, and the others know which rank was lost, or gave up before it.
+        members did not join in time, and the others know which rank was lost, or gave up before it, or the store is
+        lost with the rank that serves it.
         """
         if self._failed:  # every rank has that outcome already
             return
@@ -189,7 +190,9 @@ class Agreement:
 
         try:
             outcome = self._round.conclude("make", conclude)
-        except ConnectError:
+        except ConnectError as lost:
+            if not_joined:
+                raise lost from error
             return
         self._leave(outcome)
         if not_joined and outcome.ranks != (rank,):

@@ -114,7 +114,12 @@ def enter(
     else:
         serves, seconds = launch.rank == 0 and not is_served(), (limit or _LIMIT).total_seconds()
         among = Round(StoreChannel(store, prefix), "world", range(launch.world_size), launch.rank, serves, epoch=0)
-        gather_results(among, initialise, len, seconds, "init()", undo=_destroy)
+        try:
+            gather_results(among, initialise, len, seconds, "init()", undo=_destroy)
+        except StoreLost as error:
+            if launch.rank == 0 or is_served():
+                raise
+            raise _rank_0_ended(launch) from error
     farewell = "" if launch.single_rank or is_served() else f"{prefix}/left"
     return _live(launch, device, backend, decision.why, store, farewell)
 

@@ -158,7 +158,7 @@ def _check_in_job(
 
 def is_stuck() -> bool:
     """Whether a check has left a thread in a call that does not come back; this process can still end itself."""
-    return any(thread.name in (_WORKER, "rankmesh-store") for thread in threading.enumerate())
+    return any(thread.name in (_WORKER, "rankmesh-store", "rankmesh-work") for thread in threading.enumerate())
 
 
 # -- the round ------------------------------------------------------------------------------------------------------
