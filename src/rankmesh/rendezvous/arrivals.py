@@ -78,14 +78,6 @@ class Arrivals:
         """Whether the step has an outcome, or is about to have one."""
         return self._ask(lambda: self.round.channel.wait(self.step.key("outcome"), 0))
 
-    def coordinated_here(self) -> bool:
-        """Whether this rank is the one that concludes the step, by asking for it first."""
-        return self.round.coordinator(self.step) == self.round.rank
-
-    def supersede(self) -> None:
-        """Move the round's name to its next epoch already."""
-        self._ask(lambda: self.round.channel.advance(self.round.epoch_key, self.round.epoch))
-
     def announce(self, outcome: Outcome) -> Outcome:
         """Give the outcome of the step, if none is given; the one that all get."""
         return self.round.announce(self.step, outcome)

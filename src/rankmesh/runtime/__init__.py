@@ -5,7 +5,6 @@ connect         plans -> LiveGroups, a view of the world
 world           what all plans of this process share: store, order, devices, names
 fitting         whether the world can serve a plan
 agreement       ranks agree before anything is made, and go on together
-deadlock        ranks that wait for each other in several rounds
 init, devices   from a launcher to an initialised world
 schedule        what this rank does to make its groups, in the one order of all ranks; the backend package does it
 live, handles   the groups of this rank; who made them destroys them

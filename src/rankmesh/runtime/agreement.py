@@ -24,12 +24,9 @@ from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError, ConnectError, cut, in_words
 from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, lost
 from rankmesh.rendezvous.channel import LARGEST
-from rankmesh.runtime.deadlock import Waiting
 
 __all__ = ["Agreement", "PlanProposal", "agree", "differences"]
 
-# Seconds after which the last rank of the world that begins to wait looks for a deadlock.
-_EARLY = 0.2
 _SHOWN = 8
 
 
@@ -90,7 +87,6 @@ class Agreement:
         self._proposal = proposal
         ranks = range(proposal.ranks.offset, proposal.ranks.stop)
         self._round = Round(channel, proposal.name, ranks, proposal.rank, serves)
-        self._waiting = Waiting(self._round, proposal.world_size, _differ)
         self._failed = False
 
     @property
@@ -104,22 +100,12 @@ class Agreement:
         """Wait for the others; ``AgreementError`` when their proposals differ, or one does not arrive."""
 
         def conclude(arrivals: Arrivals) -> Outcome:
-            outcome = self._conclude(arrivals, seconds)
-            if outcome.agreed:
-                self._waiting.all_go_on()
-            return outcome
+            return self._conclude(arrivals, seconds)
 
         proposal, rank = self._proposal, self._proposal.rank
         proposed = Proposal(proposal.digest, lambda: proposal.document)
-        last_of_the_world = self._waiting.begin()
-        patience = Patience(seconds, meanwhile=(_EARLY, self._waiting.end_deadlocked) if last_of_the_world else None)
-        try:
-            outcome = self._round.step("agree", proposed, conclude, patience)
-        except BaseException:
-            self._waiting.stop()
-            raise
+        outcome = self._round.step("agree", proposed, conclude, Patience(seconds))
         if not outcome.agreed:
-            self._waiting.stop()
             self._round.leave(outcome)
             raise AgreementError(
                 f"rank {rank}: {outcome.message}",
@@ -142,16 +128,16 @@ class Agreement:
             return lost(unresponsive, "had arrived")
         if not differ:
             return Outcome()
-        outcome = _differ([arrivals])
+        outcome = _differ(arrivals)
         missing = self._missing(absent, seconds) if absent else Outcome()
         words = "; ".join(message for message in (outcome.message, missing.message) if message)
         return Outcome("different", outcome.ranks, missing.missing, outcome.fields, words)
 
     def _missing(self, absent: Sequence[int], seconds: float) -> Outcome:
-        size, elsewhere = self._proposal.ranks.size, self._waiting.elsewhere(absent)
+        size = self._proposal.ranks.size
         message = (
-            f"waited {seconds:g} s for {in_words(absent)}, which did not arrive ({size - len(absent)} of {size} did)"
-            f"{elsewhere}; look at the logs of the missing ranks, or give connect() a longer timeout"
+            f"waited {seconds:g} s for {in_words(absent)}, which did not arrive ({size - len(absent)} of {size} did); "
+            "look at the logs of the missing ranks and at the ranks of their plans, or give connect() a longer timeout"
         )
         return Outcome("missing", tuple(absent), tuple(absent), message=message)
 
@@ -229,14 +215,10 @@ class Agreement:
         self._round.leave(Outcome())
 
 
-def _differ(several: Sequence[Arrivals]) -> Outcome:
+def _differ(arrivals: Arrivals) -> Outcome:
     """Name the ranks that differ from the majority, and the fields with both values."""
-    ranks: dict[str, list[int]] = {}
-    documents: dict[str, dict[str, Any]] = {}
-    for arrivals in several:
-        for digest, proposing in arrivals.proposals.items():
-            ranks.setdefault(digest, []).extend(proposing)
-            documents[digest] = documents.get(digest) or arrivals.document(digest)
+    ranks = arrivals.proposals
+    documents = {digest: arrivals.document(digest) for digest in ranks}
     majority = max(ranks, key=lambda digest: (len(ranks[digest]), -min(ranks[digest])))
     lines: list[str] = []
     fields: list[str] = []
