@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.errors import ConnectError
 
-__all__ = ["DefaultGroup", "check_process", "default_group", "default_pg", "is_inherited", "is_torch_function"]
+__all__ = ["DefaultGroup", "default_group", "default_pg", "is_inherited", "is_torch_function"]
 
 # The process groups of its parent that a forked child has copies of, without the threads that serve them.
 _inherited: list[Any] = []
@@ -62,23 +62,18 @@ def is_inherited() -> bool:
     return dist.is_initialized() and any(pg is c10d._get_default_group() for pg in _inherited)
 
 
-def check_process() -> None:
-    """Raise ``ConnectError`` in a forked child, where the world that is initialised is its parent's."""
-    if is_inherited():
+def default_pg(*, inherited: bool = False) -> Any:
+    """Return the process group of the initialised world; raise ``ConnectError`` where there is none.
+
+    Raises it in a forked child, too, unless the parent's world, ``inherited``, is asked for.
+    """
+    if is_inherited() and not inherited:
         raise ConnectError(
             f"process {os.getpid()} was forked by process {os.getppid()}, which is the rank of the world: its "
             "connections and threads cannot be used here; make this call there, or start this process with "
             "multiprocessing's 'spawn'"
         )
 
-
-def default_pg(*, inherited: bool = False) -> Any:
-    """Return the process group of the initialised world; raise ``ConnectError`` where there is none.
-
-    Raises it in a forked child, too, unless the parent's world, ``inherited``, is asked for.
-    """
-    if not inherited:
-        check_process()
     if not dist.is_initialized():
         raise ConnectError(
             "torch.distributed is not initialised, and groups are made in its world; "

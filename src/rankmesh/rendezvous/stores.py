@@ -55,7 +55,7 @@ class StoreChannel:
         """Add a participant to a set; whether the set is complete by that, which the store returns unasked."""
         block, position = divmod(participants.index(rank), _BLOCK)
         here = self.tick(f"{key}/{block}", 1 << 2 * position)
-        again = _times(here, position) > 1
+        again = here >> 2 * position & 3 > 1
         if again:
             here = self.tick(f"{key}/{block}", -(1 << 2 * position))
         if _absent(here, _members(participants, block)):
@@ -149,9 +149,5 @@ def _members(participants: Sequence[int], block: int) -> Sequence[int]:
     return participants[block * _BLOCK : (block + 1) * _BLOCK]
 
 
-def _times(counter: int, position: int) -> int:
-    return counter >> 2 * position & 3
-
-
 def _absent(counter: int, members: Sequence[int]) -> list[int]:
-    return [rank for position, rank in enumerate(members) if not _times(counter, position)]
+    return [rank for position, rank in enumerate(members) if not counter >> 2 * position & 3]

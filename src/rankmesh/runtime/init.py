@@ -20,7 +20,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.backend.default import check_process
+from rankmesh.backend.default import default_pg
 from rankmesh.core.options import time_limit
 from rankmesh.errors import ConnectError, StoreLost, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
@@ -98,7 +98,7 @@ def enter(
     limit = None if timeout is None else time_limit(timeout)
     _check_backend(backend)
     if dist.is_initialized():
-        check_process()
+        default_pg()  # raises in a forked child
         return _joined(launch, backend)
     local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
     launch, store, prefix, decision = together(launch, local, limit or _LIMIT)

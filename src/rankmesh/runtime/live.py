@@ -13,7 +13,7 @@ from collections.abc import Callable, Iterable, Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
-from rankmesh.backend.default import check_process, is_inherited
+from rankmesh.backend.default import default_pg, is_inherited
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.core.local import ByKind, LocalGroup, LocalGroups
 from rankmesh.core.options import time_limit
@@ -109,7 +109,8 @@ class LiveGroups(ByKind[LiveGroup]):
         return id(self)
 
     def _check_open(self) -> None:
-        check_process()
+        if is_inherited():
+            default_pg()  # raises
         if self._closed:
             raise ConnectError("these groups are closed; use them inside the `with` block, or connect again")
 
