@@ -158,6 +158,28 @@ def test_over_when_all_have_returned(ending, returned):
 
 
 @MANY
+@given(st.data())
+def test_two_epochs_in_a_row_make_progress(data):
+    """After an epoch without a step or a change of the members the next one has either, or the job ends."""
+    history = data.draw(histories())
+    given_, again = (
+        {member: replace(data.draw(reports(history, member)), error="", done=False) for member in history[EPOCH].all}
+        for _ in range(2)
+    )
+    outcome = conclude(history, EPOCH, given_, ())
+    again = {member: replace(report, steps=given_[member].steps, commits={}) for member, report in again.items()}
+    if goes_on(outcome) and not _changes(outcome, history):
+        following = conclude(history, EPOCH, again, (), outcome.value["raised"])
+        assert not goes_on(following) or _changes(following, history)
+
+
+def _changes(outcome, history):
+    """Whether the members of the next epoch are others, or at other ranks."""
+    members = history[EPOCH]
+    return (outcome.value["ranks"], outcome.value["spares"]) != (members.ranks, members.spares)
+
+
+@MANY
 @given(endings(), st.randoms())
 def test_the_order_of_arrival_changes_nothing(ending, random):
     """The same outcome, to the letter, from the same reports in any order, and as they come from the store."""
