@@ -30,7 +30,7 @@ __all__ = ["EXAMPLES", "command", "sizes_of"]
 EXAMPLES = """\
 $ rankmesh measure tp=2,dp=2 --sizes 4KiB,1MiB
 $ srun rankmesh measure plan.json --json > measured.json
-$ torchrun --nproc-per-node 8 -m rankmesh measure tp=8 --svg tp.svg
+$ torchrun --nproc-per-node 8 -m rankmesh measure tp=8 --json
 $ srun rankmesh measure 'tp=8,dp=*' --cluster cluster.json --save measured-cluster.json
 """
 

@@ -18,7 +18,7 @@ from rankmesh.readers.source import Source
 from rankmesh.viz.overview import KindRow, LayoutRow, Overview, nodes_text
 from rankmesh.viz.svg import picture, pictured_kinds
 
-__all__ = ["TEMPLATE", "page", "table"]
+__all__ = ["page"]
 
 TEMPLATE = Template("""<!doctype html>
 <html lang="en">
