@@ -82,7 +82,7 @@ class Conversation:
                         return reply
                     self._send()
                 elif len(line) > (LARGEST if self._lines else NONCE):
-                    raise ForeignLine("received a line that is too long")
+                    raise ForeignLine("a line is too long")
                 elif read := self.socket.recv(1 << 16):
                     self._received += read
                 else:
@@ -97,14 +97,14 @@ class Conversation:
     def _understood(self, line: bytes) -> dict[str, Any] | None:
         if self._lines is None:
             if len(line) != NONCE:
-                raise ForeignLine("received a line that is not a nonce")
+                raise ForeignLine("a line is not a nonce")
             self._lines = SealedLines(self._key, line)
             self._requests.insert(0, new_nonce().decode())
             self._seal()
             return None
         reply = self._lines.open(line)
         if not isinstance(reply, dict):
-            raise ForeignLine("received a reply that is not an object")
+            raise ForeignLine("a reply is not an object")
         self.replied = True
         return reply
 

@@ -247,12 +247,12 @@ class _Connected:
                 if _has_ended(self._liveness):
                     raise _Ended
                 self._selector.unregister(self._liveness)  # it cannot be reached
-            if self.conversation.socket in ready and (reply := self._heard()) is not None:
+            if self.conversation.socket in ready and (reply := self._next_reply()) is not None:
                 return reply
             if not ready or self._woken in ready:
                 return None
 
-    def _heard(self) -> Message | None:
+    def _next_reply(self) -> Message | None:
         try:
             return self.conversation.go_on()
         except ConnectionRefusedError:

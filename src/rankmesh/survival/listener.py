@@ -112,7 +112,7 @@ class Listener:
                     client.to_send = client.to_send[client.connection.send(client.to_send) :]
                 line, newline, rest = client.received.partition(b"\n")
                 if len(line) > (LARGEST if client.known else LARGEST_HELLO):
-                    raise ForeignLine("received a line that is too long")
+                    raise ForeignLine("a line is too long")
                 if newline:
                     client.received = rest
                     self._answer(client, line)

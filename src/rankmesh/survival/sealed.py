@@ -49,7 +49,7 @@ class SealedLines:
     {'what': 'ping'}
     >>> listener.open(line)
     Traceback (most recent call last):
-    rankmesh.survival.sealed.ForeignLine: received a line that was not written with the key of this job
+    rankmesh.survival.sealed.ForeignLine: a line was not written with the key of this job
     """
 
     def __init__(self, key: JobKey, nonce: bytes) -> None:
@@ -65,6 +65,6 @@ class SealedLines:
         """Return the message of the next line; raise ``ForeignLine`` if it was not written with the key for here."""
         tag, text = line[:NONCE], line[NONCE + 1 :].removesuffix(b"\n")
         if not self._key.is_tag(tag.decode(errors="replace"), self._before, text):
-            raise ForeignLine("received a line that was not written with the key of this job")
+            raise ForeignLine("a line was not written with the key of this job")
         self._before = tag
         return json.loads(text)
