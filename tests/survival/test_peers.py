@@ -11,6 +11,7 @@ from torch.distributed import TCPStore
 
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous.waiting import Worker
+from rankmesh.runtime.served_store import serve_at
 from rankmesh.survival import peers
 from rankmesh.survival.peers import Contact, Peers
 
@@ -32,7 +33,7 @@ def test_a_store_is_served_at_its_address_alone(address, ways):
     """No other address of the host; by IPv4, so that torch asks no name server for ::ffff:127.0.0.1."""
     if not _reached_by_ipv6():
         pytest.skip("no IPv6 here")
-    served = peers._served(address)
+    served = serve_at(address)
     assert {way: _reached(way, served.port) for way in ways} == ways
     other = TCPStore(address, served.port, is_master=False, wait_for_workers=False)
     served.set("key", "value")

@@ -2,7 +2,8 @@
 
 ```
 torchrun          its agent serves the store
-any other         rank 0 serves it, at MASTER_ADDR:MASTER_PORT or where the launcher's list of hosts begins
+any other         rank 0 serves it, at MASTER_ADDR:MASTER_PORT or where the launcher's list of hosts begins;
+                  at that address alone if it is numeric, else at all addresses of its host
 MPI without one   rank 0 serves it on its host, and broadcasts the address through mpi4py
 no launcher       a store of this process alone
 ```
@@ -13,10 +14,12 @@ first. A rank that waits for rank 0 tries its port until it answers: torch's own
 
 from __future__ import annotations
 
+import ipaddress
 import os
 import socket
 import time
 from concurrent.futures import wait
+from contextlib import suppress
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any
@@ -29,9 +32,11 @@ from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 from rankmesh.rendezvous.waiting import submit
 
-__all__ = ["is_served", "open_at", "open_store"]
+__all__ = ["is_served", "open_at", "open_store", "serve_at"]
 
 _KNOCK, _PAUSE, _MOMENT = 2.0, 0.1, 1.0
+# Torch's own limit of a store's calls, and connections that may wait.
+_DEFAULT, _BACKLOG = timedelta(seconds=300), 2048
 
 
 def is_served() -> bool:
@@ -81,6 +86,9 @@ def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: time
     """The store, or ``ConnectError`` in time: torch's client tries for minutes where one accepts and says nothing."""
 
     def open_it() -> TCPStore:
+        if serves and _is_numeric(address):
+            with suppress(OSError):  # another store of this process is served there, or will say what uses the port
+                return serve_at(address, port, timeout)
         return TCPStore(address, port, is_master=serves, timeout=timeout, wait_for_workers=False, multi_tenant=serves)
 
     opening = submit(open_it, "rankmesh-store")
@@ -97,6 +105,33 @@ def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: time
         rank=launch.rank,
         missing=(0,),
     )
+
+
+def serve_at(address: str, port: int = 0, timeout: timedelta = _DEFAULT) -> TCPStore:
+    """Serve a store at one numeric address of this host, and at no other; port 0 is any that is free.
+
+    Torch's own choice is a socket of IPv6 at all addresses, on which others have addresses such as ::ffff:10.0.0.1: it
+    asks a name server for the name of each, as no /etc/hosts has it. Raises ``OSError`` if the port is taken.
+    """
+    family = socket.AF_INET6 if ":" in address else socket.AF_INET
+    with socket.create_server((address, port), family=family, backlog=_BACKLOG) as listening:
+        return TCPStore(
+            address,
+            int(listening.getsockname()[1]),
+            is_master=True,
+            timeout=timeout,
+            wait_for_workers=False,
+            multi_tenant=port > 0,
+            master_listen_fd=os.dup(listening.fileno()),
+        )
+
+
+def _is_numeric(address: str) -> bool:
+    try:
+        ipaddress.ip_address(address)
+    except ValueError:
+        return False
+    return True
 
 
 def _unreachable(launch: Launch, why: str) -> ConnectError:

@@ -32,7 +32,7 @@ from rankmesh.rendezvous.gather import gather
 from rankmesh.rendezvous.waiting import Worker, answered_within, submit
 from rankmesh.runtime.devices import capabilities
 from rankmesh.runtime.init import device_of, together
-from rankmesh.runtime.served_store import is_served
+from rankmesh.runtime.served_store import is_served, serve_at
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Address, Heartbeat, Message, Presence, exchange
 from rankmesh.survival.members import Members
@@ -41,7 +41,7 @@ from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Contact", "Peers"]
 
-_HERE, _BACKLOG = "127.0.0.1", 2048
+_HERE = "127.0.0.1"
 _MOMENT = 2.0
 # Seconds that a member has for a reply to a process that joins, and between two questions.
 _ASKED, _AGAIN = 2.0, 0.2
@@ -98,7 +98,7 @@ class Peers:
         self._announcing: list[threading.Thread] = []
         self._heartbeat = Heartbeat(address, reply)
         self._server: TCPStore | None
-        self._server = served = _served(address)
+        self._server = served = serve_at(address)
         self.key = ""
         self._prepared: dict[int, Future[CutStore]] = {}
         self._preparing = Worker("rankmesh-store")
@@ -283,23 +283,6 @@ def _with_key(contacts: list[dict[str, Any]]) -> dict[str, Any]:
     keys = [contact.pop("key") for contact in contacts]
     differs = [rank for rank, fingerprint in enumerate(keys) if fingerprint != keys[0]]
     return {"contacts": contacts, "differs": differs, "key": "" if any(keys) else JobKey.new().text}
-
-
-def _served(address: str) -> TCPStore:
-    """Serve a store at one address of this host.
-
-    Torch's own choice is a socket of IPv6 at all addresses, on which others have addresses such as ::ffff:10.0.0.1: it
-    asks a name server for the name of each, as no /etc/hosts has it.
-    """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, 0), family=family, backlog=_BACKLOG) as listening:
-        return TCPStore(
-            address,
-            int(listening.getsockname()[1]),
-            is_master=True,
-            wait_for_workers=False,
-            master_listen_fd=os.dup(listening.fileno()),
-        )
 
 
 def _at(join: str, key: JobKey | None) -> Address:
