@@ -8,6 +8,8 @@ stores         each member serves one, so the death of one costs no more than th
 
 from __future__ import annotations
 
+import logging
+import math
 import os
 import socket
 import threading
@@ -45,6 +47,10 @@ _HERE = "127.0.0.1"
 _MOMENT = 2.0
 # Seconds that a member has for a reply to a process that joins, and between two questions.
 _ASKED, _AGAIN = 2.0, 0.2
+# Seconds after which the log says that a process waits to join: as long as members reply, until they change.
+_TOLD = 10.0
+
+_log = logging.getLogger("rankmesh.survival")
 
 
 @dataclass(frozen=True)
@@ -133,7 +139,7 @@ class Peers:
         return None
 
     def _ask_to_join(self, first: Address) -> Message:
-        known = [first]
+        known, told = [first], time.monotonic() + _TOLD
         message = {"what": "join", "contact": vars(self._contact)}
         while True:
             for address in known:
@@ -150,6 +156,9 @@ class Peers:
                     f"what job.address is on a rank that lives, and {VARIABLE} what job.key is there",
                     address=known[0][:2],
                 )
+            if time.monotonic() > told:
+                told = math.inf
+                _log.info("rankmesh: %s:%s replies; this process joins when the members change next", *first[:2])
             time.sleep(_AGAIN)
 
     @property
