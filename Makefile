@@ -6,6 +6,8 @@ SPEC ?= megatron:world=16,tp=2,cp=2,pp=2,ep=2
 ARGS ?=
 # The torch of `make test-torch`: the newest that the tests pass on.
 TORCH ?= 2.15.0
+# The oldest, which CI runs beside it.
+OLD_TORCH := 2.8.0
 # How wide `make test-sweeps` is: 1, or all.
 SWEEP ?= 1
 # The programs that `make test-hangs` runs: all, or some by name.
@@ -80,7 +82,7 @@ test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, e
 
 install: $(VENV)/.installed-lint $(VENV)/.installed-launchers $(VENV)/.installed-browser  ## install what lint and tests need (root: Debian's programs too)
 
-downloads: $(VENV)/.installed-peers $(VENV)/torch-$(TORCH)/.installed  ## what test-peers and test-torch need beside it (up to 4 GB)
+downloads: $(VENV)/.installed-peers $(VENV)/torch-$(TORCH)/.installed $(VENV)/torch-$(OLD_TORCH)/.installed  ## what test-peers and test-torch need beside it (up to 7 GB)
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
@@ -135,10 +137,10 @@ $(VENV)/.installed-test: $(VENV)/.installed
 	@touch $@
 
 # The pins, but for torch's own; torch brings NVIDIA's libraries along where it is built for CUDA, and uses none of them here.
-$(VENV)/torch-$(TORCH)/.installed: pyproject.toml constraints.txt
+$(VENV)/torch-%/.installed: pyproject.toml constraints.txt
 	$(PYTHON) -m venv --clear $(@D)
 	@grep -v '^torch==' constraints.txt > $(@D)/constraints.txt
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt 'torch==$(TORCH)' -e '.[test]'
+	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check -c $(@D)/constraints.txt 'torch==$*' -e '.[test]'
 	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)'
 	@touch $@
 

@@ -9,7 +9,7 @@ listed_keys = pytest.mark.skipif(
     not hasattr(dist.TCPStore, "list_keys"), reason="this torch's store does not list its keys"
 )
 # A gloo whose timeout can be set later also keeps that of a call, and reduces by what it is told.
-GLOO_FOLLOWS_OPTIONS = hasattr(c10d.Backend, "set_timeout")
+GLOO_FOLLOWS_OPTIONS = hasattr(c10d.ProcessGroupGloo, "set_timeout")
 call_timeouts = pytest.mark.skipif(
     not GLOO_FOLLOWS_OPTIONS, reason="before torch 2.9: a call of gloo has the timeout of its group"
 )

@@ -44,9 +44,34 @@ def test_an_old_torch_is_refused_before_anything_happens(call):
     assert done.stderr.count("ConnectError: torch") == 1
 
 
+@pytest.mark.few(1)
+@pytest.mark.parametrize("call", ["rankmesh.connect('dp=1')", "rankmesh.init()", "from rankmesh import sim"])
+def test_a_torch_without_distributed_is_refused(call):
+    """A torch that was built without torch.distributed: one ConnectError, whatever is used first."""
+    without = """
+import sys, torch, torch.distributed as without
+for name in [name for name in vars(without) if not name.startswith("__")]:
+    delattr(without, name)
+without.is_available = lambda: False
+sys.modules["torch.distributed.distributed_c10d"] = sys.modules["torch._C._distributed_c10d"] = None
+"""
+    program = f"{without}import rankmesh\n{call}"
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    assert (
+        f"ConnectError: torch {torch.__version__} was built without torch.distributed" in done.stderr.splitlines()[-1]
+    )
+
+
 @pytest.mark.parametrize(
     ("version", "family"),
-    [("2.13.0", Torch213), ("2.14.1", Torch214), ("2.15.0+cu132", Torch215), ("3.0.0", Torch215)],
+    [
+        ("2.8.0", Torch213),
+        ("2.12.1", Torch213),
+        ("2.13.0", Torch213),
+        ("2.14.1", Torch214),
+        ("2.15.0+cu132", Torch215),
+        ("3.0.0", Torch215),
+    ],
 )
 def test_each_release_has_its_family(monkeypatch, version, family):
     """A known release has its class without a word, and a later one that of the newest, if that behaves."""

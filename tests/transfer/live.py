@@ -26,13 +26,13 @@ def wrong(into, shardings, rank):
     bad = []
     for name, expected in shards(shardings, rank).items():
         real = torch.from_numpy(np.asarray(brute.local(shardings[name], rank) >= 0))
-        got, wanted = (_bytes(tensor)[real] for tensor in (into[name], expected))
+        got, wanted = (bytes_of(tensor)[real] for tensor in (into[name], expected))
         if not torch.equal(got, wanted):
             bad.append(name)
     return bad
 
 
-def _bytes(tensor):
+def bytes_of(tensor):
     """The bytes of each element, in a last dimension: torch compares and selects them, whatever the dtype."""
     listed = tensor.reshape(-1).clone(memory_format=torch.contiguous_format)
     return listed.view(torch.uint8).reshape(*tensor.shape, tensor.element_size())

@@ -7,6 +7,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests import limits
 from tests.transfer import brute, syncing
+from tests.transfer.live import bytes_of
 from tests.transfer.strategies import pairs
 
 import rankmesh as rm
@@ -135,7 +136,7 @@ def _random(me, wire, folder, cases, update):
                     bad.append([number, version, "version", str(received)])
                 for name, tensor in sync.tensors.items():
                     expected, real = _cut(whole[name], side[name], rank)
-                    if not torch.equal(tensor[real].view(torch.uint8), expected[real].view(torch.uint8)):
+                    if not torch.equal(bytes_of(tensor)[real], bytes_of(expected)[real]):
                         bad.append([number, version, name])
             me.meet(f"{number} {version}")
         sync.close()

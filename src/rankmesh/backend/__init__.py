@@ -18,6 +18,6 @@ No other package of rankmesh touches what is private in torch: tests/groups/test
 
 import torch
 
-from rankmesh.backend.versions import check_minimum
+from rankmesh.backend.versions import check_torch
 
-check_minimum(torch.__version__)
+check_torch(torch.__version__, distributed=torch.distributed.is_available())

@@ -190,7 +190,7 @@ class Torch214(MemberBackend):
 
 
 class Torch213(Torch214):
-    """Torch 2.13: gloo counts its calls from a number that the members agree on, where it is asked to."""
+    """Torch 2.8 to 2.13: gloo counts its calls from a number that the members agree on, where it is asked to."""
 
     def _start_counting(self, made: Any) -> None:
         made._set_sequence_number_for_group()

@@ -2,7 +2,7 @@
 
 ```
 threads that are ranks           ThreadBackend
-2.13, 2.14, 2.15 and newer       Torch213, Torch214, Torch215, where every private piece is there
+2.8 to 2.13, 2.14, newer          Torch213, Torch214, Torch215, where every private piece is there
 a piece is missing, or a release
 that is not known behaves otherwise     PublicBackend, with a warning on rank 0
 ```
@@ -10,6 +10,7 @@ that is not known behaves otherwise     PublicBackend, with a warning on rank 0
 
 from __future__ import annotations
 
+import os
 import warnings
 from functools import cache
 
@@ -44,6 +45,8 @@ _MODULE = (
 _GROUP = ("_set_default_backend", "_register_backend", "_set_group_name", "_set_group_desc")
 _GLOO = ("_Options", "create_device", "create_default_device")
 _PROBE = "rankmesh/probe"
+# Set by tests, which then run over torch's public API alone.
+_PUBLIC = "RANKMESH_TEST_PUBLIC"
 
 
 def backend_of(default: DefaultGroup) -> Backend:
@@ -73,8 +76,8 @@ def _family() -> type[members.MemberBackend]:
 @cache
 def missing() -> str | None:
     """Which private piece of this torch is missing or behaves otherwise, None where all are as they should be."""
-    if _NOT_IMPORTED:
-        return _NOT_IMPORTED
+    if _NOT_IMPORTED or os.environ.get(_PUBLIC):
+        return _NOT_IMPORTED or f"{_PUBLIC} is set"
     places: list[tuple[str, object, tuple[str, ...]]] = [
         ("torch.distributed.distributed_c10d", c10d, _MODULE),
         ("torch.distributed.distributed_c10d._world", getattr(c10d, "_world", None), _WORLD),
