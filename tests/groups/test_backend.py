@@ -385,7 +385,7 @@ def _forked(me):
 
 def _refused(groups):
     def refused():
-        with pytest.raises(ConnectError, match="is a child of process"):
+        with pytest.raises(ConnectError, match="was forked by process"):
             groups.abort()
 
     return refused

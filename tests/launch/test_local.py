@@ -9,7 +9,8 @@ from math import inf
 
 import pytest
 
-from rankmesh.launch.local import end_all, leave, output_to, wait
+from rankmesh.core.private import write_whole
+from rankmesh.launch.local import end_all, output_to, wait
 
 FORK = multiprocessing.get_context("fork")
 
@@ -18,12 +19,12 @@ def _leaves(folder, rank):
     output_to(folder / f"output-{rank}")
     os.write(1, f"rank {rank}\n".encode())
     subprocess.run([sys.executable, "-c", "print('its child')"], check=True)
-    leave(folder / f"result-{rank}", b"done")
+    write_whole(folder / f"result-{rank}", b"done")
     raise SystemExit(rank)
 
 
 def _stays(folder, rank):
-    leave(folder / f"result-{rank}", b"begun")
+    write_whole(folder / f"result-{rank}", b"begun")
     time.sleep(600)
 
 

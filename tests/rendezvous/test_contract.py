@@ -14,7 +14,6 @@ from rankmesh.rendezvous import (
     BoundedChannel,
     ChannelLost,
     FallbackChannel,
-    FolderChannel,
     Outcome,
     Patience,
     Proposal,
@@ -25,6 +24,7 @@ from rankmesh.rendezvous import (
     stores,
 )
 from rankmesh.rendezvous import round as rounds
+from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.gather import gather, or_missing
 from rankmesh.rendezvous.stores import _BLOCK
 

@@ -11,7 +11,7 @@ neither                        the first rank makes a key; the others receive it
 >>> key.is_tag(tag, b"epoch 3 has ended"), key.is_tag(tag, b"epoch 4 has ended")
 (True, False)
 >>> key
-JobKey('6f0...')
+JobKey('4a9...')
 """
 
 from __future__ import annotations
