@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -45,7 +46,7 @@ def unfold(
             f"torch {torch.__version__} has no mesh of several views of its ranks, as torchtitan's is; "
             "pip install 'torch>=2.10'"
         )
-    made = _within(root, type(root._layout).from_sizes_strides(sizes), axes)
+    made = _within(root, _rows(type(root._layout), sizes), axes)
     _register(root, groups)
     return _named(made, groups)
 
@@ -62,7 +63,7 @@ def flatten(mesh: DeviceMesh, axes: tuple[str, ...], name: str, pg: dist.Process
         _RESOURCES.flatten_name_to_root_dims.setdefault(root, {})[name] = places
         return joined
     root, layout = mesh._get_root_mesh(), mesh[axes]._layout
-    joined = _named(_within(root, type(layout)([layout.collapse()]), (name,)), [pg])
+    joined = _named(_within(root, _collapsed(layout), (name,)), [pg])
     _register(root, [pg])
     root._flatten_mapping[name] = joined
     return joined
@@ -76,6 +77,21 @@ def _within(root: DeviceMesh, layout: Any, axes: tuple[str, ...]) -> DeviceMesh:
     """A mesh of this layout of the ranks of its root."""
     how: dict[str, Any] = {"_layout": layout, "_rank_map": root._rank_map, "_root_mesh": root, "_init_backend": False}
     return DeviceMesh(root.device_type, mesh_dim_names=axes, **how)
+
+
+def _rows(kind: Any, sizes: tuple[int, ...]) -> Any:
+    """The layout of these sizes, the last adjacent; torch before 2.13 wants the strides, too."""
+    if hasattr(kind, "from_sizes_strides"):
+        return kind.from_sizes_strides(sizes)
+    return kind(sizes, tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes))))
+
+
+def _collapsed(layout: Any) -> Any:
+    """The layout whose one dimension joins those of another."""
+    if hasattr(layout, "collapse"):
+        return type(layout)([layout.collapse()])
+    joined = layout.coalesce()
+    return joined.nest() if len(joined) > 1 else joined
 
 
 def _named(mesh: Any, groups: Sequence[Any]) -> DeviceMesh:

@@ -4,6 +4,7 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.dialects import dry
+from tests.torch_lacks import JOINS_APART
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.tensor import DTensor, Shard
 
@@ -164,7 +165,7 @@ FLAT = rm.Plan(
     [rm.GroupSpec(name) for name in ("tp", "cp", "dp")]
     + [rm.GroupSpec("dp_cp", "dp-cp"), rm.GroupSpec("dp_tp", "dp-tp"), rm.GroupSpec("all", "dp-cp-tp")],
 )
-JOINED = {"dp_cp": ("dp", "cp"), "dp_tp": ("dp", "tp"), "all": ("dp", "cp", "tp")}
+JOINED = {"dp_cp": ("dp", "cp"), "all": ("dp", "cp", "tp"), **({"dp_tp": ("dp", "tp")} if JOINS_APART else {})}
 
 
 def _flattened(me):
