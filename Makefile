@@ -127,7 +127,7 @@ $(VENV)/.created:
 # torch comes first and by its exact version, so that a wheel which pip finds on this machine is taken as it is.
 $(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
 	$(PIP) '$(call pin,torch)'
-	$(PIP) -e '.[configs,torch]'
+	$(PIP) -e '.[torch]'
 	@touch $@
 
 # Others' code that tests run beside ours: what is asked of it, ranks and groups, needs none of its dependencies.

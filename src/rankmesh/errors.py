@@ -233,18 +233,17 @@ def extra(name: str) -> Iterator[None]:
     """Around the imports of an extra's packages: one that is not installed is a ``MissingExtra``.
 
     ```
-    pip install rankmesh                 plans and the rankmesh command: numpy, typer, rich, PyYAML
-    pip install 'rankmesh[configs]'      launch scripts, JSON and TOML training configs as SPECs: tree-sitter
+    pip install rankmesh                 plans, training configs and the rankmesh command: numpy, typer, rich, PyYAML
     pip install 'rankmesh[torch]'        live groups, the simulator, dialects, checks
     pip install 'rankmesh[files]'        checkpoints of safetensors, read under any layout
     pip install 'rankmesh[testing]'      the pytest plugin and the strategies
     ```
 
-    >>> with extra("configs"):
+    >>> with extra("files"):
     ...     import a_package_that_nobody_has
     Traceback (most recent call last):
     rankmesh.errors.MissingExtra: the package 'a_package_that_nobody_has' is not installed; \
-pip install 'rankmesh[configs]'
+pip install 'rankmesh[files]'
     """
     try:
         yield

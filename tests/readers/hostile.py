@@ -147,6 +147,10 @@ def _nested(choose, depth):
             "((",
             '"$(',
             "f() {\n",
+            "[[ a\n",
+            "{,",
+            "$[",
+            "A=1 ",
         ]
     )
     start = choose.choice(["", "a: ", "a = ", "tp=", "{", "#!/bin/bash\n"])

@@ -90,6 +90,19 @@ def test_toml(tree, style):
     assert [entry.line for entry in found] == sorted(entry.line for entry in found)
 
 
+def test_what_looks_like_a_key_is_none():
+    """Texts of several lines, comments, and the lines of a list begin no table and have no key."""
+    text = 'a = """\n[b]\ntp = 1\n"""\n# tp = 2\nm = [\n  [1], # ]\n  ["]"],\n]\n'
+    text += '[b]\n"x.y".tp = 4\nc = "d = [" # e\nf = {g = 1}\n'
+    assert {entry.key: entry.line for entry in entries(text, "a.toml")} == {
+        "a": 1, "m": 6, "b.x.y.tp": 11, "b.c": 12, "b.f.g": 13,
+    }  # fmt: skip
+    text = '{"a": "\\"b\\": {", "l": [{"c": 1},\n{"c": 2}],\n\t"d": {"c": 3, "c": 4}}'
+    assert [(entry.key, entry.value, entry.line) for entry in entries(text, "a.json")] == [
+        ("a", '"b": {', 1), ("l", [{"c": 1}, {"c": 2}], 1), ("d.c", 3, 3), ("d.c", 4, 3),
+    ]  # fmt: skip
+
+
 def test_lists_of_tables():
     """A list of tables is one value, on the line of its first table; an empty table is none."""
     found = entries("[a]\n\n[[t.u]]\nk = 1\n[[t.u]]\nk = 2\n[t.u.v]\nw = 3\n[b]\nc = 4\n", "a.toml")

@@ -157,7 +157,9 @@ def test_settings_of_a_branch(setting, read):
     if read:
         assert read_config(text, "run.sh").plan == recipes.megatron(8, pp=2)
         return
-    with pytest.raises(PlanError, match=r"run.sh:1: .*MORE is set in a branch .*; run the script: rankmesh show --run"):
+    with pytest.raises(
+        PlanError, match=r"run.sh:1: .*MORE is set in a branch, loop or function .*; run it: rankmesh show --run"
+    ):
         read_config(text, "run.sh")
 
 

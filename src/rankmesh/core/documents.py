@@ -29,7 +29,7 @@ from dataclasses import dataclass
 from functools import cache
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
-from rankmesh.errors import RankmeshError, extra, first_line, quoted
+from rankmesh.errors import RankmeshError, first_line, quoted
 
 __all__ = [
     "DOCUMENT",
@@ -268,9 +268,8 @@ def parse_toml(text: str, limits: Limits = DOCUMENT) -> dict[str, Any]:
     if sys.version_info >= (3, 11):
         import tomllib
     else:
-        with extra("configs"):
-            import tomli as tomllib
-    _check_count(text, "=,[", limits)
+        import tomli as tomllib
+    _check_count(text, "=,[.", limits)
     # A key of many parts takes time that grows with the square of their number.
     keys = (part for line in text.split("\n") for part in line.split("=")[:-1] or [line])
     if any(max(map(_dots, re.split("[{,]", key))) > limits.depth for key in keys if _dots(key) > limits.depth):
@@ -307,15 +306,12 @@ def _too_deep(limits: Limits) -> Unreadable:
 
 
 def _checked(data: _T, limits: Limits, *, texts: bool = True) -> _T:
-    """The data, if its depth, number of values, numbers and texts are those of a document. It has no cycles."""
-    budget, depth = limits.values, 0
+    """The data, if its depth, numbers and texts are those of a document. Its values were counted; it has no cycles."""
+    depth = 0
     layer: list[object] = [data]
     while layer:
         if depth > limits.depth:
             raise _too_deep(limits)
-        budget -= len(layer)
-        if budget < 0:
-            raise Unreadable(f"holds more than {limits.values:,} values, its aliases written out")
         inner: list[object] = []
         for value in layer:
             if isinstance(value, dict):
@@ -397,9 +393,8 @@ def _loader() -> Any:
             self._events = iter(yaml.parse(text, Loader=parser))
             self._next: Any = None
             self._limits = limits
-            # Of the nodes that are complete, the values that each stands for; of those that are not, so far.
-            self._weights: dict[int, int] = {}
-            self._open: list[int] = [0]
+            self._weights: dict[int, int] = {}  # of the nodes that are complete, the values that each stands for
+            self._count = self._depth = 0
 
         def peek_event(self) -> Any:
             if self._next is None:
@@ -414,24 +409,22 @@ def _loader() -> Any:
             return event
 
         def compose_node(self, parent: Any, index: Any) -> Any:
-            if len(self._open) > self._limits.depth + 1:
+            self._depth, before = self._depth + 1, self._count
+            if self._depth > self._limits.depth + 1:
                 raise _too_deep(self._limits)
             alias = self.check_event(yaml.AliasEvent)
-            self._open.append(1)
             node = super().compose_node(parent, index)
-            weight = self._open.pop()
-            if alias:
-                if id(node) not in self._weights:
-                    raise Unreadable("holds an alias inside of what it stands for")
-                weight = self._weights[id(node)]
-            elif isinstance(node, yaml.ScalarNode):
-                weight += len(node.value) >> 8
-                if len(node.value) > _SCALAR and node.tag.rpartition(":")[2] in ("int", "float", "timestamp"):
+            if alias and id(node) not in self._weights:
+                raise Unreadable("holds an alias inside of what it stands for")
+            if isinstance(node, yaml.ScalarNode) and len(node.value) > _SCALAR:
+                if node.tag.rpartition(":")[2] in ("int", "float", "timestamp"):
                     raise Unreadable(f"holds a number of {len(node.value)} characters")
-            self._weights[id(node)] = weight
-            self._open[-1] += weight
-            if self._open[-1] > self._limits.values:
+                self._count += 0 if alias else len(node.value) >> 8
+            self._count += self._weights[id(node)] if alias else 1
+            if self._count > self._limits.values:
                 raise Unreadable(f"holds more than {self._limits.values:,} values, its aliases written out")
+            self._weights[id(node)] = self._count - before
+            self._depth -= 1
             return node
 
     return Loader

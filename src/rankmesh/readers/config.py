@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, field
-from functools import partial
 from math import prod
 from typing import Any
 
@@ -17,7 +16,7 @@ from rankmesh.readers import accelerate, axolotl, deepspeed, gpt_neox, megatron,
 from rankmesh.readers.documents import entries
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import Entry, Missing, Reading, Settled, place, settle
+from rankmesh.readers.reading import Missing, Reading, Settled, place
 from rankmesh.readers.run import Run, check_unknown, read_arguments, read_run
 from rankmesh.readers.tokens import shown
 
@@ -69,37 +68,15 @@ def _source(reading: Reading) -> str:
 
 @dataclass(frozen=True)
 class _Format:
-    """How a format is called, how it is recognised, and what reads it."""
+    """A format: what makes its plan, the argument without which that needs the world size, the module that reads it.
 
-    title: str
-    matches: Callable[[Iterable[Entry]], bool]
-    read: Callable[[list[Entry], str], Settled]
+    Those without a module are layouts that files of another format may have.
+    """
 
-
-_FORMATS: Mapping[str, _Format] = {
-    "megatron": _Format("a YAML of Megatron's arguments", megatron.matches, megatron.from_document),
-    "gpt_neox": _Format("a GPT-NeoX config", gpt_neox.matches, partial(settle, gpt_neox.TABLE)),
-    "nemo_rl": _Format("a NeMo-RL config", nemo_rl.matches, nemo_rl.from_document),
-    "verl": _Format("a verl config", verl.matches, verl.from_document),
-    "axolotl": _Format("an axolotl config", axolotl.matches, axolotl.from_document),
-    "nanotron": _Format("a nanotron config", nanotron.matches, partial(settle, nanotron.TABLE)),
-    "torchtitan": _Format("a torchtitan config", torchtitan.matches, torchtitan.from_document),
-    "deepspeed": _Format("a DeepSpeed config", deepspeed.matches, deepspeed.from_document),
-    "accelerate": _Format("an Accelerate config", accelerate.matches, accelerate.from_document),
-}
-_RECIPES: Mapping[str, Callable[..., Plan]] = {
-    "megatron": recipes.megatron,
-    "gpt_neox": lambda world, tp=1, pp=1: recipes.axes(Mesh.parse(f"tp={tp},dp=*,pp={pp}", world_size=world)),
-    "verl": lambda world, sp=1, fsdp=None: recipes.axes(_sharded(Mesh.parse(f"sp={sp},dp=*", world_size=world), fsdp)),
-    "axolotl": lambda world, **sizes: recipes.accelerate(world, **_shards(world, sizes)),
-    "experts": lambda world, ep: recipes.axes(Mesh.parse(f"ep={ep}", world_size=world)),
-    "sequences": lambda world, sp: recipes.deepspeed(world, sp=sp, dp=world // sp),
-    "nanotron": recipes.nanotron,
-    "torchtitan": recipes.torchtitan,
-    "deepspeed": recipes.deepspeed,
-    "accelerate": recipes.accelerate,
-    "replicas": lambda world: recipes.accelerate(world, dp_replicate=world, dp_shard=1),
-}
+    plan: Callable[..., Plan]
+    data: str = "dp"
+    title: str = ""
+    reader: Any = None
 
 
 def _sharded(mesh: Mesh, shards: int | None) -> Mesh:
@@ -119,14 +96,32 @@ def _shards(world: int, sizes: Mapping[str, int]) -> dict[str, Any]:
     return dict(sizes) if used else {**sizes, "dp_replicate": rest}
 
 
-# The argument without which a recipe needs the world size.
-_DATA = {
-    "torchtitan": "dp_shard",
-    "accelerate": "dp_shard",
-    "gpt_neox": "world_size",
-    "verl": "world_size",
-    "axolotl": "world_size",
-    "sequences": "world_size",
+def _neox(world: int | None, tp: int = 1, pp: int = 1) -> Plan:
+    return recipes.axes(Mesh.parse(f"tp={tp},dp=*,pp={pp}", world_size=world))
+
+
+def _verl(world: int | None, sp: int = 1, fsdp: int | None = None) -> Plan:
+    return recipes.axes(_sharded(Mesh.parse(f"sp={sp},dp=*", world_size=world), fsdp))
+
+
+_FORMATS: Mapping[str, _Format] = {
+    "megatron": _Format(recipes.megatron, "dp", "a YAML of Megatron's arguments", megatron),
+    "gpt_neox": _Format(_neox, "world_size", "a GPT-NeoX config", gpt_neox),
+    "nemo_rl": _Format(recipes.megatron, "dp", "a NeMo-RL config", nemo_rl),
+    "verl": _Format(_verl, "world_size", "a verl config", verl),
+    "axolotl": _Format(
+        lambda world, **sizes: recipes.accelerate(world, **_shards(world, sizes)),
+        "world_size",
+        "an axolotl config",
+        axolotl,
+    ),
+    "nanotron": _Format(recipes.nanotron, "dp", "a nanotron config", nanotron),
+    "torchtitan": _Format(recipes.torchtitan, "dp_shard", "a torchtitan config", torchtitan),
+    "deepspeed": _Format(recipes.deepspeed, "dp", "a DeepSpeed config", deepspeed),
+    "accelerate": _Format(recipes.accelerate, "dp_shard", "an Accelerate config", accelerate),
+    "experts": _Format(lambda world, ep: recipes.axes(Mesh.parse(f"ep={ep}", world_size=world))),
+    "sequences": _Format(lambda world, sp: recipes.deepspeed(world, sp=sp, dp=world // sp), "world_size"),
+    "replicas": _Format(lambda world: recipes.accelerate(world, dp_replicate=world, dp_shard=1)),
 }
 
 
@@ -166,7 +161,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             "leave --set out",
             path=path,
         )
-    names = [name for name, form in _FORMATS.items() if form.matches(found)]
+    names = [name for name, form in _FORMATS.items() if form.reader is not None and form.reader.matches(found)]
     # A file that has these holds keys of the other beside its own.
     for name, other in (("gpt_neox", "deepspeed"), ("nemo_rl", "megatron"), ("verl", "megatron")):
         names = [one for one in names if one != other or name not in names]
@@ -174,7 +169,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
         keys = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
         raise PlanError(f"{path}: this file has {keys}; {_FORMS}; give one of them", path=path, formats=tuple(names))
     form = _FORMATS[names[0]]
-    return _made(names[0], form.title, form.read(found, path), path, world_size, None)
+    return _made(names[0], form.title, form.reader.from_document(found, path), path, world_size, None)
 
 
 def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Config:
@@ -216,7 +211,7 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
     world = world_size if stated is None else stated
     _check_world(title, recipe, arguments, world, path, run)
     try:
-        plan = _RECIPES[recipe](world, **arguments)
+        plan = _FORMATS[recipe].plan(world, **arguments)
     except RankmeshError as error:
         lines = ", ".join(
             f"line {reading.line}: {reading}" if reading.line else str(reading) for reading in settled.readings
@@ -238,7 +233,7 @@ def _overruled(settled: Settled, world_size: int | None) -> Settled:
 def _check_world(
     title: str, recipe: str, arguments: dict[str, Any], world: int | None, path: str, run: Run | None
 ) -> None:
-    if world is None and _DATA.get(recipe, "dp") not in arguments:
+    if world is None and _FORMATS[recipe].data not in arguments:
         missing = run.missing if run is not None else None
         why = f"{missing.why}; " if missing else ""
         fix = (

@@ -7,19 +7,24 @@ r"""JSON, TOML and YAML as entries: every value with the path of its keys and it
 from __future__ import annotations
 
 import json
+import re
+from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
-from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from rankmesh.core.documents import Invalid, Unreadable, YamlTree, compose_yaml, parse_json, parse_toml, refused_as
-from rankmesh.errors import PlanError, extra
+from rankmesh.errors import PlanError
 from rankmesh.readers.reading import Entry
-
-if TYPE_CHECKING:
-    from tree_sitter import Node
 
 __all__ = ["entries"]
 
+_JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?')
+# Texts of several lines, texts of one, comments; a line that begins a table or has a key.
+_TOML_TEXT = re.compile(
+    r'"""(?:\\.|[^\\])*?"{3,5}|\'\'\'.*?\'{3,5}|("(?:\\.|[^"\\\n])*"|\'[^\'\n]*\')|#[^\n]*', re.DOTALL
+)
+_TOML_KEY = r"""(?:[\w-]+|"(?:\\.|[^"\\])*"|'[^']*')"""
+_TOML_LINE = re.compile(rf"[ \t]*(\[{{1,2}}[ \t]*)?({_TOML_KEY}(?:[ \t]*\.[ \t]*{_TOML_KEY})*)[ \t]*(?(1)\]|=)")
 _ENDINGS = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
@@ -47,69 +52,60 @@ def _json_mapping(text: str) -> dict[str, Any] | None:
     return parsed if isinstance(parsed, dict) else None
 
 
+class _Pairs(list[tuple[str, Any]]):
+    """A JSON object with the order and the repetitions of its keys."""
+
+
 def _walk_json(text: str, _: object) -> Iterator[Entry]:
     """Each value of a text that is known to be JSON; its line is that of its key."""
-    waiting: list[tuple[tuple[str, ...], int, Node]] = [((), 1, _tree("json", text).named_children[0])]
-    while waiting:
-        path, line, node = waiting.pop()
-        if node.type != "object":
-            yield Entry(path, json.loads(_text(node)), line)
-            continue
-        pairs = [(pair.child_by_field_name("key"), pair.child_by_field_name("value")) for pair in _pairs(node)]
-        inner = [((*path, json.loads(_text(key))), _line(key), value) for key, value in pairs if key and value]
-        waiting += reversed(inner)
+    starts = [0, *(found.end() for found in re.finditer("\n", text))]
+    # A text before a colon is a key, and keys come in the order of the data.
+    lines = (bisect_right(starts, found.start()) for found in _JSON_TEXT.finditer(text) if found[1])
+    return _json_entries(json.loads(text, object_pairs_hook=_Pairs), (), 1, lines)
+
+
+def _json_entries(value: Any, path: tuple[str, ...], line: int, lines: Iterator[int]) -> Iterator[Entry]:
+    if not isinstance(value, _Pairs):
+        yield Entry(path, _plain(value, lines), line)
+        return
+    for name, inner in value:
+        yield from _json_entries(inner, (*path, name), next(lines), lines)
+
+
+def _plain(value: Any, lines: Iterator[int]) -> Any:
+    """A value without its order of keys, whose lines are passed."""
+    if isinstance(value, _Pairs):
+        return {name: _plain(inner, lines) for name, inner in value if next(lines)}
+    return [_plain(inner, lines) for inner in value] if isinstance(value, list) else value
 
 
 def _walk_toml(text: str, parsed: dict[str, Any]) -> Iterator[Entry]:
-    """Each value with the line of its key, or of the first ``[[table]]`` of a list of tables."""
+    """Each value with the line of its key, or of the first table, inline too, that it is in."""
     lines: dict[tuple[str, ...], int] = {}
-    for node in _tree("toml", text).named_children:
-        if node.type in ("table", "table_array_element"):
-            key, *rest = node.named_children
-            lines.setdefault(_names(key), _line(node))
-            _place(rest, _names(key), lines)
-        else:
-            _place([node], (), lines)
-    found = (Entry(path, value, lines.get(path, 1)) for path, value in _leaves(parsed, ()))
-    return iter(sorted(found, key=lambda entry: entry.line))
+    table: tuple[str, ...] = ()
+    depth = 0
+    without_texts = _TOML_TEXT.sub(lambda found: "\n" * found[0].count("\n"), text).split("\n")
+    without_notes = _TOML_TEXT.sub(lambda found: found[0] if found[1] else "\n" * found[0].count("\n"), text).split(
+        "\n"
+    )
+    for number, (bare, written) in enumerate(zip(without_texts, without_notes, strict=True), 1):
+        found = _TOML_LINE.match(written) if depth == 0 else None
+        if found:
+            names = _names(parse_toml(f"{found[2]} = 0"))
+            table = names if found[1] else table
+            lines.setdefault(names if found[1] else (*table, *names), number)
+        depth += sum(map(bare.count, "[{")) - sum(map(bare.count, "]}"))
+    found_entries = (
+        Entry(path, value, next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1))
+        for path, value in _leaves(parsed, ())
+    )
+    return iter(sorted(found_entries, key=lambda entry: entry.line))
 
 
-def _place(nodes: list[Node], path: tuple[str, ...], lines: dict[tuple[str, ...], int]) -> None:
-    """Note the lines of the keys in these pairs, and in the inline tables of their values."""
-    for node in nodes:
-        if node.type == "pair":
-            key, value = node.named_children[0], node.named_children[-1]
-            lines.setdefault((*path, *_names(key)), _line(key))
-            if value.type == "inline_table":
-                _place(_pairs(value), (*path, *_names(key)), lines)
-
-
-def _names(key: Node) -> tuple[str, ...]:
-    """The names of a key: one, or several joined by dots."""
-    if key.type == "dotted_key":
-        return tuple(name for part in key.named_children for name in _names(part))
-    return (_text(key),) if key.type == "bare_key" else tuple(parse_toml(f"{_text(key)} = 0"))
-
-
-def _tree(name: str, text: str) -> Node:
-    """The syntax tree of a text, with the place of every node."""
-    with extra("configs"):
-        from tree_sitter import Language, Parser
-
-        grammar = import_module(f"tree_sitter_{name}")
-    return Parser(Language(grammar.language())).parse(text.encode()).root_node
-
-
-def _pairs(node: Node) -> list[Node]:
-    return [child for child in node.named_children if child.type == "pair"]
-
-
-def _text(node: Node) -> str:
-    return (node.text or b"").decode()
-
-
-def _line(node: Node) -> int:
-    return node.start_point.row + 1
+def _names(key: dict[str, Any]) -> tuple[str, ...]:
+    """The names of a key, which one or several mappings in each other have."""
+    ((name, inner),) = key.items()
+    return (name, *(_names(inner) if isinstance(inner, dict) else ()))
 
 
 def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh.readers.reading import Entry, Read, Refused, Table, whole
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, settle, whole
 
-__all__ = ["TABLE", "matches"]
+__all__ = ["from_document", "matches"]
 
 _SIZES = ("model_parallel_size", "pipe_parallel_size")
 
@@ -43,3 +43,8 @@ TABLE = Table(
 def matches(entries: Iterable[Entry]) -> bool:
     """Whether the document has a size of GPT-NeoX at its top, which no other format has there."""
     return any(_key(entry) in _SIZES for entry in entries)
+
+
+def from_document(entries: list[Entry], path: str) -> Settled:
+    """The sizes of a document of this format."""
+    return settle(TABLE, entries, path)

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from rankmesh.readers.reading import Entry, Read, Table
+from rankmesh.readers.reading import Entry, Read, Settled, Table, settle
 
-__all__ = ["TABLE", "matches"]
+__all__ = ["from_document", "matches"]
 
 _SECTION = "parallelism"
 _REST = "does not shape the layout"
@@ -44,3 +44,8 @@ TABLE = Table(
 def matches(entries: Iterable[Entry]) -> bool:
     """Whether the document has the three sizes that nanotron's section must have."""
     return {"tp", "pp", "dp"} <= {_key(entry) for entry in entries}
+
+
+def from_document(entries: list[Entry], path: str) -> Settled:
+    """The sizes of a document of this format."""
+    return settle(TABLE, entries, path)

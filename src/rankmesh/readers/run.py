@@ -27,7 +27,7 @@ from rankmesh.errors import PlanError, cut
 from rankmesh.readers import slurm, verl
 from rankmesh.readers.reading import Entry, Missing, refused
 from rankmesh.readers.recording.record import Launch
-from rankmesh.readers.script import TEXT, Command, Script, Variable, read_script
+from rankmesh.readers.script import TAKEN, TEXT, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
 __all__ = ["Run", "check_unknown", "read_arguments", "read_run", "recorded_run"]
@@ -61,8 +61,6 @@ _OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
 # slime's training ranks, which Ray starts.
 _ACTORS: _Counts = ((("--actor-num-nodes",), None), (("--actor-num-gpus-per-node",), None))
-# What a run takes from its environment without asking for it in the script.
-_TAKEN = {*_OF_ENVIRONMENT, "WORLD_SIZE", "SLURM_NTASKS", "NPROC_PER_NODE", "NNODES"}
 # Commands that start as many ranks as the environment says.
 _SWIFT = ("megatron", "swift")
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
@@ -179,12 +177,13 @@ def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
 
 def check_unknown(run: Run, states_sizes: Callable[[str], bool], path: str) -> None:
     """Refuse a word that only bash knows, where the script writes a size that is in no known word of the command."""
-    gap = next((part for word in run.command.words for part in word if part.text is None and part.runs), None)
+    unknown = [part for word in run.command.words for part in word if part.text is None and part.runs]
     known = {part.at for word in run.command.words for part in word if part.text is not None}
-    for place, (line, text) in run.texts.items() if gap is not None else ():
-        if place not in known and states_sizes(text):
-            entry = Entry((gap.shown,), cut(text.strip()), line)
-            raise refused(path, entry, gap.why, f"run it: rankmesh show --run {path}")
+    for gap in unknown[:1]:
+        for place, (line, text) in run.texts.items():
+            if place not in known and states_sizes(text):
+                entry = Entry((gap.shown,), cut(" ".join(text.split())), line)
+                raise refused(path, entry, gap.why, f"run it: rankmesh show --run {path}")
     # A path or a setting with the output of a command in it is one word, and so is an output in quotes.
     whole = (word[0] for word in run.strays if len(word) == 1 and word[0].elsewhere)
     for part in (part for part in whole if part.split or not part.shown.startswith(("$(", "`"))):
@@ -198,8 +197,8 @@ def check_unknown(run: Run, states_sizes: Callable[[str], bool], path: str) -> N
 
 
 def _given(script: Script, path: str) -> Iterator[tuple[int, str]]:
-    """What --set gives has to be asked for; one that the script sets itself is a note."""
-    asked = script.asked | _TAKEN
+    """Refuse what --set gives and the script does not ask for; yield a note where the script sets it itself."""
+    asked = script.asked | {*TAKEN}
     for name, given in script.given.items():
         if name not in asked:
             near = get_close_matches(name, script.asked, n=1)

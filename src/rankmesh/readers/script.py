@@ -8,7 +8,7 @@ branch, a loop, a function, a pipeline or a command such as ``read`` sets anywhe
 >>> print(script.commands[-1])
 torchrun --tp 4 $N a.py
 >>> script.commands[-1].words[3][0].why
-'N is set in a branch, a loop or a function (line 3)'
+'N is set in a branch, loop or function (line 3)'
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankmesh.core.documents import Budget, Unreadable
 from rankmesh.errors import cut
 from rankmesh.readers.tokens import BREAK, Part, Word, fields, gap_of, lines_of, number, shown, text_of
 
-__all__ = ["TEXT", "Command", "Script", "Variable", "read_script"]
+__all__ = ["TAKEN", "TEXT", "Command", "Script", "Variable", "read_script"]
 
 # Parts that one script expands to, characters, brackets inside of each other.
 _STEPS, _SIZE, _NESTED = 60_000, 128 << 10, 50
@@ -46,22 +46,21 @@ _NAME = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{(\w+)(?:\[([@*])\])?\}|\
 _OTHER = re.compile(r"`(?:[^`\\]|\\.)*`|\$'(?:[^'\\]|\\.)*'|\$\"(?:[^\"\\]|\\.)*\"|\$\[[^\]]*\]", re.DOTALL)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^]\n]*\])?(\+?)=")
 _FUNCTION = re.compile(r"(?:function[ \t]+)?([\w.:-]+)[ \t]*\([ \t]*\)|function[ \t]+([\w.:-]+)")
-_CONDITION = re.compile(r"\[\[\s.*?\s\]\](?=[\s;&|)]|$)", re.DOTALL)
+_CONDITION_END = re.compile(r"\s\]\](?=[\s;&|)]|$)")
 _HOME = re.compile(r"(^|:)~")
 _UNBALANCED = re.compile(r"\bcase\b|(?<!<)<<(?!<)")
 _NAMES, _SETS = re.compile(r"(?<![\w$])[A-Za-z_]\w*"), re.compile(r"(?<![=!<>])=(?!=)|(<<|>>)=|\+\+|--")
-# Expansions and conditions that set a variable, wherever they are.
-_INSIDE = re.compile(r"\$\{(\w+)(?:\[[^]]*\])?:?=|\$\(\((.*?)\)\)|\$\[(.*?)\]", re.DOTALL)
+# What sets a variable in an expansion, and in a condition.
+_DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[^]\n]*\])?:?=")
 _IN_CONDITION = re.compile(r"([A-Za-z_]\w*)(?:=(?![=~])|\+\+|--)")
+# What a launcher takes from its environment.
+TAKEN = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "NPROC_PER_NODE", "NNODES", "PET_NPROC_PER_NODE", "PET_NNODES")
 
 _OPENS, _LOOPS = {"if", "case", "for", "select", "while", "until", "{"}, {"for", "select", "while", "until"}
 _CLOSES = {"fi": {"if"}, "esac": {"case"}, "}": {"{"}, "done": _LOOPS}
 _RESERVED = {*_OPENS, *_CLOSES, "then", "else", "elif", "do", "!", "time"}
 _CONNECTS = {"&&", "||", "|", "|&"}
-_DECLARES, _DECLARED = (
-    {"export", "declare", "typeset", "readonly", "local", "unset"},
-    re.compile(r"-[xrgafp]+|[A-Za-z_]\w*"),
-)
+_DECLARES = {"export", "declare", "typeset", "readonly", "local", "unset"}
 _SETTERS, _ANYTHING = {"read", "mapfile", "readarray", "getopts", "let", "printf"}, {"source", ".", "eval", "trap"}
 # Files and texts that activate an environment, and traps of the end: they set no variable that a run takes a size from.
 _ACTIVATES = re.compile(
@@ -109,7 +108,7 @@ class _Assignment:
 
 @dataclass
 class Script:
-    """What was read of a script.
+    """What a script sets and starts.
 
     ``variables`` are those of its end, ``asked`` the names that it asks for, ``texts`` what it writes, by places, each
     with its line; ``given`` is what --set says that the environment holds, ``defaults`` are the lines with defaults.
@@ -131,51 +130,53 @@ def read_script(
     if len(text) > _SIZE:
         raise Unreadable(f"is longer than {_SIZE >> 10} KiB")
     preset = {name: Variable(((Part(value, ()),),), False, ()) for name, value in (given or {}).items()}
-    doubts: dict[str, str] = {}
-    for _ in range(2):  # at first for the names that are unknown
-        reader = _Reader(text, Script(preset, {**(known or {}), **preset}), dict(doubts))
+    unresolved: dict[str, str] = {}
+    while True:  # until no further name turns out to be unknown
+        reader = _Reader(text, Script(preset, {**(known or {}), **preset}), dict(unresolved))
         reader.run()
-        doubts = reader.doubts
-    return reader.script
+        if reader.unresolved.keys() == unresolved.keys():
+            return reader.script
+        unresolved = reader.unresolved
 
 
 class _Reader:
-    """Goes through a text once. ``doubts`` are the names that are unknown, empty for all, and why."""
+    """Go through a text once. ``unresolved``: why a name is unknown, by names; the empty name stands for all."""
 
-    def __init__(self, text: str, script: Script, doubts: dict[str, str]) -> None:
-        self.text, self.script, self.doubts, self.at, self.depth = text, script, doubts, 0, 0
+    def __init__(self, text: str, script: Script, unresolved: dict[str, str]) -> None:
+        self.text, self.script, self.unresolved, self.at, self.depth = text, script, unresolved, 0, 0
         self.starts = [0, *(found.end() for found in re.finditer("\n", text))]
         self.budget = Budget(_STEPS)
         self.open: list[str] = []
         self.functions: set[str] = set()
+        self.fixed: set[str] = set()
         self.documents: list[tuple[str, bool]] = []
         self.after = self.anything = ""
-        for found in _INSIDE.finditer(text):
-            inside = found[2] or found[3] or ""
-            names = [found[1]] if found[1] else _NAMES.findall(inside) if _SETS.search(inside) else []
-            self.doubt(names, found.start(), "is set inside of an expansion")
+        for found in _DEFAULTED.finditer(text):
+            self.leave_open([found[1]], found.start(), "is set inside of an expansion")
 
     def line(self, at: int) -> int:
         return bisect_right(self.starts, at)
 
-    def doubt(self, names: Iterable[str], at: int, why: str = "is set in a branch, a loop or a function") -> None:
+    def leave_open(self, names: Iterable[str], at: int, why: str = "is set in a branch, loop or function") -> None:
         for name in names:
-            self.doubts.setdefault(name, f"{name or 'any variable'} {why} (line {self.line(at)})")
+            self.unresolved.setdefault(name, f"{name or 'any variable'} {why} (line {self.line(at)})")
 
     def lost(self, what: str, at: int) -> NoReturn:
-        raise Unreadable(f"is not shell that is read here: {what} (line {self.line(at)})")
+        raise Unreadable(f"is not read as shell: {what} (line {self.line(at)})")
 
     # -- commands -----------------------------------------------------------------------------------------------------
 
     def run(self) -> None:
         while self.skip() < len(self.text):
             start, operator = self.at, _OPERATOR.match(self.text, self.at)
-            word, condition = _PLAIN[""].match(self.text, start), _CONDITION.match(self.text, start)
-            if self.text.startswith("((", start) or condition:
-                self.at = condition.end() if condition else self.closing(start)
-                inside, self.after = self.text[start : self.at], ""
-                names = _IN_CONDITION.findall(inside) if condition else _NAMES.findall(inside)
-                self.doubt(names if condition or _SETS.search(inside) else [], start)
+            word = _PLAIN[""].match(self.text, start)
+            if self.text.startswith("((", start):
+                inside, self.after = self.text[start : self.closing(start)], ""
+                self.leave_open(_NAMES.findall(inside) if _SETS.search(inside) else [], start)
+            elif word and word[0] == "[[":
+                end = _CONDITION_END.search(self.text, start) or self.lost("a condition does not end", start)
+                self.at, self.after = end.end(), ""
+                self.leave_open(_IN_CONDITION.findall(self.text[start : self.at]), start)
             elif operator:
                 self.operator(operator)
             elif function := _FUNCTION.match(self.text, start):
@@ -215,16 +216,11 @@ class _Reader:
 
     def document(self, end: str, indented: bool) -> None:
         """Pass a here-document, up to the line that ends it."""
-        start, line = self.at, None
-        while self.at < len(self.text) and line != end:
-            line = (
-                self.text[self.at :].partition("\n")[0]
-                if self.text.find("\n", self.at) < 0
-                else self.text[self.at : self.text.index("\n", self.at)]
-            )
-            self.at = min(self.at + len(line) + 1, len(self.text))
-            line = line.lstrip("\t") if indented else line
-        self.literal(self.text[start : self.at], start)
+        pattern = ("^\t*" if indented else "^") + re.escape(end) + "$"
+        found = re.compile(pattern, re.MULTILINE).search(self.text, self.at)
+        start, self.at = self.at, found.end() if found else len(self.text)
+        text = self.literal(self.text[start : self.at], start).text or ""
+        self.leave_open(_IN_CONDITION.findall(text) if "$((" in text else [], start)
 
     def reserved(self, word: str, start: int) -> None:
         """Pass a word of a compound command; of ``for`` with the name, of ``case`` with all up to ``in``."""
@@ -232,7 +228,7 @@ class _Reader:
         if word in _OPENS:
             self.open.append(word)
             if word in ("for", "select") and (name := _NAMES.match(self.text, self.skip())):
-                self.doubt([name[0]], start)
+                self.leave_open([name[0]], start)
             while word == "case" and self.skip() < len(self.text) and (found := self.word()) and shown(found) != "in":
                 pass
         elif word in _CLOSES and not {*self.open[-1:]} & _CLOSES[word]:
@@ -242,22 +238,29 @@ class _Reader:
 
     def command(self) -> None:
         """Read one command without others inside: assignments, or words with assignments before them."""
-        start, words, before = self.at, list[Word](), self.script.variables
+        start, words, variables = self.at, list[Word](), self.script.variables
         given: list[_Assignment] = []
         declared: list[_Assignment] = []
-        self.script.variables = dict(before) if _ASSIGNED.match(self.text, start) else before
+        before: dict[str, Variable | None] = {}
+        taken: dict[str, Variable] | None = None
         while self.skip() < len(self.text):
             operator = _OPERATOR.match(self.text, self.at)
             if operator and not operator[1].startswith(("<", ">", "&>")):
                 break
             if operator:
                 self.operator(operator)
-            elif not words and (found := self.assignment()):
+            elif taken is None and (found := self.assignment()):
                 given.append(found)
+                before.setdefault(found.name, variables.get(found.name))
                 self.set(found)
             elif words and text_of(words[0]) in _DECLARES and (found := self.assignment()):
                 declared.append(found)
             else:
+                if taken is None:  # what was assigned is for this command only, and its words do not have it
+                    taken = {name: variables[name] for name in TAKEN if name in variables}
+                    variables |= {name: value for name, value in before.items() if value is not None}
+                    for name in [name for name, value in before.items() if value is None]:
+                        variables.pop(name, None)
                 words += fields(self.word())
         end = _OPERATOR.match(self.text, self.at)
         plain = not self.open and self.after not in _CONNECTS and (end is None or end[1] in (";", "\n"))
@@ -267,26 +270,24 @@ class _Reader:
         if any(found.name == "IFS" for found in (*declared, *(() if words else given))):
             raise Unreadable(f"sets IFS, by which words end (line {self.line(start)})")
         if not words:
-            self.doubt([] if plain else [found.name for found in given], start)
+            self.leave_open([] if plain and taken is None else [found.name for found in given], start)
             return
-        variables, self.script.variables = self.script.variables, before
         while len(words) > 1 and text_of(words[0]) in ("builtin", "command", "nohup"):
             del words[0]
         if text_of(words[0]) in _DECLARES:
             self.declare(words, declared, start, plain=plain)
         elif text_of(words[0]) not in self.functions:
-            self.perform(words, variables, start, plain=plain)
+            self.perform(words, taken or {}, start, plain=plain)
 
     def perform(self, words: list[Word], variables: Mapping[str, Variable], start: int, *, plain: bool) -> None:
-        """Note a command, and what it does to variables."""
+        """Keep a command, and do what it does to variables."""
         name, text, within = text_of(words[0]), " ".join(map(shown, words)), ""
         if name in _SETTERS and (name != "printf" or "-v" in text):
-            names = ["", *words] if any(map(gap_of, words)) else _NAMES.findall(text.partition(" ")[2])
-            self.doubt(map(str, names[:1] if names[:1] == [""] else names), start, f"is set by {cut(text)}")
+            names = [""] if any(map(gap_of, words)) else _NAMES.findall(text.partition(" ")[2])
+            self.leave_open(names, start, f"is set by {cut(text)}")
         elif name in _ANYTHING and not _ACTIVATES.fullmatch(text):
-            self.script.notes += (
-                [(self.line(start), f"{cut(text)} is another file; not read")] if name in ("source", ".") else []
-            )
+            if name in ("source", "."):
+                self.script.notes.append((self.line(start), f"{cut(text)} is another file; not read"))
             self.forget(f"{cut(text)} is not read", start, plain=plain)
             within = f"{TEXT} {name}"
         elif _SHELL.fullmatch(text):
@@ -299,32 +300,36 @@ class _Reader:
         self.script.commands.append(Command(tuple(words), self.line(start), variables, within))
 
     def declare(self, words: list[Word], declared: list[_Assignment], start: int, *, plain: bool) -> None:
-        """``export NAME=value`` and ``unset NAME``; with options that change values, all names are unknown."""
-        names = [text_of(word) for word in words[1:]]
-        text = cut(" ".join(map(shown, words)))
-        if not all(name is not None and _DECLARED.fullmatch(name) for name in names):
-            self.doubt(["", *(found.name for found in declared)], start, f"is set by {text}")
-        elif plain:
+        """Set what ``export NAME=value`` sets, drop what ``unset NAME`` drops; other options make all names unknown."""
+        command, *names = (text_of(word) or "" for word in words)
+        options = {letter for name in names for letter in name if name.startswith("-")}
+        names = [name for name in names if not name.startswith("-")]
+        changed = [found.name for found in declared] + (names if command == "unset" else [])
+        if not options <= set("-xrgafpv") or not all(map(_NAMES.fullmatch, names)):
+            self.leave_open(["", *changed], start, f"is set by {cut(' '.join(map(shown, words)))}")
+        elif not plain or command == "local" or ("a" in options and not all(found.value.array for found in declared)):
+            self.leave_open(changed, start)
+        elif "f" not in options:
             for found in declared:
                 self.set(found)
-            for name in names if text.startswith("unset") else ():
-                self.script.variables.pop(name or "", None)
-        else:
-            self.doubt([*(found.name for found in declared), *(names if text.startswith("unset") else ())], start)
+            for name in names if command == "unset" else ():
+                self.script.variables.pop(name, None)
+        if command == "readonly" or "r" in options:
+            self.fixed |= {*changed, *names}
 
     def forget(self, why: str, start: int, *, plain: bool) -> None:
-        """Every variable may have been set: all are unknown until the script sets them, or for good."""
-        self.doubt([] if plain else [""], start, f"may be set: {why}")
+        """Drop all variables, since any may have been set: until the script sets them, or for good."""
+        self.leave_open([] if plain else [""], start, f"may be set: {why}")
         self.anything = f"{why} (line {self.line(start)})"
         kept = {name: value for name, value in self.script.variables.items() if name.startswith("SLURM_")}
         self.script.variables = kept
 
     def assignment(self) -> _Assignment | None:
-        """``NAME=value``, ``NAME=( ... )``, both with ``+=``; a name of which an element is set is unknown."""
+        """Read ``NAME=value`` or ``NAME=( ... )``, or return None; a name of which an element is set is unknown."""
         start, found = self.at, _ASSIGNED.match(self.text, self.at)
         if found is None:
             return None
-        self.doubt([found[1]] if found[2] else [], start, "is set by its elements")
+        self.leave_open([found[1]] if found[2] else [], start, "is set by its elements")
         self.at, lines, words = found.end(), (self.line(start),), list[Word]()
         if not self.text.startswith("(", self.at):
             word = self.word() or (Part("", lines),)
@@ -344,6 +349,7 @@ class _Reader:
     def set(self, given: _Assignment) -> None:
         """Give a variable its value; a plain value goes to the first element of an array."""
         made, before = given.value, self.script.variables.get(given.name)
+        self.leave_open([given.name] if given.name in self.fixed else [], self.at, "is set again, but read-only")
         if before is None and given.appends and self.anything:
             what = self.gap(self.at, f"{given.name} may be set by now: {self.anything}", elsewhere=True)
             before = Variable((what,), made.array, made.lines)
@@ -362,23 +368,20 @@ class _Reader:
     # -- words --------------------------------------------------------------------------------------------------------
 
     def word(self) -> Word:
-        """One written word as parts, before it is cut at spaces."""
+        """Return one written word as parts, before it is cut at spaces."""
         parts = tuple(self.parts(""))
         self.budget.spend(1 + len(parts) + sum(len(part.text or "") for part in parts) // 64)
         return parts
 
     def parts(self, end: str, stop: int | None = None) -> list[Part]:
-        """The parts up to the sign that ends a word, quotes, braces or brackets, or up to a place."""
+        """Return the parts up to the sign that ends a word, quotes, braces or brackets, or up to a place."""
         parts, quoted, opening = list[Part](), end.endswith('"'), self.at
         self.depth += 1
         if self.depth > _NESTED:
             raise Unreadable(f"opens more than {_NESTED} brackets, one inside the other")
         while self.at != stop:
-            start, sign, plain = (
-                self.at,
-                self.text[self.at : self.at + 1],
-                _PLAIN[end].match(self.text, self.at, stop or len(self.text)),
-            )
+            start, sign = self.at, self.text[self.at : self.at + 1]
+            plain = _PLAIN[end].match(self.text, start, stop or len(self.text))
             if not sign and end:
                 self.lost(f"a {end[0]} is missing", opening)
             if (end and sign == end[0] and stop is None) or not sign:
@@ -425,7 +428,7 @@ class _Reader:
         return Part(text, (self.line(start),), start, bare)
 
     def gap(self, start: int, why: str, *, runs: bool = True, elsewhere: bool = False) -> Word:
-        """A part that is unknown: what is written from a place to here."""
+        """Return an unknown part: what is written from a place to here."""
         written = self.text[start : self.at]
         why = f"{cut(written)} {why}" if why.startswith("is ") else why
         return (Part(None, (self.line(start),), bare=True, shown=written, why=why, runs=runs, elsewhere=elsewhere),)
@@ -440,7 +443,7 @@ class _Reader:
         return self.at
 
     def dollar(self, *, quoted: bool) -> Word:
-        """An expansion, or a dollar that is none."""
+        """Return what an expansion becomes."""
         start, found, other = self.at, _NAME.match(self.text, self.at), _OTHER.match(self.text, self.at)
         if found:
             self.at, default = found.end(), list[Part]()
@@ -464,24 +467,26 @@ class _Reader:
             word = self.gap(start, "is more than a variable")
         elif other and not (quoted and other[0].startswith(("$'", '$"'))):
             self.at = other.end()
-            word = self.gap(
-                start, "is the output of a command" if other[0][0] == "`" else "is not read", elsewhere=True
+            what = "is the output of a command" if other[0][0] == "`" else "is not read"
+            self.leave_open(
+                _NAMES.findall(other[0]) if other[0].startswith("$[") else [], start, "is set inside of an expansion"
             )
+            word = self.gap(start, what, elsewhere=True)
         elif self.text.startswith(("`", "$["), start):
             self.lost("an expansion does not end", start)
         else:
             self.at += 1
-            word = (self.literal("$", start),)
+            word = (self.literal("$", start),) if quoted else self.gap(start, "is not read")
         return tuple(replace(part, bare=not quoted, split=not quoted) for part in word)
 
     def value(self, name: str, operator: str, start: int, *, quoted: bool = True) -> Word | None:
-        """The value of a variable, or its elements; None where it has the default that is written."""
+        """Return the value of a variable, or its elements; None where the written default counts."""
         self.script.asked.add(name)
         found = self.script.variables.get(name)
         words = found.words if found else ()
         empty = not words or (operator == ":-" and all(part.text == "" for part in words[0]))
-        if why := self.doubts.get(name) or self.doubts.get(""):
-            return self.gap(start, why, elsewhere=name not in self.doubts)
+        if why := self.unresolved.get(name) or self.unresolved.get(""):
+            return self.gap(start, why, elsewhere=name not in self.unresolved)
         if found is None and self.anything and name.isidentifier():
             return self.gap(start, f"{name} may be set by now: {self.anything}", elsewhere=True)
         if operator in (":-", "-") and empty:
@@ -502,10 +507,11 @@ class _Reader:
         return tuple(parts) or ((Part("", ()),) if operator == "*" else ())
 
     def sum(self, start: int, end: int) -> Word:
-        """``$(( ))`` over whole numbers."""
+        """Return the value of ``$(( ))`` over whole numbers."""
         self.at = start + 3
         used = [Part("", (self.line(start),)), *self.parts('"', end - 2)]
         self.at, text = end, shown(tuple(used))
+        self.leave_open(_NAMES.findall(text) if _SETS.search(text) else [], start, "is set inside of an expansion")
         words = {name: self.value(name, "", start) or () for name in _NAMES.findall(text)}
         used += (part for word in words.values() for part in word)
         gap = gap_of(tuple(used))

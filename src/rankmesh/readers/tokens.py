@@ -26,7 +26,7 @@ __all__ = ["BREAK", "Part", "Word", "fields", "gap_of", "lines_of", "number", "s
 BREAK = "\0"
 _SPACES = re.compile(r"([ \t\n]+)")
 # What bash makes other words of, outside of quotes.
-_MATCHES = re.compile(r"[*?]|\[.*\]|\{.*(,|\.\.).*\}|^\{\w+\}$|(^|[=:])~", re.DOTALL)
+_MATCHES = re.compile(r"[*?]|^\{\w+\}$|(^|[=:])~")
 _SIGNS: Mapping[type, Callable[[int, int], int]] = {
     ast.Add: lambda left, right: left + right,
     ast.Sub: lambda left, right: left - right,
@@ -89,7 +89,7 @@ def lines_of(word: Word) -> tuple[int, ...]:
 
 
 def fields(word: Word) -> Iterator[Word]:
-    """The words that one written word becomes: cut between elements, and at the spaces of expansions outside quotes."""
+    """Yield the words that one written word becomes: cut between elements, and at bare spaces of expansions."""
     current: list[Part] = []
     for part in word:
         if part.text == BREAK:
@@ -109,15 +109,17 @@ def fields(word: Word) -> Iterator[Word]:
 
 
 def _matched(word: Word) -> Word:
-    """The word, unknown where bash may make other words of it: names of files, braces."""
-    if gap_of(word) or not _MATCHES.search("".join((part.text or "") if part.bare else "x" for part in word)):
+    """Return the word, unknown where bash may make other words of it: names of files, braces."""
+    bare = "".join((part.text or "") if part.bare else "x" for part in word)
+    braces = 0 <= bare.find("{") < bare.rfind("}") and ("," in bare or ".." in bare)
+    if gap_of(word) or not (braces or 0 <= bare.find("[") < bare.rfind("]") or _MATCHES.search(bare)):
         return word
     why = f"bash may make other words of {cut(shown(word))}"
     return (Part(None, lines_of(word), shown=shown(word), why=why, runs=True),)
 
 
 def number(text: str) -> int | None:
-    """The value of an expression of whole numbers as bash computes it, None for another expression.
+    """Return the value of an expression of whole numbers as bash computes it, None for another expression.
 
     >>> number("(2 - 9) / 2"), number("(2 - 9) % 4"), number("010"), number("2 ** 3")
     (-3, -3, None, None)
