@@ -48,7 +48,7 @@ _MOMENT = 2.0
 # Seconds that a member has for a reply to a process that joins, and between two questions.
 _ASKED, _AGAIN = 2.0, 0.2
 # Seconds after which the log says that a process waits to join: as long as members reply, until they change.
-_TOLD = 10.0
+_LOGGED = 10.0
 
 _log = logging.getLogger("rankmesh.survival")
 
@@ -139,7 +139,7 @@ class Peers:
         return None
 
     def _ask_to_join(self, first: Address) -> Message:
-        known, told = [first], time.monotonic() + _TOLD
+        known, log_at = [first], time.monotonic() + _LOGGED
         message = {"what": "join", "contact": vars(self._contact)}
         while True:
             for address in known:
@@ -156,8 +156,8 @@ class Peers:
                     f"what job.address is on a rank that lives, and {VARIABLE} what job.key is there",
                     address=known[0][:2],
                 )
-            if time.monotonic() > told:
-                told = math.inf
+            if time.monotonic() > log_at:
+                log_at = math.inf
                 _log.info("rankmesh: %s:%s replies; this process joins when the members change next", *first[:2])
             time.sleep(_AGAIN)
 
