@@ -92,10 +92,10 @@ def test_toml(tree, style):
 
 def test_what_looks_like_a_key_is_none():
     """Texts of several lines, comments, and the lines of a list begin no table and have no key."""
-    text = 'a = """\n[b]\ntp = 1\n"""\n# tp = 2\nm = [\n  [1], # ]\n  ["]"],\n]\n'
-    text += '[b]\n"x.y".tp = 4\nc = "d = [" # e\nf = {g = 1}\n'
+    text = 'a = """\n[b]\ntp = 1\n"""\n# tp = 2\n[b]\nm = [\n  [1], # ]\n  ["]"],\n]\n'
+    text += '"x.y".tp = 4\nc = "d = [" # e\nf = {g = 1}\n'
     assert {entry.key: entry.line for entry in entries(text, "a.toml")} == {
-        "a": 1, "m": 6, "b.x.y.tp": 11, "b.c": 12, "b.f.g": 13,
+        "a": 1, "b.m": 7, "b.x.y.tp": 11, "b.c": 12, "b.f.g": 13,
     }  # fmt: skip
     text = '{"a": "\\"b\\": {", "l": [{"c": 1},\n{"c": 2}],\n\t"d": {"c": 3, "c": 4}}'
     assert [(entry.key, entry.value, entry.line) for entry in entries(text, "a.json")] == [
