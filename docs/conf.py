@@ -48,6 +48,8 @@ nitpick_ignore_regex = [
     (r"py:class", r"Placement"),
     # Named by signatures whose hints cannot be resolved at run time: `Unpack` is in typing from Python 3.11 on.
     (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),
+    # Loaded when they are first used, so known to type checkers alone.
+    (r"py:class", r"(RankFacts|Config)"),
     # The types of plain data, whose keys the documents of their functions show.
     (r"py:class", r"rankmesh\.core\.(explain\.RankFacts|mesh\.MeshData|spec\.SpecData)"),
     # The type of a default that is given back as it is.
