@@ -119,9 +119,7 @@ def conclude(
     try:
         following = members.joined(joined, hosts).without(lost).grown()
     except PlanError as error:
-        given = ((member, reports[member]) for member in sorted(lost) if member in reports)
-        lines = [f"member {member}: {text}" for member, report in given if (text := report.error or report.torn)]
-        return Outcome("failed", tuple(sorted(lost)), absent, message="; ".join([error.message, *lines[:_SHOWN]]))
+        return Outcome("failed", tuple(sorted(lost)), absent, message=_with_errors(error.message, reports, lost))
     source, step = _source(history, reports, lost)
     load = False
     if source is None and any(report.committed for report in reports.values()):
@@ -129,7 +127,8 @@ def conclude(
         load = all(report.loads for report in left) and not any(any(report.steps.values()) for report in left)
         step = max((report.began for report in left), default=0)
     if source is None and not load and any(report.committed for report in reports.values()):
-        return Outcome("failed", tuple(sorted(lost)), absent, message=_nothing_in_common(reports, lost))
+        message = _with_errors(_nothing_in_common(reports, lost), reports, lost)
+        return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     if following == members:  # all take the step again, once: an epoch without progress would follow another for ever
         errors = {"": f"step {step}"}
         if raised is not None and raised.get("") == errors[""]:
@@ -202,6 +201,13 @@ def _source(
         if common:
             return epoch, max(common)
     return None, 0
+
+
+def _with_errors(message: str, reports: Mapping[int, Report], lost: Collection[int]) -> str:
+    """Return a message with the errors of the members that are lost."""
+    given = ((member, reports[member]) for member in sorted(lost) if member in reports)
+    lines = [f"member {member}: {text}" for member, report in given if (text := report.error or report.torn)]
+    return "; ".join([message, *lines[:_SHOWN]])
 
 
 def _nothing_in_common(reports: Mapping[int, Report], lost: Collection[int]) -> str:
