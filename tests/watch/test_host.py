@@ -131,3 +131,13 @@ def test_another_user_reads_nothing(shared, monkeypatch):  # noqa: F811
     assert len(files) == 2
     assert not [path for path in files if runs("cat", path)]
     ranks.close()
+
+
+def test_a_file_that_is_gone_meanwhile_is_no_news(host, caplog, monkeypatch):
+    """A rank that leaves while another looks, or a folder that two ranks sweep at once: nothing is logged."""
+    ranks = HostRanks("session", 0)
+    monkeypatch.setattr(on_host.PrivateFolder, "names", lambda _: ["1.json"])
+    assert ranks.look([1]) == {}
+    assert caplog.records == []
+    monkeypatch.undo()
+    ranks.close()

@@ -160,6 +160,8 @@ def _ranks(folder: PrivateFolder) -> Iterator[tuple[int, dict[str, Any]]]:
                 about = parse_json(folder.read(name, _SIZE).decode())
                 if type(about["pid"]) is not int or not isinstance(about["began"], str):
                     raise Unreadable("names no process")
+            except FileNotFoundError:  # the rank has left, or others sweep the folder of a session that is over
+                continue
             except (OSError, LookupError, TypeError, ValueError) as error:
                 _log.warning("rankmesh: rank %s cannot be looked at: its file %r %s", rank, name, first_line(error))
             else:
