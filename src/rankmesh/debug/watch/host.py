@@ -66,8 +66,10 @@ class HostRanks:
         self._place = user_folder / f"{_FOLDER}{token}"
         try:
             with PrivateFolder.create(user_folder) as parent:
+                is_first = self._place.name not in parent.names()
                 self._folder = PrivateFolder.create(self._place.name, parent)
-                _sweep(parent)
+                if is_first:
+                    _sweep(parent)
         except Unreadable as error:
             _log.warning("rankmesh: no rank of this host is looked at: %s %s; set TMPDIR", user_folder, error)
             self._place = Path(tempfile.mkdtemp(prefix="rankmesh-watch-"))
