@@ -193,15 +193,18 @@ class _Watch:
 
     def _answered(self, connected: _Connected) -> bool:
         connected.conversation.request(PING)
-        soon = self._replied + self._timeout - min(1.0, self._timeout / 4)
-        if connected.reply(soon) is not None:
+        if connected.reply(self._soon) is not None:
             return True
         self._warn()
         return connected.reply(self._replied + self._timeout) is not None
 
+    @property
+    def _soon(self) -> float:
+        """When ``late`` is called, if no reply comes until then."""
+        return self._replied + self._timeout - min(1.0, self._timeout / 4)
+
     def _warn(self) -> None:
-        soon = self._replied + self._timeout - min(1.0, self._timeout / 4)
-        if not self._warned and not self._stopped.is_set() and time.monotonic() >= soon:
+        if not self._warned and not self._stopped.is_set() and time.monotonic() >= self._soon:
             self._warned = True
             self._late()
 

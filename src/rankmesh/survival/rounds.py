@@ -119,15 +119,17 @@ class Rounds:
             )
 
             def enough(arrivals: Arrivals) -> bool:
-                if server != me and server in ending.evicted:
-                    raise ConnectError(f"member {server}, which serves the round, may be left out")
-                # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
-                if server != me or probe.any_may_arrive(arrivals.absent):
-                    # A member that was stopped for a while wakes, and serves a round of its own.
-                    if server == me and (other := probe.lower_server(me)) is not None:
-                        raise ConnectError(f"member {other} serves the round, too, and is lower")
+                if server != me:
+                    if server in ending.evicted:
+                        raise ConnectError(f"member {server}, which serves the round, may be left out")
                     return False
-                return True
+                # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
+                if not probe.any_may_arrive(arrivals.absent):
+                    return True
+                # A member that was stopped for a while wakes, and serves a round of its own.
+                if (other := probe.lower_server(me)) is not None:
+                    raise ConnectError(f"member {other} serves the round, too, and is lower")
+                return False
 
             patience = Patience(_PATIENCE * self._timeout, enough=enough)
             self.took_part, self.server = True, server
