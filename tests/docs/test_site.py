@@ -85,7 +85,7 @@ def test_drawings_and_examples_are_literal_blocks(site):
     """Each drawing and each example of the main docstrings stands on the site, line by line, as in the source."""
     shown = _literal_blocks(site)
     modules = ["errors", *(f"core.{name}" for name in ("mesh", "groups", "job", "plan", "spec", "options", "local"))]
-    modules += ["core.recipes.megatron", "runtime.connect", "placement.crossings", "viz.grid", "sim.run"]
+    modules += ["core.recipes.megatron_core", "runtime.connect", "placement.crossings", "viz.grid", "sim.run"]
     for name in modules:
         text = inspect.getdoc(importlib.import_module(f"rankmesh.{name}"))
         drawings = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)

@@ -63,6 +63,6 @@ __all__ = [
 ]
 
 # What a plan does not need.
-__getattr__ = loader(
+__getattr__, __dir__ = loader(
     __name__, {"Job": "job", "Shard": "sharding", "Sharding": "sharding", "with_nccl_config": "nccl_config"}
 )

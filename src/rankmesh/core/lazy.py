@@ -1,8 +1,8 @@
 """Names of a package that are loaded when they are first used, so that whoever does not use them does not wait.
 
->>> getattribute = loader("rankmesh.core", {"Sharding": "sharding"})
->>> getattribute("Sharding").__name__
-'Sharding'
+>>> getattribute, names = loader("rankmesh.core", {"Sharding": "sharding"})
+>>> getattribute("Sharding").__name__, "Sharding" in names()
+('Sharding', True)
 >>> getattribute("Shading")
 Traceback (most recent call last):
 AttributeError: module 'rankmesh.core' has no attribute 'Shading'
@@ -18,8 +18,8 @@ from typing import Any
 __all__ = ["loader"]
 
 
-def loader(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
-    """Return the ``__getattr__`` of a package whose ``names`` are in these modules of it.
+def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+    """Return the ``__getattr__`` and the ``__dir__`` of a package whose ``names`` are in these modules of it.
 
     No name may be that of a module: once the module is loaded, Python finds the module under it.
     """
@@ -31,4 +31,4 @@ def loader(package: str, names: Mapping[str, str]) -> Callable[[str], Any]:
         setattr(sys.modules[package], name, found)
         return found
 
-    return load
+    return load, lambda: sorted({*vars(sys.modules[package]), *names})

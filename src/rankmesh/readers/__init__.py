@@ -37,4 +37,4 @@ if TYPE_CHECKING:
 __all__ = ["Config", "read_config", "run_config"]
 
 # A SPEC that names no file needs none of them.
-__getattr__ = loader(__name__, {"Config": "config", "read_config": "config", "run_config": "launched"})
+__getattr__, __dir__ = loader(__name__, {"Config": "config", "read_config": "config", "run_config": "launched"})

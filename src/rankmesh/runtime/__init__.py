@@ -43,4 +43,4 @@ __all__ = [
     "connect",
 ]
 
-__getattr__ = loader(__name__, {"GroupReport": "report", "Report": "report"})
+__getattr__, __dir__ = loader(__name__, {"GroupReport": "report", "Report": "report"})

@@ -33,7 +33,7 @@ __all__ = [
     "vllm",
 ]
 
-__getattr__ = loader(
+__getattr__, __dir__ = loader(
     __name__,
     {
         "accelerate": "hugging_face",
