@@ -1,4 +1,4 @@
-"""The kernel: what a job loads before its first step is a small part of the package."""
+"""What a job loads before its first step, and a command before it answers, is a small part of the package."""
 
 import json
 import subprocess
@@ -6,7 +6,9 @@ import sys
 
 import pytest
 
-MOST = 60
+from rankmesh.cli.app import PANELS
+
+MOST, SHOWN = 60, 45
 PROGRAMS = {
     "init and connect": "import rankmesh as rm\nwith rm.init() as me, rm.connect('tp=1,dp=*') as groups: pass",
     "a plan": "import rankmesh as rm\nrm.recipes.megatron(world_size=64, tp=2, pp=2).of(13)",
@@ -18,7 +20,7 @@ ON_DEMAND = {"cli", "placement", "readers", "transfer", "viz"}
 def _loaded(program):
     command = [sys.executable, "-c", program + LOADED]
     ended = subprocess.run(command, capture_output=True, text=True, timeout=240, check=True)
-    return json.loads(ended.stdout)
+    return json.loads(ended.stdout.splitlines()[-1])
 
 
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -28,6 +30,19 @@ def test_a_job_loads_few_modules(program):
     assert len(loaded) <= MOST, loaded
     assert not {name.split(".")[1] for name in loaded if "." in name} & ON_DEMAND
     assert not [name for name in loaded if name.startswith(("rankmesh.debug.doctor", "rankmesh.debug.watch"))]
+
+
+SHOW = "import sys\nfrom rankmesh.cli import main\nsys.argv = ['rankmesh', 'show', 'tp=2,dp=4']\n"
+SHOW += "try: main()\nexcept SystemExit: print()"
+
+
+def test_a_command_loads_what_it_needs():
+    """`rankmesh show SPEC` loads no other subcommand, no doctor, no placement: at most 45 modules."""
+    loaded = _loaded(SHOW)
+    assert len(loaded) <= SHOWN, loaded
+    assert not {name.split(".")[1] for name in loaded if "." in name} & {"debug", "launch", "placement", "transfer"}
+    assert "rankmesh.cli.show" in loaded
+    assert not {f"rankmesh.cli.{name}" for names in PANELS.values() for name in names if name != "show"} & set(loaded)
 
 
 def test_more_modules_are_noticed():

@@ -1,10 +1,9 @@
 """The ``rankmesh`` command. Every subcommand is a typed function first; the rest reads words and prints.
 
 ```
-app          the subcommands, registered
+app          the subcommands by panel, each loaded when it is used
 shell        errors and exit codes: one line on stderr, never a traceback
-options      the arguments that subcommands have in common
-complete     what the shell's completion offers
+options      the arguments that subcommands have in common, with what the shell's completion offers
 outputs      files beside what is printed
 console      data to stdout, words for people to stderr
 columns      tables that fit the terminal
@@ -12,9 +11,12 @@ show, groups, explain, diff, explore, presets      one file each, which writes f
 ```
 """
 
-from rankmesh.cli import started as started  # first: it takes the time
+import time
 
-__all__ = ["main"]
+__all__ = ["STARTED", "main"]
+
+# When the command began: what it loads is a part of the time that it takes.
+STARTED = time.perf_counter()
 
 
 def main() -> None:

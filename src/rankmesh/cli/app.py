@@ -1,36 +1,29 @@
-"""The ``rankmesh`` command line: its subcommands, and what its help says."""
+"""The ``rankmesh`` command line: its subcommands by panel, each loaded when it is used, and its help."""
 
 from __future__ import annotations
 
-from types import ModuleType
-from typing import Annotated
+from importlib import import_module
+from typing import Annotated, Any
 
 import typer
+from typer.main import get_command
 
 from rankmesh import __version__
-from rankmesh.cli import (
-    check,
-    cluster,
-    compare,
-    diff,
-    doctor,
-    explain,
-    explore,
-    groups,
-    layout,
-    measure,
-    place,
-    presets,
-    search,
-    show,
-    transfer,
-    where,
-)
 from rankmesh.cli.console import write
 from rankmesh.cli.options import Debug
 from rankmesh.cli.shell import EXIT_CODES, Shell
 
-__all__ = ["app"]
+__all__ = ["PANELS", "app"]
+
+# The panels of the help. Each subcommand is the ``command`` of the module that has its name.
+PANELS = {
+    "Look": ("show", "groups", "explain", "diff", "explore", "presets"),
+    "Run": ("check", "measure", "where"),
+    "Plan": ("cluster", "place", "search"),
+    "Weights": ("layout", "transfer"),
+    "Debug": ("doctor", "compare"),
+}
+_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 _SPECS = """\
 [bold]A SPEC is one of[/]
@@ -47,8 +40,37 @@ _SPECS = """\
   train.toml, config.yaml, ds.json         a config of torchtitan, nanotron,
                                            Megatron, Accelerate, DeepSpeed"""
 
+
+class _Commands(Shell):
+    """The root command, which imports a subcommand's module when the subcommand is named or the help lists it."""
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        """Return the names of all subcommands, in the order of the panels."""
+        return list(_PANEL_OF)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        """Return a subcommand, None for a name that is none."""
+        # What is misspelt is compared with the names of all.
+        for name in [cmd_name] if cmd_name in _PANEL_OF else _PANEL_OF:
+            if name not in self.commands:
+                self.commands[name] = _loaded(name)
+                # Each subcommand takes the root's --debug, too.
+                self.commands[name].params += [param for param in self.params if param.name == "debug"]
+        return self.commands.get(cmd_name)
+
+
+def _loaded(name: str) -> Any:
+    """Return the subcommand of this name, with its examples."""
+    module = import_module(f"rankmesh.cli.{name}")
+    shown = module.EXAMPLES.rstrip().replace("[", r"\[")
+    one = typer.Typer(add_completion=False, rich_markup_mode="rich")
+    epilog = f"[bold]Examples[/]\n{shown}"
+    one.command(name, epilog=epilog, rich_help_panel=_PANEL_OF[name])(module.command)
+    return get_command(one)
+
+
 app = typer.Typer(
-    cls=Shell,
+    cls=_Commands,
     no_args_is_help=True,
     rich_markup_mode="rich",
     pretty_exceptions_enable=False,
@@ -71,15 +93,3 @@ def root(
     debug: Debug = False,
 ) -> None:
     """Describe an N-D parallel layout once; see it, compare it, and prove it on real ranks."""
-
-
-def _register(subcommand: ModuleType) -> None:
-    """A module's ``command`` under the module's name, with its ``EXAMPLES``."""
-    shown = subcommand.EXAMPLES.rstrip().replace("[", r"\[")
-    name = subcommand.__name__.rpartition(".")[2]
-    app.command(name, epilog=f"[bold]Examples[/]\n{shown}")(subcommand.command)
-
-
-_COMMANDS = (show, groups, explain, diff, check, compare, transfer, layout, where)
-for _module in (*_COMMANDS, cluster, place, search, measure, doctor, explore, presets):
-    _register(_module)

@@ -15,22 +15,11 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
+from rankmesh.cli import STARTED
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import error, note, out, write, write_json
-from rankmesh.cli.options import (
-    Backend,
-    Debug,
-    Json,
-    Spec,
-    Timeout,
-    Variables,
-    WorldSize,
-    config_of,
-    note_configs,
-    source_of,
-)
+from rankmesh.cli.options import Backend, Json, Spec, Timeout, Variables, WorldSize, config_of, noted, source_of
 from rankmesh.cli.shell import ExitCode, Failed
-from rankmesh.cli.started import STARTED
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NO_LAUNCHER
@@ -57,7 +46,6 @@ def command(
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Build every group on real processes and prove each one with collectives."""
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
@@ -66,7 +54,7 @@ def command(
     source = source_in_job(spec, world_size, variables, launch)
     plan = source.plan
     if launch.rank == 0:
-        note_configs(source)
+        noted(source)
     with without_name_server(launch), progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
 
         def show(result: CheckResult) -> None:

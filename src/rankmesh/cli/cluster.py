@@ -11,7 +11,7 @@ import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
-from rankmesh.cli.options import Debug, DevicesPerHost, Hosts, Json, Timeout, cluster_of
+from rankmesh.cli.options import DevicesPerHost, Hosts, Json, Timeout, cluster_of
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import AgreementError, ClusterError, ConnectError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
@@ -65,7 +65,6 @@ def command(
     gpus_per_node: DevicesPerHost = None,
     timeout: Timeout = 60.0,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show the cluster: its levels, its hosts in natural order, and which ranks are where."""
     launch = started_by() if file is None else None

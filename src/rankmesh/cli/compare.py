@@ -14,7 +14,7 @@ import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write, write_json
-from rankmesh.cli.options import Debug, Json
+from rankmesh.cli.options import Json
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import extra, first_line, quoted
 
@@ -44,7 +44,6 @@ def command(
     ] = 1e-6,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="For how long repairs are tried.")] = 60.0,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Run a program on simulated ranks under every layout, and say what differs first from one process, and why.
 

@@ -10,9 +10,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankmesh.cli.columns import Column, print_columns, ranks_text
-from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import note, out, write_json
-from rankmesh.cli.options import SPEC_HELP, Debug, Json, Variables, WorldSize, config_of, note_configs, source_of
+from rankmesh.cli.options import Json, Variables, WorldSize, config_of, noted, source_of, spec_argument
 from rankmesh.cli.shell import ExitCode
 from rankmesh.core.difference import Difference, KindDiff, OnlyKind, difference
 
@@ -42,10 +41,8 @@ order: the kinds that both have come in another order
 
 
 def command(
-    left: Annotated[str, typer.Argument(metavar="LEFT", help=SPEC_HELP, autocompletion=spec_names)],
-    right: Annotated[
-        str, typer.Argument(metavar="RIGHT", help="The layout to compare with.", autocompletion=spec_names)
-    ],
+    left: Annotated[str, spec_argument("LEFT")],
+    right: Annotated[str, spec_argument("RIGHT", "The layout to compare with.")],
     examples: Annotated[
         int,
         typer.Option("--examples", "-n", min=1, metavar="N", help="Ranks to list for each kind that differs."),
@@ -59,15 +56,13 @@ def command(
         list[str] | None, typer.Option("--set-right", metavar="NAME=VALUE", help="--set for RIGHT alone.")
     ] = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Compare two layouts rank by rank: axes, kinds, groups, options. Exits with 1 when they differ."""
     both = variables or []
     sources = (
-        source_of(left, world_size, [*both, *(variables_left or [])]),
-        source_of(right, world_size, [*both, *(variables_right or [])]),
+        noted(source_of(left, world_size, [*both, *(variables_left or [])])),
+        noted(source_of(right, world_size, [*both, *(variables_right or [])])),
     )
-    note_configs(*sources)
     found = difference(sources[0].plan, sources[1].plan, examples=examples, members=8)
     if json:
         configs = {**config_of(sources[0], "left_config"), **config_of(sources[1], "right_config")}

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 
 from rankmesh.cli.console import note, write, write_json
-from rankmesh.cli.options import SPEC_HELP, Debug, Json, WorldSize, config_of, note_configs, source_of
+from rankmesh.cli.options import Json, OptionalSpec, WorldSize, config_of, noted, source_of
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.diagnosis import report
@@ -31,30 +31,23 @@ _Folder = Annotated[
         "not; their names end with the rank), or those that rankmesh wrote.",
     ),
 ]
-_Spec = Annotated[
-    str | None, typer.Argument(metavar="SPEC", help=f"The layout, by which groups are named. {SPEC_HELP}")
-]
 
 
 def command(
     folder: _Folder,
-    spec: _Spec = None,
+    spec: OptionalSpec = None,
     world_size: WorldSize = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Say what hangs: the rank, the group and the call that everyone waits for, by the recordings of the ranks."""
-    source = None if spec is None else source_of(spec, world_size)
-    if source is not None:
-        note_configs(source)
+    source = None if spec is None else noted(source_of(spec, world_size))
     found = doctor(folder, None if source is None else source.plan)
     for text in found.notes[:_NOTES]:
         note(text)
     if len(found.notes) > _NOTES:
         note(f"and {len(found.notes) - _NOTES} more notes; --json lists them")
     if json:
-        config: dict[str, Any] = {} if source is None else config_of(source)
-        write_json({**found.to_dict(), **config})
+        write_json({**found.to_dict(), **config_of(source)})
     else:
         write(report(found))
     if found.causes or found.waiting:

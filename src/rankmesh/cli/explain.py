@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, Json, Spec, Variables, WorldSize, config_of, note_configs, source_of
+from rankmesh.cli.options import Json, Spec, Variables, WorldSize, config_of, noted, source_of
 
 __all__ = ["EXAMPLES", "command"]
 
@@ -26,11 +26,9 @@ def command(
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Explain one rank: where it sits, which groups it is in, who its neighbours are, and why."""
-    source = source_of(spec, world_size, variables)
-    note_configs(source)
+    source = noted(source_of(spec, world_size, variables))
     if json:
         write_json({**source.plan.describe(rank), **config_of(source)})
     else:

@@ -8,18 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh.cli.console import note, write_json
-from rankmesh.cli.options import (
-    Cluster,
-    Debug,
-    GpusPerNode,
-    Json,
-    Spec,
-    Variables,
-    WorldSize,
-    cluster_of,
-    note_configs,
-    source_of,
-)
+from rankmesh.cli.options import Cluster, GpusPerNode, Json, Spec, Variables, WorldSize, cluster_of, noted, source_of
 from rankmesh.cli.outputs import Output, check_stdout, deliver
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.debug.doctor import doctor
@@ -90,11 +79,9 @@ def command(
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Write one page to play with a layout: sizes, order, hosts, groups. It needs no server and no network."""
-    source = source_of(spec, world_size, variables)
-    note_configs(source)
+    source = noted(source_of(spec, world_size, variables))
     data = explored(source, gpus_per_node=gpus_per_node, cluster=cluster, measured=measured, recordings=recordings)
     outputs = [Output("--html", html, (".html", ".htm"), lambda: page(data))]
     check_stdout(outputs, json=json)

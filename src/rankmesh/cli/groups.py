@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Debug, GroupName, Json, Spec, Variables, WorldSize, config_of, note_configs, source_of
+from rankmesh.cli.options import GroupName, Json, Spec, Variables, WorldSize, config_of, noted, source_of
 from rankmesh.readers.source import Source
 
 __all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
@@ -61,11 +61,9 @@ def command(
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """List the groups of one kind: number and ranks, one group a line."""
-    source = source_of(spec, world_size, variables)
-    note_configs(source)
+    source = noted(source_of(spec, world_size, variables))
     found = kind_groups(source, name, rank=rank)
     if json:
         write_json({**asdict(found), **config_of(source)})

@@ -11,7 +11,7 @@ import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write_json
-from rankmesh.cli.options import Debug, Json
+from rankmesh.cli.options import Json
 from rankmesh.core.documents import parse_json, read_text, refused_as
 from rankmesh.errors import LayoutError, quoted
 from rankmesh.readers.models import CONFIGS
@@ -62,7 +62,6 @@ def command(
         ),
     ],
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Print how a framework shards every weight of a model, from its own loader run without weights.
 

@@ -13,9 +13,19 @@ import typer
 from rankmesh.cli.check import progress_bar, source_in_job, without_name_server
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import out, write, write_json
-from rankmesh.cli.options import CLUSTER_HELP, Backend, Debug, Json, Spec, Timeout, Variables, WorldSize, note_configs
+from rankmesh.cli.options import (
+    CLUSTER_HELP,
+    Backend,
+    Json,
+    Kinds,
+    Spec,
+    Timeout,
+    Variables,
+    WorldSize,
+    noted,
+    words_of,
+)
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.plan import Plan
@@ -44,7 +54,7 @@ def sizes_of(text: str) -> tuple[int, ...]:
     (4096, 1000000, 7)
     """
     found = []
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in words_of([text]):
         match = re.fullmatch(r"([0-9]{1,12})\s*([A-Za-z]*)", item)
         if match is None or match[2].upper() not in _UNITS or int(match[1]) == 0:
             raise typer.BadParameter(f"--sizes {quoted(item)} is no number of bytes; write 4096, 4KiB or 1MB")
@@ -57,10 +67,7 @@ def command(
     sizes: Annotated[
         str, typer.Option(metavar="LIST", help="Bytes that a rank holds: 4KiB,1MiB.")
     ] = "4KiB,256KiB,4MiB",
-    groups: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.", autocompletion=group_names),
-    ] = None,
+    groups: Kinds = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", "-c", metavar="CLUSTER", help=f"With --save. {CLUSTER_HELP}")
     ] = None,
@@ -72,21 +79,24 @@ def command(
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Time the collectives of every kind of group on real processes; name slow groups and slow hosts."""
     launch = started_by()
     source = source_in_job(spec, world_size, variables, launch)
-    kinds = [name for names in groups or () for name in names.split(",")] or None
     if launch.rank == 0:
-        note_configs(source)
+        noted(source)
     bar = progress_bar(f"measuring {source.plan.world_size} ranks", "cases")
     with without_name_server(launch), bar as (progress, stop):
         try:
             with extra("torch"):
                 from rankmesh.debug.verification.measure import measure
             found = measure(
-                source.plan, sizes=sizes_of(sizes), kinds=kinds, backend=backend, timeout=timeout, progress=progress
+                source.plan,
+                sizes=sizes_of(sizes),
+                kinds=words_of(groups) or None,
+                backend=backend,
+                timeout=timeout,
+                progress=progress,
             )
         except (AgreementError, ConnectError) as problem:
             raise Failed(str(problem), ExitCode.LOST_RANKS) from problem

@@ -1,47 +1,60 @@
-"""The arguments that subcommands have in common, each with its help and its completion."""
+"""The arguments that subcommands have in common, each with its help and its completion, and what they stand for.
+
+>>> [name for name, _ in spec_names("megatron")][:2]
+['megatron:', 'megatron-turing-530b']
+"""
 
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh import placement as topology
-from rankmesh.cli.complete import group_names, preset_names, spec_names
 from rankmesh.cli.console import note
 from rankmesh.cli.shell import DEBUG
-from rankmesh.errors import LayoutError, quoted
-from rankmesh.readers.source import Source, read
+from rankmesh.core import presets
+from rankmesh.errors import LayoutError, RankmeshError, quoted
+from rankmesh.readers.source import RECIPES, Source, read
 
-__all__ = [
-    "CLUSTER_HELP",
-    "LIMIT",
-    "SPEC_HELP",
-    "Backend",
-    "Cluster",
-    "Debug",
-    "DevicesPerHost",
-    "GpusPerNode",
-    "GroupName",
-    "Hosts",
-    "Json",
-    "PresetName",
-    "Spec",
-    "Timeout",
-    "Variables",
-    "WorldSize",
-    "cluster_of",
-    "config_of",
-    "note_configs",
-    "source_of",
-    "variables_of",
-]
+if TYPE_CHECKING:
+    from rankmesh import placement
 
 # Whole-world arrays of every kind stay below a gigabyte up to here.
 LIMIT = 2**22
+
+
+# -- completion -------------------------------------------------------------------------------------------------------
+
+_Completions = list[tuple[str, str]]
+
+
+def spec_names(incomplete: str) -> _Completions:
+    """Return recipes and presets that begin so; files are the shell's own business."""
+    recipes = [(f"{name}:", "recipe") for name in RECIPES if f"{name}:".startswith(incomplete)]
+    return recipes + _preset_names(incomplete)
+
+
+def _preset_names(incomplete: str) -> _Completions:
+    return [(name, presets.get(name).title) for name in presets.names() if name.startswith(incomplete)]
+
+
+def _group_names(ctx: typer.Context, incomplete: str) -> _Completions:
+    """Return the kinds of group in the plan that the SPEC before names; nothing while it cannot be read."""
+    try:
+        # Before the value of an option is there, the words that are no options have no names yet.
+        spec = ctx.params.get("spec") or next(iter(ctx.args), None)
+        plan = read(str(spec), world_size=ctx.params.get("world_size")).plan
+    except RankmeshError:
+        return []
+    return [
+        (name, f"{len(groups)} of {groups.size}") for name, groups in plan.kinds.items() if name.startswith(incomplete)
+    ]
+
+
+# -- arguments and options --------------------------------------------------------------------------------------------
 
 
 def _debug(value: bool) -> bool:
@@ -50,17 +63,34 @@ def _debug(value: bool) -> bool:
     return value
 
 
-SPEC_HELP = (
+_SPEC_HELP = (
     "An axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
     "a saved plan (plan.json), or a training config (train.sh, train.toml, config.yaml, ds.json)."
 )
+CLUSTER_HELP = (
+    "The machine: host=8,nvlink=9,leaf=4 (innermost first, one size may be *), or a file: rankmesh cluster --json, "
+    "topology.conf, topology.yaml, {host: switch}, kubectl get nodes -o json, describe-instance-topology."
+)
 
-Spec = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP, autocompletion=spec_names)]
+
+def spec_argument(metavar: str, help: str = _SPEC_HELP) -> Any:  # noqa: A002  - typer's own name for it
+    """Return the argument of a layout."""
+    return typer.Argument(metavar=metavar, help=help, autocompletion=spec_names)
+
+
+Spec = Annotated[str, spec_argument("SPEC")]
+OptionalSpec = Annotated[
+    str | None, typer.Argument(metavar="SPEC", help=f"The layout, by which groups are named. {_SPEC_HELP}")
+]
 GroupName = Annotated[
-    str, typer.Argument(metavar="NAME", help="A kind of group, such as dp_cp.", autocompletion=group_names)
+    str, typer.Argument(metavar="NAME", help="A kind of group, such as dp_cp.", autocompletion=_group_names)
+]
+Kinds = Annotated[
+    list[str] | None,
+    typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.", autocompletion=_group_names),
 ]
 PresetName = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="One preset in detail.", autocompletion=preset_names)
+    str | None, typer.Argument(metavar="NAME", help="One preset in detail.", autocompletion=_preset_names)
 ]
 WorldSize = Annotated[
     int | None,
@@ -72,11 +102,8 @@ WorldSize = Annotated[
         help="Ranks in the world: fills a * in SPEC, and is for a config that does not say.",
     ),
 ]
-CLUSTER_HELP = (
-    "The machine: host=8,nvlink=9,leaf=4 (innermost first, one size may be *), or a file: rankmesh cluster --json, "
-    "topology.conf, topology.yaml, {host: switch}, kubectl get nodes -o json, describe-instance-topology."
-)
 Cluster = Annotated[str | None, typer.Option(metavar="CLUSTER", help=CLUSTER_HELP)]
+RequiredCluster = Annotated[str, typer.Option("--cluster", "-c", metavar="CLUSTER", help=CLUSTER_HELP)]
 GpusPerNode = Annotated[
     int | None,
     typer.Option(
@@ -107,12 +134,21 @@ Variables = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, and nothing else, to stdout.")]
 Debug = Annotated[
     bool,
-    typer.Option("--debug", callback=_debug, is_eager=True, help=f"Show the traceback of an error ({DEBUG}=1)."),
+    typer.Option(
+        "--debug",
+        callback=_debug,
+        is_eager=True,
+        expose_value=False,
+        help=f"Show the traceback of an error ({DEBUG}=1).",
+    ),
 ]
 
 
+# -- what they stand for ----------------------------------------------------------------------------------------------
+
+
 def source_of(spec: str | Source, world_size: int | None = None, variables: Iterable[str] | None = None) -> Source:
-    """The plan that the user means, of a size that the command can list; a source that was read stays as it is.
+    """Return the plan that the user means, of a size that the command can list; one that was read stays as it is.
 
     ``variables`` are words NAME=VALUE.
 
@@ -131,14 +167,28 @@ def source_of(spec: str | Source, world_size: int | None = None, variables: Iter
     return source
 
 
+def noted(source: Source) -> Source:
+    """Print which lines of a training config were read to stderr, and return the source."""
+    if source.config is not None:
+        note(str(source.config))
+    return source
+
+
+def config_of(source: Source | None, name: str = "config") -> dict[str, Any]:
+    """Return what was read of a training config as data under a key; nothing for another SPEC."""
+    return {} if source is None or source.config is None else {name: source.config.to_dict()}
+
+
 def cluster_of(
     text: str, world_size: int, hosts: str | None = None, gpus_per_node: int | None = None
-) -> topology.Cluster:
-    """The cluster that the user means; a string fills a ``*`` with what the world leaves.
+) -> placement.Cluster:
+    """Return the cluster that the user means; a string fills a ``*`` with what the world leaves.
 
     >>> str(cluster_of("host=2,leaf=*", 8))
     '8 devices, 4 hosts of 2, levels host leaf'
     """
+    from rankmesh.placement import Cluster
+
     if "=" in text and not Path(text).is_file():
         if gpus_per_node is not None:
             note(f"note: --gpus-per-node {gpus_per_node} is not used: {quoted(text)} says how many devices a host has")
@@ -147,12 +197,12 @@ def cluster_of(
                 f"{quoted(text)} leaves a size open, and there is no world to infer it from; write the size"
             )
         size = world_size if "*" in text and world_size else None
-        return topology.Cluster.parse(text, world_size=size, hosts=hosts)
-    return topology.Cluster.read(text, hosts=hosts, gpus_per_node=gpus_per_node)
+        return Cluster.parse(text, world_size=size, hosts=hosts)
+    return Cluster.read(text, hosts=hosts, gpus_per_node=gpus_per_node)
 
 
 def variables_of(words: Iterable[str]) -> dict[str, str]:
-    """The variables of words NAME=VALUE."""
+    """Return the variables of words NAME=VALUE."""
     found = {}
     for word in words:
         name, equals, value = word.partition("=")
@@ -162,13 +212,10 @@ def variables_of(words: Iterable[str]) -> dict[str, str]:
     return found
 
 
-def note_configs(*sources: Source) -> None:
-    """Say on stderr which lines of a training config were read."""
-    for source in sources:
-        if source.config is not None:
-            note(str(source.config))
+def words_of(given: Sequence[str] | None) -> list[str]:
+    """Return the words of an option that may be repeated, and takes several words at once.
 
-
-def config_of(source: Source, name: str = "config") -> dict[str, Any]:
-    """The same as data, under a key of its own; nothing for a SPEC that is no training config."""
-    return {} if source.config is None else {name: source.config.to_dict()}
+    >>> words_of(["tp,pp", "dp"])
+    ['tp', 'pp', 'dp']
+    """
+    return [word.strip() for text in given or () for word in text.split(",") if word.strip()]

@@ -11,16 +11,16 @@ from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.options import (
-    CLUSTER_HELP,
-    Debug,
     DevicesPerHost,
     Hosts,
     Json,
+    RequiredCluster,
     Spec,
     Variables,
     WorldSize,
-    note_configs,
+    noted,
     source_of,
+    words_of,
 )
 from rankmesh.cli.shell import save as write_file
 from rankmesh.errors import quoted
@@ -43,7 +43,7 @@ def within_of(text: str) -> dict[str, str]:
     {'tp': 'host', 'ep': 'nvlink'}
     """
     found = {}
-    for item in filter(None, (part.strip() for part in text.split(","))):
+    for item in words_of([text]):
         kind, equals, level = (part.strip() for part in item.partition("="))
         if not equals or not kind or not level:
             raise typer.BadParameter(
@@ -55,7 +55,7 @@ def within_of(text: str) -> dict[str, str]:
 
 def command(
     spec: Spec,
-    cluster: Annotated[str, typer.Option("--cluster", "-c", metavar="CLUSTER", help=CLUSTER_HELP)],
+    cluster: RequiredCluster,
     within: Annotated[
         list[str] | None,
         typer.Option(
@@ -76,11 +76,9 @@ def command(
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Find the rank order of a layout that costs least on a cluster; show before, after, and why."""
-    source = source_of(spec, world_size, variables)
-    note_configs(source)
+    source = noted(source_of(spec, world_size, variables))
     machine = described(cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=source.plan.world_size)
     sent = None if traffic is None else Traffic.read(traffic)
     found = place(source.plan, machine, within=within_of(",".join(within or ())), traffic=sent, backend=backend)

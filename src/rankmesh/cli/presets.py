@@ -11,7 +11,7 @@ from textwrap import wrap
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write, write_json
-from rankmesh.cli.options import Debug, Json, PresetName
+from rankmesh.cli.options import Json, PresetName
 from rankmesh.core import presets
 from rankmesh.readers.source import read
 
@@ -51,7 +51,7 @@ def preset_row(name: str) -> PresetRow:
     )
 
 
-def command(name: PresetName = None, json: Json = False, debug: Debug = False) -> None:
+def command(name: PresetName = None, json: Json = False) -> None:
     """List the published layouts, or one of them in detail; any SPEC may be a preset's name."""
     rows = tuple(map(preset_row, presets.names() if name is None else [name]))
     if json:

@@ -13,7 +13,7 @@ from rankmesh.cli.check import progress_bar
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
-from rankmesh.cli.options import CLUSTER_HELP, Debug, Json
+from rankmesh.cli.options import Json, RequiredCluster
 from rankmesh.core.documents import parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted, quoted_path
 from rankmesh.placement import Training
@@ -85,7 +85,7 @@ def _known(name: str, words: tuple[str, ...], text: str) -> Any:
 
 def command(
     world: Annotated[int, typer.Option("--world", "-w", min=1, metavar="N", help="Ranks.")],
-    cluster: Annotated[str, typer.Option("--cluster", "-c", metavar="CLUSTER", help=CLUSTER_HELP)],
+    cluster: RequiredCluster,
     model: Annotated[
         str,
         typer.Option("--model", "-m", metavar="FILE", help="config.json, a Megatron script, numbers, llama3-8b."),
@@ -134,7 +134,6 @@ def command(
     top: Annotated[int, typer.Option(min=1, metavar="K", help="List the K best.")] = 10,
     explain: Annotated[int, typer.Option(min=1, metavar="N", help="Show seconds and memory of row N by part.")] = 1,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Rank sizes and orders of a layout by the predicted time of a step: predicted, not measured."""
     given = {

@@ -9,20 +9,20 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.complete import group_names
 from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import (
     Cluster,
-    Debug,
     GpusPerNode,
     Json,
+    Kinds,
     Spec,
     Variables,
     WorldSize,
     cluster_of,
     config_of,
-    note_configs,
+    noted,
     source_of,
+    words_of,
 )
 from rankmesh.cli.outputs import Output, check_stdout, deliver
 from rankmesh.core.mesh import Mesh
@@ -97,10 +97,7 @@ def command(
     gpus_per_node: GpusPerNode = None,
     cluster: Cluster = None,
     members: Annotated[int, typer.Option(min=1, metavar="K", help="List up to K members of a group.")] = 8,
-    groups: Annotated[
-        list[str] | None,
-        typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.", autocompletion=group_names),
-    ] = None,
+    groups: Kinds = None,
     svg: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also write a picture; of a large world, one part. - is stdout.")
     ] = None,
@@ -111,7 +108,6 @@ def command(
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes.
 
@@ -133,9 +129,7 @@ def command(
         )
     elif unused := [*(arguments or ())[:1], *_named({"--launch": launch, "--sandbox": sandbox, "--yes": yes})]:
         raise typer.BadParameter(f"{quoted(unused[0])} is for a script that runs; add --run, or leave it out")
-    source = source_of(given, world_size, variables)
-    note_configs(source)
-    kinds = [name for names in groups or () for name in names.split(",")]
+    source, kinds = noted(source_of(given, world_size, variables)), words_of(groups)
     machine = None if cluster is None else cluster_of(cluster, source.plan.world_size, gpus_per_node=gpus_per_node)
     facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=kinds)
     outputs = _outputs(source, facts, kinds, {"--svg": svg, "--html": html, "--save": save})

@@ -9,9 +9,8 @@ import numpy as np
 import typer
 
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.complete import spec_names
 from rankmesh.cli.console import out, write_json
-from rankmesh.cli.options import SPEC_HELP, Cluster, Debug, Json, WorldSize, cluster_of, note_configs, source_of
+from rankmesh.cli.options import Cluster, Json, WorldSize, cluster_of, noted, source_of, spec_argument
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
 from rankmesh.transfer.planning.cost import links, seconds
@@ -42,8 +41,8 @@ def _shifted(mesh: Mesh, offset: int) -> Mesh:
 
 
 def command(
-    source: Annotated[str, typer.Argument(metavar="SOURCE", help=SPEC_HELP, autocompletion=spec_names)],
-    target: Annotated[str, typer.Argument(metavar="TARGET", help="The layout to move to.", autocompletion=spec_names)],
+    source: Annotated[str, spec_argument("SOURCE")],
+    target: Annotated[str, spec_argument("TARGET", "The layout to move to.")],
     tensors: Annotated[
         Path,
         typer.Option(
@@ -59,16 +58,13 @@ def command(
     ranks: Annotated[int, typer.Option(min=0, metavar="N", help="List the N busiest ranks.")] = 16,
     world_size: WorldSize = None,
     json: Json = False,
-    debug: Debug = False,
 ) -> None:
     """Plan what moves between two layouts: bytes by rank and by level, the least possible, the busiest ranks.
 
     Each element that a rank needs comes from itself where it has it, else from one of the nearest that have it, and the
     busiest sender sends as little as it can.
     """
-    sources = source_of(source, world_size), source_of(target, world_size)
-    note_configs(*sources)
-    ours, theirs = (each.plan.mesh for each in sources)
+    ours, theirs = (noted(source_of(spec, world_size)).plan.mesh for spec in (source, target))
     if offset is not None:
         theirs = _shifted(theirs, offset)
     machine = None if cluster is None else cluster_of(cluster, max(ours.rank_range.stop, theirs.rank_range.stop))

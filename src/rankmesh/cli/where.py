@@ -10,7 +10,7 @@ from typing import Any
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write_json
-from rankmesh.cli.options import Debug, Json
+from rankmesh.cli.options import Json
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import ConnectError
 from rankmesh.launch.address import resolved
@@ -80,7 +80,7 @@ def _missing(launch: Launch) -> str:
     return ""
 
 
-def command(json: Json = False, debug: Debug = False) -> None:
+def command(json: Json = False) -> None:
     """Show what started this process, its rank, host and devices, and the evidence for each."""
     try:
         found = where()

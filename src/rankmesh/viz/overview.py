@@ -14,7 +14,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -25,8 +25,10 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 from rankmesh.core.strided import Strided
-from rankmesh.placement import Cluster, Crossings, crossings, widest
 from rankmesh.readers.source import Source
+
+if TYPE_CHECKING:
+    from rankmesh.placement import Cluster, Crossings
 
 __all__ = ["AxisRow", "KindRow", "LayoutRow", "Origin", "Overview", "nodes_text", "overview"]
 
@@ -138,6 +140,8 @@ def overview(
         gpus_per_node = preset.gpus_per_node
     given = cluster is not None
     if cluster is None and gpus_per_node is not None:
+        from rankmesh.placement import Cluster
+
         cluster = Cluster.of_nodes(gpus_per_node, plan.world_size)
     integer(members, "members", least=1)
     chosen = [plan.spec(name) for name in kinds] if kinds else list(plan.specs)
@@ -202,6 +206,11 @@ def _kind(
     plan: Plan, spec: GroupSpec, use: Communicators, members: int, cluster: Cluster | None, given: bool
 ) -> KindRow:
     groups = plan.groups(spec.name)
+    crossed = level = None
+    if cluster is not None:
+        from rankmesh.placement import crossings, widest
+
+        crossed, level = crossings(groups, cluster), widest(groups, cluster).name if given else None
     return KindRow(
         name=spec.name,
         axes=spec.axes,
@@ -213,8 +222,8 @@ def _kind(
         examples=tuple(group[:members] for group in groups[:_EXAMPLES]),
         options=spec.options.to_dict(),
         communicator=use.kinds[spec.name],
-        crossings=None if cluster is None else crossings(groups, cluster),
-        level=widest(groups, cluster).name if cluster is not None and given else None,
+        crossings=crossed,
+        level=level,
     )
 
 

@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, SubElement
 
 from rankmesh.core.groups import Groups
 from rankmesh.core.plan import Plan
-from rankmesh.placement import Cluster
 from rankmesh.viz.part import Part, part_of
 from rankmesh.viz.sheet import Block, Sheet, colours, sheet
+
+if TYPE_CHECKING:
+    from rankmesh.placement import Cluster
 
 __all__ = ["GAP", "Panel", "document", "panel", "put"]
 

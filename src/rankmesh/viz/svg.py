@@ -17,12 +17,15 @@ tp: 4 groups of 2, stride 2x1
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import TYPE_CHECKING
 from xml.etree.ElementTree import Element, tostring
 
 from rankmesh.core.plan import Plan
-from rankmesh.placement import Cluster
 from rankmesh.viz.panel import GAP, Panel, document, panel, put
 from rankmesh.viz.part import Part, part_of
+
+if TYPE_CHECKING:
+    from rankmesh.placement import Cluster
 
 __all__ = ["LIMIT", "picture", "pictured_kinds"]
 
@@ -41,6 +44,8 @@ def picture(
     """
     part = part_of(plan.mesh, LIMIT)
     if cluster is None and gpus_per_node is not None:
+        from rankmesh.placement import Cluster
+
         cluster = Cluster.of_nodes(gpus_per_node, plan.mesh.rank_range.stop)
     panels = [panel(plan, name, cluster, part) for name in names or pictured_kinds(plan)]
     return tostring(_sheet_of(plan, panels, cluster, part), encoding="unicode")
