@@ -106,12 +106,10 @@ bench: $(VENV)/.installed-test  ## measure against the peers; writes bench/resul
 	$(BIN)/python -m bench --json bench/results.json --markdown docs/benchmarks.md $(ARGS)
 
 bench-transfers: $(VENV)/.installed-test  ## transfers beside what others do (root); bench/transfers.json, docs
-	$(BIN)/python -m bench.transfers --json bench/transfers.json --peers $(VENV)/peers $(ARGS)
-	$(BIN)/python -m bench --from bench/results.json --markdown docs/benchmarks.md
+	$(BIN)/python -m bench.transfers --peers $(VENV)/peers $(ARGS)
 
 bench-cluster: $(VENV)/.installed-test  ## placement and transfers on emulated clusters (root); bench/cluster.json, docs
 	$(BIN)/python -m bench.cluster $(ARGS)
-	$(BIN)/python -m bench --from bench/results.json --markdown docs/benchmarks.md
 
 docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a warning is an error
 	$(BIN)/python -m sphinx --fail-on-warning --nitpicky --keep-going --quiet docs build/docs

@@ -1,17 +1,17 @@
 """Measurements side by side: ours and a peer, in one run, alternating, each on fresh processes.
 
 ```
-suite        what is measured, one section after the other
-contests     the same groups made twice: by rankmesh, and by a peer
-live         real gloo ranks on this machine: time, descriptors, threads, store operations
-dry          one rank of a large world on the backend "fake"
-planning     plans of large worlds: no process group at all
-getters      what one question to a live group costs
-gpu          groups on NCCL, by ranks that share the GPUs that there are
+__main__     the suite: live, dry, planning, getters, on the groups of contests
+cluster      placement, and layouts: the communication of random layouts, on emulated clusters
 compare      a comparison of layouts: time and memory of a two-layer model
-processes    forked processes that report one line each and never outlive their time
-results      medians, ratios, and their JSON
-markdown     the same as a document
+gpu          groups on NCCL, by ranks that share the GPUs that there are
+hangs        the doctor and the watch
+published    predicted steps beside published ones
+survive      what a commit and a lost rank cost
+sync         versions of weights; transfers: between layouts
+processes    forked processes that report once and never outlive their time
+results      medians and ratios
+report       the pages, from the recorded JSON
 ```
 
 Peers are optional: one that is not installed is reported as such.

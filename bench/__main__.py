@@ -1,192 +1,127 @@
 """``python -m bench``: live groups, large worlds and getters against the peers, side by side, in the same run.
 
-A comparison is told on stderr as it is done; tables go to stdout, and the figures to files where asked.
+```
+live       real gloo ranks on this machine              planning   plans of large worlds: no process group at all
+dry        one rank of a large world, backend "fake"    getters    what one question to a live group costs
+```
+
+A comparison is reported on stderr as it is done. Tables go to stdout, figures and page to files where asked.
 """
 
 from __future__ import annotations
 
-import json as json_module
+import argparse
+import json
+import os
+import platform
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Any
 
-import typer
-
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import json_text, note, out, write
-from rankmesh.cli.options import Debug
-from rankmesh.cli.shell import ExitCode, Failed, outcome
-from rankmesh.errors import PlanError
+from bench.report import measured_rows, page
 
 if TYPE_CHECKING:
-    from bench.results import Comparison, Results
-    from bench.suite import Settings
+    from bench.results import Comparison
 
-__all__ = ["EXAMPLES", "bench", "command", "run"]
+__all__ = ["main"]
 
-EXAMPLES = """\
-$ python -m bench --quick
-$ python -m bench --ranks 8,32 --only live,dry
-$ python -m bench --rounds 5 --json results.json --markdown benchmarks.md
-$ python -m bench --from results.json --markdown benchmarks.md
-"""
-
-_SMALLEST = 8
+SECTIONS = ("live", "dry", "planning", "getters")
+QUICK = ["--ranks", "8", "--worlds", "64", "--rounds", "1", "--limit", "30"]
 
 
-def bench(settings: Settings, report: Callable[[Comparison], None]) -> Results:
-    """Run the suite with these settings; ``tell`` hears of each comparison as it is done."""
-    from bench.suite import measure
-
-    return measure(settings, report)
-
-
-def command(
-    ranks: Annotated[
-        str | None,
-        typer.Option("--ranks", "-n", metavar="N,...", help="Live worlds, multiples of 8; default 8,16,32,64."),
-    ] = None,
-    worlds: Annotated[
-        str | None,
-        typer.Option("--worlds", metavar="N,...", help="Dry worlds; default 1024,4096,32768,131072."),
-    ] = None,
-    rounds: Annotated[
-        int | None, typer.Option("--rounds", "-r", min=1, metavar="N", help="Runs of each side; default 5.")
-    ] = None,
-    only: Annotated[
-        str | None,
-        typer.Option("--only", metavar="NAME,...", help="Sections: live, dry, planning, getters."),
-    ] = None,
-    limit: Annotated[
-        float | None,
-        typer.Option("--limit", min=1.0, metavar="SECONDS", help="How long one run may take; default 120."),
-    ] = None,
-    quick: Annotated[bool, typer.Option("--quick", help="8 ranks, small worlds, one round: seconds, not figures.")] = (
-        False
-    ),
-    json: Annotated[
-        str | None, typer.Option("--json", metavar="FILE", help="Write the figures as JSON; - is stdout, alone.")
-    ] = None,
-    markdown: Annotated[
-        Path | None, typer.Option("--markdown", metavar="FILE", help="Write the tables as a Markdown document.")
-    ] = None,
-    source: Annotated[
-        Path | None,
-        typer.Option("--from", metavar="FILE", help="Show the figures of an earlier --json; measure nothing."),
-    ] = None,
-    debug: Debug = False,
-) -> None:
-    """Measure rankmesh against megatron-core, DeviceMesh and HyperCommGrid, side by side."""
-    results = _read(source) if source else bench(_settings(ranks, worlds, rounds, only, limit, quick), _report)
-    if json == "-":
-        write(json_text(results.to_dict()))
-    else:
-        _print(results)
-    if json not in (None, "-"):
-        _save(Path(str(json)), json_text(results.to_dict()) + "\n")
-    if markdown:
-        from bench.markdown import markdown as document
-        from bench.markdown import recorded_transfers
-
-        _save(markdown, document(results, recorded_transfers()))
-    _comparison(results)
+def _sizes(text: str) -> list[int]:
+    sizes = [int(size) for size in text.split(",")]
+    if any(size < 8 or size % (8 if size < 1024 else 1024) for size in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r}: sizes are multiples of 8, from 1024 on of 1024, as in 8,32,2048")
+    return sizes
 
 
-def _settings(
-    ranks: str | None, worlds: str | None, rounds: int | None, only: str | None, limit: float | None, quick: bool
-) -> Settings:
-    from bench.suite import QUICK, SECTIONS, Settings
-
-    settings = QUICK if quick else Settings()
-    if ranks:
-        settings = replace(settings, ranks=_sizes("--ranks", ranks, _SMALLEST))
-    if worlds:
-        settings = replace(settings, worlds=tuple(_world(size) for size in _sizes("--worlds", worlds, _SMALLEST)))
-    if only:
-        settings = replace(settings, sections=tuple(_section(name, SECTIONS) for name in only.split(",")))
-    return replace(settings, rounds=rounds or settings.rounds, limit=limit or settings.limit)
+def _sections(text: str) -> list[str]:
+    unknown = set(text.split(",")) - set(SECTIONS)
+    if unknown:
+        raise argparse.ArgumentTypeError(f"{text!r}: the sections are {', '.join(SECTIONS)}")
+    return text.split(",")
 
 
-def _sizes(option: str, text: str, unit: int) -> tuple[int, ...]:
-    sizes = text.split(",")
-    for size in sizes:
-        if not size.strip().isdecimal() or int(size) < unit or int(size) % unit:
-            raise typer.BadParameter(f"received {size!r} in {option}; sizes are multiples of {unit}, as in {unit},32")
-    return tuple(map(int, sizes))
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--ranks", type=_sizes, default=[8, 16, 32, 64], help="live worlds; default %(default)s")
+    parser.add_argument("--worlds", type=_sizes, default=[1024, 4096, 32768, 131072], help="dry worlds")
+    parser.add_argument("--rounds", type=int, default=5, help="runs of each side; default %(default)s")
+    parser.add_argument("--only", type=_sections, default=list(SECTIONS), help="sections; default %(default)s")
+    parser.add_argument("--limit", type=float, default=120.0, help="seconds that one run may take")
+    parser.add_argument("--quick", action="store_true", help="8 ranks, small worlds, one round: seconds, not figures")
+    parser.add_argument("--json", type=Path, help="write the figures as JSON")
+    parser.add_argument("--markdown", type=Path, help="write docs/benchmarks.md with these figures")
+    parser.add_argument("--from", type=Path, dest="source", help="take the figures of an earlier --json")
+    return parser
 
 
-def _world(size: int) -> int:
-    if size >= 1024 and size % 1024:
-        raise typer.BadParameter(f"received {size} in --worlds; from 1024 on, sizes are multiples of 1024")
-    return size
+def _comparisons(given: argparse.Namespace) -> Iterator[Comparison]:
+    # Before the first fork: children find all of it imported, and no import is in a time.
+    import torch.distributed  # noqa: F401
+
+    import rankmesh.runtime  # noqa: F401
+    from bench.contests import CONTESTS
+    from bench.dry import dry
+    from bench.getters import getters
+    from bench.live import live
+    from bench.planning import planning
+
+    rounds, limit = given.rounds, given.limit
+    if "live" in given.only:
+        yield from (live(contest, ranks, rounds, limit) for ranks in given.ranks for contest in CONTESTS)
+    if "dry" in given.only:
+        apart = [contest for contest in CONTESTS if "counterparts" not in contest.what]
+        yield from (dry(contest, world, rounds, limit) for world in given.worlds for contest in apart)
+    if "planning" in given.only:
+        for world in given.worlds:
+            yield from planning(world, rounds, limit)
+    if "getters" in given.only:
+        yield from getters(rounds, limit)
 
 
-def _section(name: str, known: tuple[str, ...]) -> str:
-    if name not in known:
-        raise typer.BadParameter(f"received {name!r} in --only; the sections are {', '.join(known)}")
-    return name
+def _measured(given: argparse.Namespace) -> dict[str, Any]:
+    before, done = round(os.getloadavg()[0], 2), []
+    for comparison in _comparisons(given):
+        done.append(asdict(comparison))
+        found = [f"{name} {stat.median:.3g} times faster" for name, stat in comparison.both.ratios.items()]
+        found += [f"{side}: {why}" for side, why in comparison.failures.items()]
+        about = f"{comparison.section}, {comparison.ranks:,} ranks, {comparison.what} ({comparison.peer})"
+        sys.stderr.write(f"{about}: {', '.join(found) or 'done'}\n")
+    load = {"before": before, "after": round(os.getloadavg()[0], 2)}
+    machine = {"system": platform.system(), "cores": os.cpu_count(), "python": platform.python_version(), "load": load}
+    versions = {name: _version(name) for name in ("rankmesh", "torch", "megatron-core", "numpy")}
+    settings = {name: getattr(given, name) for name in ("ranks", "worlds", "rounds", "limit")}
+    return {"machine": machine, "versions": versions, "settings": settings, "comparisons": done}
 
 
-def _report(comparison: Comparison) -> None:
-    parts = [f"{name} {stat.median:.3g} times faster" for name, stat in comparison.both.ratios.items()]
-    shown = [part for part in parts if part.split()[0] in ("built", "used", "planned", "call")]
-    shown += [f"{side}: {why}" for side, why in comparison.failures.items()]
-    note(
-        f"{comparison.section}, {comparison.ranks:,} ranks, {comparison.what} ({comparison.peer}): "
-        f"{', '.join(shown) or 'done'}"
-    )
-
-
-def _print(results: Results) -> None:
-    from bench.tables import tables
-
-    for table in tables(results):
-        write(f"{table.title}\n")
-        cells = zip(*table.rows, strict=True)
-        print_columns(out(), [Column(head, list(column)) for head, column in zip(table.head, cells, strict=True)])
-        write("")
-        sys.stdout.flush()
-
-
-def _comparison(results: Results) -> None:
-    """A peer that fails is a result; rankmesh failing is a failure of the command."""
-    failed = [item for item in results.comparisons if "ours" in item.failures]
-    if failed:
-        first = failed[0]
-        raise Failed(
-            f"received no figures of rankmesh for {first.what} on {first.ranks} ranks: {first.failures['ours']}; "
-            "rankmesh check shows more",
-            ExitCode.UNPROVED,
-        )
-
-
-def _save(path: Path, text: str) -> None:
+def _version(name: str) -> str:
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise Failed(f"received {path}, which cannot be written: {error.strerror}", ExitCode.USAGE) from error
+        return version(name)
+    except PackageNotFoundError:
+        return "not installed"
 
 
-def _read(path: Path) -> Results:
-    from bench.results import results_from
-
-    try:
-        data = json_module.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise PlanError(f"received {path}, which is no readable JSON ({error}); give a file of --json") from error
-    return results_from(data)
-
-
-def run(message: Sequence[str]) -> int:
-    """The exit status of the benchmarks with these words: one of ``rankmesh.cli.shell``."""
-    app = typer.Typer(add_completion=False, rich_markup_mode="rich", pretty_exceptions_enable=False)
-    settings = {"help_option_names": ["-h", "--help"]}
-    app.command(context_settings=settings, epilog=f"[bold]Examples[/]\n{EXAMPLES.rstrip()}")(command)
-    return outcome(lambda: app(list(message), prog_name="python -m bench", standalone_mode=False))
+def main(message: Sequence[str]) -> int:
+    """Measure or read the figures, show and write them; 1 where rankmesh itself failed, for a peer may."""
+    given = _parser().parse_args([*(QUICK if "--quick" in message else ()), *message])
+    found = json.loads(given.source.read_text(encoding="utf-8")) if given.source else _measured(given)
+    for section, rows in measured_rows(found).items():
+        if rows:
+            sys.stdout.write(f"{section}\n\n{rows}\n\n")
+    if given.json:
+        given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
+    if given.markdown:
+        given.markdown.write_text(page("benchmarks", results=found), encoding="utf-8")
+    failed = [item for item in found["comparisons"] if "ours" in item["failures"]]
+    for item in failed:
+        sys.stderr.write(f"rankmesh failed on {item['what']}: {item['failures']['ours']}\n")
+    return 1 if failed else 0
 
 
 if __name__ == "__main__":
-    sys.exit(run(sys.argv[1:]))
+    sys.exit(main(sys.argv[1:]))

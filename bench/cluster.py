@@ -7,8 +7,7 @@ racks    the same in racks of two, and a trunk of 100 Mbit/s between them
 
 On each the cluster is measured and calibrated; every order of the axes and torchrun's own order (hosts as strings) are
 predicted from that, and run; the placement that ``rm.place`` chooses is among them. Then one host's link is halved, and
-``measure`` has to name it; the example is trained under the worst and the chosen order; and transfers between layouts
-are counted at the links (`bench.slow_levels`).
+``measure`` has to name it; the example is trained under the worst and the chosen order.
 """
 
 from __future__ import annotations
@@ -30,7 +29,7 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from bench.emulated import Emulated, emulated, problem
-from bench.slow_levels import refits
+from bench.report import record
 from rankmesh.placement import Traffic, Training, Transformer, place, step_traffic
 from rankmesh.placement.measured import Measurement, calibrated
 
@@ -281,18 +280,12 @@ def _train(rounds: int, before: Mapping[str, Any]) -> dict[str, Any]:
         return {"train": train(there, cluster, rounds)}
 
 
-def _transfers(_rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
-    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
-        return {"transfers": refits(there)}
-
-
 # What is measured, each on a cluster of its own that is there for a minute or two; `train` takes what `racks` found.
 PARTS: dict[str, Callable[[int, Mapping[str, Any]], dict[str, Any]]] = {
     "flat": _flat,
     "slow": _slow,
     "racks": _racks,
     "train": _train,
-    "transfers": _transfers,
 }
 
 
@@ -322,5 +315,4 @@ if __name__ == "__main__":
     given = parser.parse_args()
     known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
     found = main(given.only.split(","), given.rounds, known)
-    RESULTS.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
-    sys.stdout.write(json.dumps({key: found.get(key) for key in ("kendall", "slow", "transfers")}, indent=2) + "\n")
+    record(RESULTS, found)

@@ -18,8 +18,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.compare_text import compare_section
 from bench.memory import highest, resident
+from bench.report import record
 
 __all__ = ["LAYOUTS", "compared", "measured", "program_of"]
 
@@ -76,7 +76,7 @@ def compared(layouts: Sequence[str] = LAYOUTS) -> dict[str, Any]:
     }
 
 
-def measured(rounds: int, report: Callable[[dict[str, Any]], None] = lambda found: None) -> dict[str, Any]:
+def measured(rounds: int) -> dict[str, Any]:
     """The figures of some rounds, one after the other."""
     load = os.getloadavg()[0]
     runs = []
@@ -84,7 +84,7 @@ def measured(rounds: int, report: Callable[[dict[str, Any]], None] = lambda foun
         command = [sys.executable, "-m", "bench.compare", "--once"]
         done = subprocess.run(command, cwd=_ROOT, check=True, capture_output=True, text=True)  # noqa: S603  - our own
         runs.append(json.loads(done.stdout))
-        report(runs[-1])
+        sys.stderr.write(f"{runs[-1]}\n")
     return {
         "layouts": list(LAYOUTS),
         "cores": CORES,
@@ -92,10 +92,6 @@ def measured(rounds: int, report: Callable[[dict[str, Any]], None] = lambda foun
         "load": [round(load, 1), round(os.getloadavg()[0], 1)],
         "runs": runs,
     }
-
-
-def _report(run: dict[str, Any]) -> None:
-    sys.stderr.write(f"{run}\n")
 
 
 def _main(message: list[str]) -> None:
@@ -108,9 +104,7 @@ def _main(message: list[str]) -> None:
         os.sched_setaffinity(0, sorted(os.sched_getaffinity(0))[:CORES])
         sys.stdout.write(json.dumps(compared()))
         return
-    found = measured(given.rounds, _report)
-    given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write("\n".join(compare_section(found)) + "\n")
+    record(given.json, measured(given.rounds))
 
 
 if __name__ == "__main__":

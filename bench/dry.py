@@ -7,8 +7,7 @@ from typing import Any
 
 from bench.contests import Contest, Make, Sizes, missing
 from bench.processes import run_isolated
-from bench.results import Comparison
-from bench.rounds import alternate
+from bench.results import Comparison, alternate
 
 __all__ = ["dry", "dry_sizes", "fake_world"]
 

@@ -23,11 +23,10 @@ from pathlib import Path
 from typing import Any
 
 from bench.contests import CONTESTS, MEGATRON, Contest, Make, Sizes, load, missing
-from bench.gpu_text import gpu_section
 from bench.live import live_sizes, slowest
 from bench.processes import run_isolated, run_world
-from bench.results import Comparison
-from bench.rounds import alternate
+from bench.report import record
+from bench.results import Comparison, alternate
 
 __all__ = ["absent_gpu", "contest_on_gpus", "measured"]
 
@@ -151,11 +150,11 @@ def _main(message: list[str]) -> None:
     reason = absent_gpu(given.limit)
     if reason is not None:
         parser.exit(2, f"nothing measured: {reason}\n")
+    tests = json.loads(given.json.read_text(encoding="utf-8"))["tests"]
     for document in measured(given.ranks, given.rounds, given.limit):
-        given.json.write_text(json.dumps(document, indent=1) + "\n", "utf-8")
+        record(given.json, {"tests": tests, **document})
         last = document["comparisons"][-1]
         sys.stderr.write(f"{last['what']}, {last['ranks']} ranks: done\n")
-    sys.stdout.write("\n".join(gpu_section(document)) + "\n")
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@
 python -m bench.hangs scale FORM [FOLDER]     reading a recording of each of 8,192 ranks: pickle, json, gzip
 python -m bench.hangs step                    what a watch and the recorder cost a step, in turn
 python -m bench.hangs table                   every recorded hang: what the doctor says, and torch's fr_trace
-python -m bench.hangs page                    only writes docs/benchmarks_hangs.md again
 ```
 """
 
@@ -25,12 +24,12 @@ from pathlib import Path
 from typing import Any
 
 from bench.diagnoses import rows
-from bench.hangs_text import page
 from bench.recorded_step import measured
 from bench.recordings import write
+from bench.report import record
 
 ROOT = Path(__file__).parents[1]
-RESULTS, PAGE = ROOT / "bench" / "hangs.json", ROOT / "docs" / "benchmarks_hangs.md"
+RESULTS = ROOT / "bench" / "hangs.json"
 KEPT = ROOT / "tests" / "hangs" / "recordings"
 RANKS, CALLS = 8192, 2000
 
@@ -97,18 +96,17 @@ def main() -> None:
     """Measure one of them, keep it, and write the page."""
     what, *rest = sys.argv[1:]
     measures: dict[str, Callable[..., Any]] = {"scale": scale, "step": measured, "table": lambda: rows(KEPT)}
-    if what not in (*measures, "page"):
+    if what not in measures:
         sys.exit(__doc__)
-    found = measures[what](*rest) if what in measures else None
+    found = measures[what](*rest)
     results: dict[str, Any] = json.loads(RESULTS.read_text(encoding="utf-8"))
     if what == "scale":
         results[what] |= {"ranks": RANKS, "calls": CALLS}
         results[what]["forms"][rest[0]] = found
-    elif found is not None:
+    else:
         results[what] = found
     results["machine"] = _machine()
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
-    PAGE.write_text(page(results), encoding="utf-8")
+    record(RESULTS, results)
 
 
 def _machine() -> dict[str, Any]:

@@ -31,6 +31,7 @@ import numpy as np
 
 import rankmesh as rm
 from bench.emulated import emulated, problem
+from bench.report import record
 from rankmesh.placement import Cluster, Training, Transformer
 from rankmesh.placement.devices import DEVICES
 from rankmesh.placement.measured import Measurement, calibrated
@@ -287,7 +288,9 @@ def main() -> None:
                 sys.stderr.write(f"{len(done)}: {row['predicted'] / row['measured']:.3f} {json.dumps(row)}\n")
 
         found = json.loads(path.read_text(encoding="utf-8")) if given.resume else None
-        complete(found or predictions(drawn(given.count, given.seed), calibrate(), given.seed), measure, save)
+        found = found or predictions(drawn(given.count, given.seed), calibrate(), given.seed)
+        complete(found, measure, save)
+        record(path, found)
 
 
 if __name__ == "__main__":

@@ -17,8 +17,7 @@ from typing import Any
 
 from bench.contests import Contest, Make, Sizes, missing
 from bench.processes import Outcome, run_world
-from bench.results import Comparison, Sample
-from bench.rounds import alternate
+from bench.results import Comparison, Sample, alternate
 
 __all__ = ["live", "live_sizes", "slowest", "use"]
 

@@ -1,4 +1,4 @@
-"""What a lost rank costs: rm.survive, a restart of all ranks by torchrun, and torchft, in turn on one machine.
+"""What a lost rank costs: rm.survive, and a restart of all ranks by torchrun, in turn on one machine.
 
 ```
 death of a rank ──notice──free──agree──connect──build──transfer──step──> the end of the first step after it
@@ -45,15 +45,13 @@ _ROOT = Path(__file__).parents[1]
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
-def measured_losses(rounds: int, *, limit: float = 240.0, torchft: Path | None = None) -> dict[str, Any]:
-    """What each way lost at each death, in rounds in turn; ``torchft`` is a Python that has it."""
-    found: dict[str, list[Any]] = {"survive": [], "restart": [], "torchft": []}
+def measured_losses(rounds: int, *, limit: float = 240.0) -> dict[str, Any]:
+    """What each way lost at each death, in rounds in turn."""
+    found: dict[str, list[Any]] = {"survive": [], "restart": []}
     for _ in range(rounds):
         found["survive"] += _survived(limit)
         found["restart"] += _restarted(limit)
-        if torchft is not None:
-            found["torchft"] += _torchft(torchft, limit)
-    return {name: deaths for name, deaths in found.items() if deaths}
+    return found
 
 
 def _survived(limit: float) -> list[dict[str, Any]]:
@@ -71,31 +69,6 @@ def _restarted(limit: float) -> list[dict[str, Any]]:
         command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS, "--max-restarts", 3)
         _bounded([sys.executable, *map(str, command), "-m", "bench.lost_rank", "restart", str(folder)], limit)
         return _losses(folder)
-
-
-def _torchft(python: Path, limit: float) -> list[dict[str, Any]]:
-    deaths = [_death(3, 2)]
-    text = (
-        "import sys; from torchft._torchft import LighthouseServer; "
-        f"one = LighthouseServer(bind='127.0.0.1:0', min_replicas={RANKS - 1}, join_timeout_ms=10000); "
-        "print(one.address(), flush=True); sys.stdin.read()"
-    )
-    with subprocess.Popen(  # noqa: S603  - our own code
-        [str(python), "-c", text],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        text=True,
-        cwd=_ROOT,
-    ) as lighthouse:
-        address = "" if lighthouse.stdout is None else lighthouse.stdout.readline().strip()
-        address = f"http://127.0.0.1:{address.rpartition(':')[2]}"  # by a name, each look-up may take seconds
-        try:
-            with _folder(deaths, steps=5, lighthouse=address, replicas=RANKS) as folder:
-                _run([str(python)], "torchft", folder, RANKS, limit)
-                return _losses(folder)
-        finally:
-            lighthouse.kill()
 
 
 def _death(member: int, step: int, how: str = "SIGKILL", attempt: int = 0) -> dict[str, Any]:

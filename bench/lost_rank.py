@@ -3,7 +3,6 @@
 ```
 survive    rm.survive with spares                        16 ranks of examples/train_gpt: tp=2, pp=2, dp=4
 restart    torchrun --max-restarts; torch.save each step  the same
-torchft    a Manager in each of 16 replicas               a plain model of as many weights, data-parallel
 ```
 
 ``deaths.json`` in the folder has who dies in which step, by member and attempt, and how.
@@ -16,14 +15,11 @@ import os
 import signal
 import sys
 import time
-from contextlib import suppress
-from datetime import timedelta
 from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 import rankmesh as rm
 from rankmesh.survival.session import Session
@@ -52,12 +48,6 @@ class Log:
                 self("death", how=death["how"], step=step)
                 (self._folder / f"died-{number}").touch()
                 os.kill(os.getpid(), getattr(signal, death["how"]))
-
-    def wait_for_all(self, what: str, members: int) -> None:
-        """Wait until so many members have come here."""
-        (self._folder / f"{what}-{self.member}").touch()
-        while len(list(self._folder.glob(f"{what}-*"))) < members:
-            time.sleep(0.05)
 
 
 def _example(steps: int) -> tuple[Any, Any, Any]:
@@ -135,47 +125,6 @@ def restarts(log: Log, steps: int, folder: Path) -> None:
             log("stepped", epoch=attempt, step=step, kept=time.perf_counter() - started)
 
 
-def torchft(log: Log, steps: int, lighthouse: str, replicas: int) -> None:
-    """A data-parallel training whose gradients torchft reduces among the replicas that live."""
-    from torchft import Manager, ProcessGroupGloo  # type: ignore[import-not-found]
-
-    torch.manual_seed(0)
-    model = torch.nn.Sequential(*(torch.nn.Linear(128, 128) for _ in range(12)))
-    optimizer = torch.optim.AdamW(model.parameters())
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    manager = Manager(
-        pg=ProcessGroupGloo(timeout=timedelta(seconds=TIMEOUT)),
-        min_replica_size=replicas - 1,
-        load_state_dict=lambda state: model.load_state_dict(state),
-        state_dict=model.state_dict,
-        replica_id=f"replica-{log.member}",
-        store_addr="127.0.0.1",
-        store_port=store.port,
-        rank=0,
-        world_size=1,
-        lighthouse_addr=lighthouse,
-        hostname="127.0.0.1",
-        timeout=timedelta(seconds=30),
-    )
-    # A replica that comes later takes the others' step: together they begin at the first one, and each sees every step.
-    log.wait_for_all("ready", replicas)
-    while manager.current_step() < steps:
-        step = manager.current_step()
-        log.step(step, 0)
-        optimizer.zero_grad()
-        manager.start_quorum()
-        model(torch.randn(32, 128)).square().mean().backward()
-        for parameter in model.parameters():
-            manager.allreduce(parameter.grad).wait()
-        if manager.should_commit():
-            optimizer.step()
-            log("stepped", epoch=0, step=step, kept=0.0, replicas=manager.num_participants())
-        else:
-            log("discarded", epoch=0, step=step)
-    with suppress(Exception):
-        manager.shutdown()
-
-
 def _main() -> None:
     torch.set_num_threads(1)
     how, folder = sys.argv[1], Path(sys.argv[2])
@@ -184,10 +133,8 @@ def _main() -> None:
     given = json.loads((folder / "given.json").read_text(encoding="utf-8"))
     if how == "survive":
         survives(log, given["steps"], given["spares"])
-    elif how == "restart":
-        restarts(log, given["steps"], folder)
     else:
-        torchft(log, given["steps"], given["lighthouse"], given["replicas"])
+        restarts(log, given["steps"], folder)
     log("ended")
 
 

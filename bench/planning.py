@@ -9,8 +9,7 @@ from typing import Any
 from bench.contests import MEGATRON, Sizes, load, missing
 from bench.dry import dry_sizes
 from bench.processes import run_isolated
-from bench.results import Comparison
-from bench.rounds import alternate
+from bench.results import Comparison, alternate
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron_core import megatron
 

@@ -1,7 +1,7 @@
-"""Forked processes that report one line each, and that never outlive their time.
+"""Forked processes that report once each, and that never outlive their time.
 
 ```
-parent ── fork ──▶ rank 0 … n-1 ── one JSON line each ──▶ pipe ──▶ parent
+parent ── fork ──▶ rank 0 … n-1 ── a JSON file each ──▶ parent
 ```
 
 torch and the peers are imported before the fork, so that sixty-four ranks start in a second. A fork copies the locks
@@ -13,18 +13,23 @@ from __future__ import annotations
 
 import gc
 import json
+import multiprocessing
 import os
 import random
-import select
-import signal
 import socket
 import sys
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from dataclasses import dataclass
 from datetime import timedelta
+from math import inf
+from pathlib import Path
 from typing import Any
+
+from rankmesh.core.private import write_whole
+from rankmesh.launch.local import output_to, wait
 
 __all__ = ["Outcome", "Wrap", "free_port", "run_isolated", "run_world"]
 
@@ -32,8 +37,8 @@ Report = Mapping[str, Any]
 Wrap = Callable[[Any], Any]
 
 _TIMEOUT = timedelta(seconds=60)
-# A line no longer than this reaches a shared pipe in one piece (POSIX: PIPE_BUF is at least 512; Linux: 4,096).
-_LONGEST = 4000
+# Seconds for processes that have all reported to end by themselves.
+_TO_LEAVE = 1.0
 
 
 @dataclass(frozen=True)
@@ -132,77 +137,38 @@ def _run(
     # A collection in a child would copy every page of what was imported before the fork, in the middle of a time.
     gc.collect()
     gc.freeze()
-    reader, writer = os.pipe()
-    running: dict[int, int] = {}
-    try:
-        for rank in range(size):
-            pid = os.fork()
-            if pid == 0:
-                os.close(reader)
-                _live_and_die(rank, body, place, writer)
-            running[pid] = rank
-        os.close(writer)
-        return _gather(reader, size, limit)
-    finally:
-        os.close(reader)
-        _end(running)
+    forks = multiprocessing.get_context("fork")
+    with tempfile.TemporaryDirectory(prefix="rankmesh-bench-") as name:
+        folder = Path(name)
+        processes = [forks.Process(target=_rank, args=(rank, body, place, folder), daemon=True) for rank in range(size)]
+        for process in processes:
+            process.start()
+
+        def seconds_left() -> float:
+            if (folder / "error").exists():
+                return 0.0
+            return _TO_LEAVE if len(list(folder.glob("*.json"))) == size else inf
+
+        statuses = wait(processes, seconds_left, limit)
+        if (folder / "error").exists():
+            return Outcome(failure=(folder / "error").read_text(encoding="utf-8"))
+        reports = [json.loads(path.read_bytes()) for path in folder.glob("*.json")]
+    if len(reports) == size:
+        return Outcome(tuple(reports))
+    died = f"{size - len(reports)} of {size} processes died"
+    return Outcome(failure=f"hung after {limit:g} s" if None in statuses else died)
 
 
-def _live_and_die(
-    rank: int, body: Callable[[int], Report], place: Callable[[int], AbstractContextManager[None]], writer: int
+def _rank(
+    rank: int, body: Callable[[int], Report], place: Callable[[int], AbstractContextManager[None]], folder: Path
 ) -> None:
-    """What a child does: it never returns to the caller's code."""
+    """Leave a report or an error, and end at once: the threads of torch and of the peers are not waited for."""
+    output_to(Path(os.devnull))
     try:
-        _silence()
         with place(rank):
-            _report(writer, dict(body(rank)))
+            write_whole(folder / f"{rank}.json", json.dumps(dict(body(rank))).encode())
     except BaseException as error:  # noqa: BLE001 - a child reports whatever went wrong, and ends
         first = (str(error).strip().splitlines() or [""])[0]
-        _report(writer, {"error": f"{type(error).__name__}: {first}"[:300]})
+        write_whole(folder / "error", f"{type(error).__name__}: {first}"[:300].encode())
     finally:
         os._exit(0)
-
-
-def _silence() -> None:
-    """Peers print and warn; what is measured is told through the pipe."""
-    nothing = os.open(os.devnull, os.O_WRONLY)
-    for stream in (1, 2):
-        os.dup2(nothing, stream)
-    os.close(nothing)
-
-
-def _report(writer: int, report: Report) -> None:
-    text = json.dumps(report)
-    if len(text) > _LONGEST:
-        text = json.dumps({"error": f"a report of {len(text)} characters"})
-    os.write(writer, text.encode() + b"\n")
-
-
-def _gather(reader: int, size: int, limit: float) -> Outcome:
-    end, text, ready = time.monotonic() + limit, b"", True
-    while ready:
-        left = end - time.monotonic()
-        ready = left > 0 and bool(select.select([reader], [], [], left)[0])
-        piece = os.read(reader, 2**16) if ready else b""
-        text += piece
-        reports = [json.loads(line) for line in text.split(b"\n")[:-1]]
-        errors = [report["error"] for report in reports if "error" in report]
-        if errors:
-            return Outcome(failure=errors[0])
-        if len(reports) == size:
-            return Outcome(tuple(reports))
-        if ready and not piece:
-            return Outcome(failure=f"{size - len(reports)} of {size} processes died")
-    return Outcome(failure=f"hung after {limit:g} s")
-
-
-def _end(running: Mapping[int, int]) -> None:
-    """Give the processes a moment to leave, and end those that do not."""
-    left, patience = set(running), time.monotonic() + 1
-    while left:
-        left -= {pid for pid in left if os.waitpid(pid, os.WNOHANG)[0]}
-        if left and time.monotonic() > patience:
-            for pid in left:
-                os.kill(pid, signal.SIGKILL)
-            patience = float("inf")
-        time.sleep(0.005)

@@ -1,7 +1,7 @@
 """Predicted steps beside published ones: ``python -m bench.published`` writes ``bench/published.json``.
 
 Rows, their sources and what they leave open are in ``tests/placement/published.json``. What a row leaves open is chosen
-as ``rankmesh search`` chooses it. ``bench.calculon`` adds what Calculon predicts.
+as ``rankmesh search`` chooses it.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from bench.report import record
 from rankmesh.cli.console import note
 from rankmesh.placement import Cluster, Host, Level, Training, Transformer
 from rankmesh.placement.compute import flops
@@ -100,12 +101,7 @@ def main() -> None:
         parts = " ".join(f"{name} {value / done['predicted']:.0%}" for name, value in done["parts"].items() if value)
         line = f"{done['name']:42} {done['ratio']:.2f} rank {done['rank']:>3}/{done['fitting']:<3}"
         note(f"{line} {done['memory']:.1f}/{done['measured'] or 0:.1f} GiB {done['chosen']} {parts}")
-    known = json.loads(FIGURES.read_text(encoding="utf-8"))["rows"] if FIGURES.is_file() else []
-    others = {row["name"]: row["calculon"] for row in known if "calculon" in row}
-    for done in rows:
-        if done["name"] in others:
-            done["calculon"] = others[done["name"]]
-    arguments.json.write_text(json.dumps({"rows": rows}, indent=1) + "\n", encoding="utf-8")
+    record(arguments.json, {"rows": rows})
 
 
 if __name__ == "__main__":

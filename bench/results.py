@@ -1,4 +1,4 @@
-"""Results: what was measured, as medians with their spread, and as JSON.
+"""Results: what was measured on two sides, as medians with their spread.
 
 >>> both = compare([{"used": 2.0}, {"used": 1.0}, {"used": 4.0}], [{"used": 4.0}, {"used": 5.0}, {"used": 6.0}])
 >>> both.ours["used"], both.ratios["used"]
@@ -7,14 +7,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from statistics import median
-from typing import Any
 
-from rankmesh.errors import PlanError
+from bench.processes import Outcome
 
-__all__ = ["Both", "Comparison", "Results", "Sample", "Stat", "compare", "results_from"]
+__all__ = ["Both", "Comparison", "Sample", "Stat", "alternate", "compare", "spread"]
 
 Sample = Mapping[str, float]
 
@@ -42,7 +41,7 @@ class Both:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What was made or asked, on how many ranks, against whom; ``failure`` says why a side has no figures."""
+    """What was made or asked, on how many ranks, against whom; ``failures`` tell why a side has no figures."""
 
     section: str
     what: str
@@ -50,24 +49,6 @@ class Comparison:
     peer: str
     both: Both
     failures: dict[str, str] = field(default_factory=dict)
-
-
-@dataclass(frozen=True)
-class Results:
-    """One run of the suite: the machine, the versions, the settings, and every comparison."""
-
-    machine: dict[str, Any]
-    versions: dict[str, str]
-    settings: dict[str, Any]
-    comparisons: tuple[Comparison, ...]
-
-    def of(self, section: str) -> list[Comparison]:
-        """The comparisons of one section."""
-        return [comparison for comparison in self.comparisons if comparison.section == section]
-
-    def to_dict(self) -> dict[str, Any]:
-        """The results as plain data."""
-        return asdict(self)
 
 
 def compare(ours: Sequence[Sample], theirs: Sequence[Sample]) -> Both:
@@ -83,25 +64,35 @@ def compare(ours: Sequence[Sample], theirs: Sequence[Sample]) -> Both:
 
 def _stats(samples: Sequence[Sample]) -> dict[str, Stat]:
     names = samples[0] if samples else ()
-    values = {name: [sample[name] for sample in samples] for name in names}
-    return {name: Stat(median(found), min(found), max(found)) for name, found in values.items()}
+    return {name: Stat(*spread([sample[name] for sample in samples])) for name in names}
 
 
-def results_from(data: Mapping[str, Any]) -> Results:
-    """The results that ``to_dict`` gave; ``PlanError`` for anything else."""
-    try:
-        comparisons = tuple(
-            Comparison(**{**item, "both": _both(item["both"])})  # one keyword for each field
-            for item in data["comparisons"]
-        )
-        return Results(**{**data, "comparisons": comparisons})
-    except (KeyError, TypeError, AttributeError) as error:
-        raise PlanError(
-            f"received results that lack a field or have one too many ({error}); "
-            "they are what python -m bench --json wrote; run it again"
-        ) from error
+def spread(values: Sequence[float]) -> list[float]:
+    """The median, the lowest and the highest."""
+    return [median(values), min(values), max(values)]
 
 
-def _both(data: Mapping[str, Any]) -> Both:
-    sides = {side: {name: Stat(**stat) for name, stat in stats.items()} for side, stats in data.items()}
-    return Both(**sides)
+def alternate(
+    section: str,
+    what: str,
+    ranks: int,
+    peer: str,
+    runs: Mapping[str, Callable[[], Outcome]],
+    rounds: int,
+    *,
+    reduce: Callable[[Outcome], Sample],
+    absent: str | None = None,
+) -> Comparison:
+    """Run both sides in turn, ``ours`` and, where there is a peer, ``theirs``; a side that fails is not run again."""
+    samples: dict[str, list[Sample]] = {"ours": [], "theirs": []}
+    failures = {} if absent is None else {"theirs": absent}
+    for _ in range(rounds):
+        for side, run in runs.items():
+            if side in failures:
+                continue
+            outcome = run()
+            if outcome.failure is None:
+                samples[side].append(reduce(outcome))
+            else:
+                failures[side] = outcome.failure
+    return Comparison(section, what, ranks, peer, compare(samples["ours"], samples["theirs"]), failures)

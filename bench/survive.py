@@ -6,10 +6,7 @@ commit      step, commit                       a snapshot of everything
 copies      step, commit, the copies arrive    the same, and each rank keeps the other's shards: redundancy=1
 ```
 
-``python -m bench.survive [--rounds 8] [--losses 2] [--torchft PYTHON]``
-
-torchft runs in an environment of its own: ``python -m venv V && V/bin/pip install torchft==0.2.0 torch==2.13.0 numpy``,
-then ``--torchft V/bin/python``.
+``python -m bench.survive [--rounds 8] [--losses 2]``
 """
 
 from __future__ import annotations
@@ -30,7 +27,7 @@ import torch
 import rankmesh as rm
 from bench.lost import measured_losses
 from bench.processes import run_world
-from bench.survive_text import survive_section
+from bench.report import record
 from rankmesh.rendezvous.waiting import submit
 from rankmesh.survival.state import EpochState
 
@@ -130,7 +127,6 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.survive", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind for the cost of a commit; 0: keep it")
     parser.add_argument("--losses", type=int, default=2, help="rounds in which ranks are lost; 0: keep them")
-    parser.add_argument("--torchft", type=Path, help="a Python that has torchft, torch and numpy: for the same rounds")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
     given = parser.parse_args()
     found: dict[str, Any] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
@@ -140,10 +136,9 @@ def _main() -> None:
     if given.rounds:
         found["commit"] = measured(given.rounds)
     if given.losses:
-        found["losses"] = measured_losses(given.losses, torchft=given.torchft)
+        found["losses"] = measured_losses(given.losses)
         found["load"] = round(os.getloadavg()[0], 1)
-    given.json.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
-    sys.stdout.write("\n".join(survive_section(found)) + "\n")
+    record(given.json, found)
 
 
 if __name__ == "__main__":

@@ -1,7 +1,7 @@
 """Sync against a plain copy, a raw socket, and what others do, in one world, in turn; and the plan of a large model.
 
 ```
-python -m bench.sync --json bench/sync.json
+python -m bench.sync
 ```
 
 Two trainer ranks (FSDP: rows) and two engine ranks (tensor parallel), with the shapes of Llama 3 8B at a tenth of the
@@ -19,7 +19,6 @@ import platform
 import shutil
 import signal
 import socket
-import statistics
 import sys
 import threading
 import time
@@ -32,6 +31,8 @@ import rankmesh as rm
 from bench.emulated import emulated
 from bench.memory import highest, resident
 from bench.processes import run_world
+from bench.report import record
+from bench.results import spread
 
 FOLDER = Path("/dev/shm/rankmesh-bench-sync")  # noqa: S108  - shared memory is what is measured
 TRAINER, ENGINE = rm.Mesh(dp=2), rm.Mesh(tp=2, offset=2)
@@ -252,30 +253,6 @@ def dist_store(side: Side, name: str) -> Any:
     return PrefixStore(name, side.store)
 
 
-def full_tensor(side: Side) -> Callable[[int], float]:
-    """DTensor's full_tensor on the trainer, a broadcast to all, and each engine rank's part of it."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Shard
-
-    ours = DeviceMesh("cpu", [0, 1])
-
-    def move(_: int) -> float:
-        started = time.perf_counter()
-        for name, sharding in side.layouts[0].items():
-            whole = torch.empty(sharding.shape, dtype=torch.bfloat16)
-            if side.trains:
-                whole = DTensor.from_local(side.tensors[name], ours, [Shard(0)], run_check=False).full_tensor()
-            dist.broadcast(whole, 0)
-            if not side.trains:
-                (box,) = side.layouts[1][name].of(side.rank).boxes
-                side.tensors[name].copy_(whole[tuple(slice(*edges) for edges in box)])
-        return time.perf_counter() - started
-
-    return move
-
-
 def checkpoint(side: Side) -> Callable[[int], float]:
     """torch's distributed checkpoint, saved to shared memory and loaded by the engine."""
     import torch.distributed as dist
@@ -316,7 +293,6 @@ METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
     "gloo_plain": plain_gloo,
     "gloo": lambda side: synced(side, dist_store(side, "copy")),
     "gloo_swap": lambda side: synced(side, dist_store(side, "swap"), "swap"),
-    "full_tensor": full_tensor,
     "checkpoint": checkpoint,
 }
 
@@ -367,7 +343,7 @@ def linked(rounds: int) -> dict[str, Any]:
     return {
         "link": LINK,
         "rounds": rounds,
-        "seconds": {name: _spread(values) for name, values in seconds.items()},
+        "seconds": {name: spread(values) for name, values in seconds.items()},
         "to_socket": _to_socket(seconds),
     }
 
@@ -397,8 +373,8 @@ def run(rounds: int) -> dict[str, Any]:
         "rounds": rounds,
         "load": [load, os.getloadavg()[0]],
         "bytes": sum(one["bytes_in"] for one in reports),
-        "seconds": {name: _spread(values) for name, values in seconds.items()},
-        "rates": {name: _spread(values) for name, values in rates.items()},
+        "seconds": {name: spread(values) for name, values in seconds.items()},
+        "rates": {name: spread(values) for name, values in rates.items()},
         "to_socket": _to_socket(seconds),
         "memory": memory,
     }
@@ -406,20 +382,14 @@ def run(rounds: int) -> dict[str, Any]:
 
 def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """The rates over gloo, its own and ours of both updates, to that of the raw socket, by method."""
-    return {
-        name: _spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)]) for name in LINKED[1:]
-    }
-
-
-def _spread(values: list[float]) -> list[float]:
-    return [statistics.median(values), min(values), max(values)]
+    return {name: spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)]) for name in LINKED[1:]}
 
 
 def main() -> None:
     """Measure, and write the figures."""
     parser = argparse.ArgumentParser(description="Sync against a plain copy, a raw socket and others, in one run.")
     parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("sync.json"))
     given = parser.parse_args()
     import torch
 
@@ -431,7 +401,7 @@ def main() -> None:
         "linked": linked(given.rounds),
         "kimi": planned(),
     }
-    given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    record(given.json, document)
 
 
 if __name__ == "__main__":

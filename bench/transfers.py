@@ -19,7 +19,6 @@ import json
 import os
 import platform
 import shutil
-import statistics
 import subprocess
 import sys
 import time
@@ -36,6 +35,8 @@ from unittest.mock import MagicMock, patch
 import rankmesh as rm
 from bench.memory import highest, resident
 from bench.processes import run_world
+from bench.report import record
+from bench.results import spread
 
 RANKS = 16
 LOADED = (
@@ -125,30 +126,6 @@ class Side:
 def ours(side: Side) -> Method:
     """rankmesh, within its budget."""
     return lambda: side.moves.run(side.tensors, side.into, BUDGET)
-
-
-def gather_and_broadcast(side: Side) -> Method:
-    """Each tensor is gathered whole over tp and broadcast to all; each rank keeps its part."""
-    import torch
-    import torch.distributed as dist
-
-    tp = {group.ranks: dist.new_group(list(group.ranks)) for group in side.case.source.groups("tp")}
-
-    def move() -> None:
-        for name, sharding in side.source.items():
-            owners = [rank for rank in range(RANKS) if sharding.holds(rank)]
-            members = side.case.source.groups("tp").of(owners[0]).ranks
-            whole = torch.empty(sharding.shape)
-            if side.rank in members:
-                parts = [torch.empty_like(side.tensors[name]) for _ in members]
-                dist.all_gather(parts, side.tensors[name], group=tp[members])
-                whole = torch.cat(parts, dim=0 if sharding.cut[0] else 1)  # type: ignore[index]  # two dimensions
-            dist.broadcast(whole, members[0])
-            if name in side.into:
-                (box,) = side.target[name].of(side.rank).boxes
-                side.into[name].copy_(whole[tuple(slice(*edges) for edges in box)])
-
-    return move
 
 
 def _placements(sharding: rm.Sharding) -> list[Any]:
@@ -292,7 +269,6 @@ def _without_gpu() -> Iterator[None]:
 METHODS: dict[str, tuple[Callable[[Side], Method], tuple[str, ...]]] = {
     "rankmesh": (ours, ("refit", "apart", "same")),
     "megatron": (megatron, ("refit", "apart")),
-    "gather": (gather_and_broadcast, ("refit", "apart", "same")),
     "full_tensor": (full_tensor, ("refit", "apart", "same")),
     "redistribute": (redistribute, ("same",)),
     "checkpoint": (checkpoint, ("refit", "apart", "same")),
@@ -356,7 +332,7 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
         seconds = [max(local[i][0] for local in runs) for i in range(rounds)]
         memory = [max(local[i][2] for local in runs) for i in range(rounds)]
         wire = [runs[0][i][1] for i in range(rounds)]
-        methods[name] = {"seconds": _spread(seconds), "wire": _spread(wire), "memory": _spread(memory)}
+        methods[name] = {"seconds": spread(seconds), "wire": spread(wire), "memory": spread(memory)}
     facts = {key: reports[0][key] for key in ("bytes", "lower_bound", "whole")}
     return {
         "title": CASES[case].title,
@@ -365,10 +341,6 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
         **facts,
         "methods": methods,
     }
-
-
-def _spread(values: list[float]) -> list[float]:
-    return [statistics.median(values), min(values), max(values)]
 
 
 def _megatron(peers: Path) -> Path:
@@ -386,7 +358,7 @@ def main() -> None:
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--only", default=",".join(CASES), help="cases to measure anew; the others stay as they are")
     parser.add_argument("--peers", type=Path, required=True, help="the folder of `python -m tests.peers.fetch`")
-    parser.add_argument("--json", type=Path, required=True)
+    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("transfers.json"))
     given = parser.parse_args()
     if "RANKMESH_BENCH_INSIDE" not in os.environ:
         _megatron(given.peers)
@@ -409,7 +381,7 @@ def main() -> None:
         "ranks": RANKS,
     }
     document = {"machine": machine, "versions": versions, "settings": settings, "cases": cases}
-    given.json.write_text(json.dumps(document, indent=1) + "\n", encoding="utf-8")
+    record(given.json, document)
 
 
 if __name__ == "__main__":

@@ -6,11 +6,10 @@ import pytest
 from tests.placement.dumb import cost
 
 import rankmesh as rm
-from bench import cluster, slow_levels
-from bench.emulated import Emulated, emulated, problem
+from bench import cluster
+from bench.emulated import emulated, problem
 from rankmesh.placement import place
 from rankmesh.placement.measured import calibrated
-from rankmesh.transfer import Transfer
 
 PROBLEM = problem() if "RANKMESH_CLUSTER" in os.environ else "emulated clusters are `make test-cluster`'s"
 emulates = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))
@@ -65,21 +64,3 @@ def test_a_slow_host_is_named():
         named = [set(cluster.slow_host(there, "node10", 60)["named"]) for _ in range(3)]
     assert sum("node10" in found for found in named) >= 2, named
     assert set.intersection(*named) <= {"node10"}, named
-
-
-@pytest.mark.parametrize("case", slow_levels.CASES)
-def test_slow_levels_carry_the_least_by_the_plan(case):
-    """8 ranks in two racks, not run: bytes by level are those that no nearer rank holds, element by element."""
-    machine = Emulated(cluster.RACKS, 2, 200, 100).cluster
-    assert Transfer(*slow_levels.CASES[case], machine).levels == slow_levels.bound(case, machine)
-
-
-@emulates
-def test_slow_levels_carry_the_least_by_the_counters():
-    """8 ranks in two racks: what the trunk and the hosts' links carry is the bound and a tenth at most."""
-    with emulated(cluster.RACKS, link=400, trunk=200) as there:
-        for case, found in slow_levels.refits(there).items():
-            least, spare = found["least"], 1 << 20  # connections, headers and the store's messages
-            assert least["spine"] <= found["carried"]["trunk"] <= 1.1 * least["spine"] + spare, case
-            leaving = least["leaf"] + least["spine"]
-            assert leaving <= found["carried"]["hosts"] <= 1.1 * leaving + spare, case

@@ -1,4 +1,4 @@
-"""Processes that hang, die or fail: each in an interpreter of its own, bounded from outside."""
+"""Processes that hang, die or fail: in an interpreter of its own, which forks them, bounded from outside."""
 
 import json
 import subprocess
@@ -11,49 +11,36 @@ pytest.importorskip("torch.distributed")
 SCRIPT = """
 import json, os, time
 from bench.processes import run_isolated, run_world
-{body}
-print(json.dumps([list(outcome.reports), outcome.failure]))
+print(json.dumps([[list(outcome.reports), outcome.failure] for outcome in {outcomes}]))
 """
 
 
-def outcome(body):
-    """What a fresh interpreter gets from processes that run ``body``."""
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT.format(body=body)], capture_output=True, text=True, timeout=60, check=True
+def ended(*calls):
+    """What a fresh interpreter gets from processes: the reports and the failure of each call."""
+    program = SCRIPT.format(outcomes=f"[{', '.join(calls)}]")
+    command = [sys.executable, "-c", program]
+    return json.loads(subprocess.run(command, capture_output=True, text=True, timeout=600, check=True).stdout)
+
+
+def test_one_process():
+    """One that reports, one that hangs, one that dies and one that fails: what is printed is dropped, nobody is left."""
+    found = ended(
+        "run_isolated(lambda: [print('noise'), {'a': 1}][1], limit=200)",
+        "run_isolated(lambda: time.sleep(600), limit=1)",
+        "run_isolated(lambda: os._exit(3), limit=200)",
+        "run_isolated(lambda: {}['x'], limit=200)",
     )
-    return json.loads(done.stdout)
-
-
-def test_a_process_reports():
-    """The report of a process is what its body returned; what it prints is dropped."""
-    assert outcome("outcome = run_isolated(lambda: [print('noise'), {'a': 1}][1], limit=20)") == [[{"a": 1}], None]
-
-
-def test_a_hung_process_is_ended():
-    """A process that does not end is killed, and said to have hung."""
-    assert outcome("outcome = run_isolated(lambda: time.sleep(600), limit=1)") == [[], "hung after 1 s"]
-
-
-def test_a_process_that_dies_is_counted():
-    """A process that ends without a word is a failure, at once."""
-    assert outcome("outcome = run_isolated(lambda: os._exit(3), limit=30)") == [[], "1 of 1 processes died"]
-
-
-def test_an_error_is_named():
-    """The error of a process comes back with its type and first line."""
-    assert outcome("outcome = run_isolated(lambda: {}['x'], limit=20)") == [[], "KeyError: 'x'"]
+    failures = ["hung after 1 s", "1 of 1 processes died", "KeyError: 'x'"]
+    assert found == [[[{"a": 1}], None], *([[], failure] for failure in failures)]
 
 
 @pytest.mark.long
-def test_one_hung_rank_does_not_hold_the_others():
-    """A world with one rank that hangs ends at the limit; nobody is left."""
-    found = outcome("outcome = run_world(4, lambda rank, store: time.sleep(600 * (rank == 2)) or {'r': rank}, limit=4)")
-    assert found == [[], "hung after 4 s"]
-
-
-@pytest.mark.long
-def test_a_world_has_its_ranks():
-    """Every rank of a world reports once."""
-    reports, failure = outcome("outcome = run_world(4, lambda rank, store: {'rank': rank}, limit=30)")
-    assert failure is None
-    assert sorted(report["rank"] for report in reports) == [0, 1, 2, 3]
+def test_a_world():
+    """Four gloo ranks: each reports once; with one that hangs, the world ends at the limit."""
+    whole, hung = ended(
+        "run_world(4, lambda rank, store: {'rank': rank}, limit=200)",
+        "run_world(4, lambda rank, store: time.sleep(600 * (rank == 2)) or {'rank': rank}, limit=4)",
+    )
+    assert whole[1] is None
+    assert sorted(report["rank"] for report in whole[0]) == [0, 1, 2, 3]
+    assert hung == [[], "hung after 4 s"]

@@ -1,0 +1,430 @@
+"""The pages of figures: templates in ``bench/pages``, filled from the JSON files of this folder alone.
+
+```
+bench/pages/benchmarks.md ──┐
+bench/*.json ── values() ───┴─> docs/benchmarks.md
+```
+
+A template has fields of ``str.format``: ``{cluster[link]}`` is a value of ``cluster.json``, ``{cluster_rows}`` a table
+that a function below makes of it.
+
+>>> seconds(0.00123), seconds(0.51), seconds(12.3), seconds(2.5e-7)
+('1.23 ms', '510 ms', '12.3 s', '250 ns')
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+__all__ = ["measured_rows", "page", "record", "seconds", "table"]
+
+HERE = Path(__file__).parent
+PAGES = {"benchmarks": HERE.parent / "docs" / "benchmarks.md", "hangs": HERE.parent / "docs" / "benchmarks_hangs.md"}
+_UNITS = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs"), (1e-9, "ns"))
+_MIB = 2**20
+
+Found = Mapping[str, Any]
+Rows = Iterable[Sequence[object]]
+
+
+def page(name: str, **given: Found) -> str:
+    """The text of a page; ``given`` replaces what a JSON file has."""
+    return (HERE / "pages" / f"{name}.md").read_text(encoding="utf-8").format(**_values(given))
+
+
+def record(path: Path, found: Found) -> None:
+    """Write the figures of a program; if they are the recorded ones, write the pages that show them again."""
+    path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")
+    if path.parent == HERE:
+        for name, document in PAGES.items():
+            document.write_text(page(name), encoding="utf-8")
+
+
+def _values(given: Mapping[str, Found]) -> dict[str, Any]:
+    """The fields of the templates: each JSON file by its name, and what the functions below make of it."""
+    found: dict[str, Any] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in HERE.glob("*.json")}
+    found |= given
+    made: dict[str, Any] = {}
+    for maker in _MAKERS:
+        name = maker.__name__.strip("_")
+        made |= {f"{name}_{what}": text for what, text in maker(found[name]).items()}
+    return found | made
+
+
+def table(head: str, rows: Rows, align: str = "") -> str:
+    """A Markdown table; ``head`` has its columns with bars between, ``align`` an r for each column of numbers.
+
+    >>> print(table("what|s", [("step", 1.5)], "lr"))
+    | what | s |
+    | --- | ---: |
+    | step | 1.5 |
+    """
+    columns = head.split("|")
+    rules = ["---:" if side == "r" else "---" for side in align.ljust(len(columns), "l")]
+    return "\n".join(f"| {' | '.join(map(str, row))} |" for row in (columns, rules, *rows))
+
+
+def seconds(value: float) -> str:
+    """Seconds in the unit that suits them, three digits."""
+    unit, name = next((unit for unit in _UNITS if value >= unit[0]), _UNITS[-1])
+    scaled = value / unit
+    return f"{scaled:.0f} {name}" if scaled >= 100 else f"{scaled:.3g} {name}"
+
+
+def _spread(values: Sequence[float], digits: int = 0, scale: float = 1.0) -> str:
+    """The median of some values, the lowest and the highest."""
+    middle, low, high = (f"{scale * value:.{digits}f}" for value in (median(values), min(values), max(values)))
+    return f"{middle} ({low} – {high})"
+
+
+def _stat(stat: Found, show: Callable[[float], str]) -> str:
+    """A median with the lowest and the highest, where they differ."""
+    middle, low, high = (show(stat[name]) for name in ("median", "low", "high"))
+    return middle if stat["low"] == stat["high"] else f"{middle} ({low} – {high})"
+
+
+# -- the suite: python -m bench ----------------------------------------------------------------------------------------
+
+
+def _results(found: Found) -> dict[str, str]:
+    versions = ", ".join(f"{name} {number}" for name, number in found["versions"].items() if name != "rankmesh")
+    return {"versions": versions, **measured_rows(found)}
+
+
+def measured_rows(found: Found) -> dict[str, str]:
+    """The table of each section that has comparisons."""
+    made = {}
+    for section, maker in _SECTIONS.items():
+        rows = [item for item in found["comparisons"] if item["section"] == section]
+        made[section] = maker(rows) if rows else ""
+    return made
+
+
+def _live(found: Iterable[Found]) -> str:
+    rows = []
+    for item in found:
+        for side, by in (("ours", "rankmesh"), ("theirs", item["peer"])):
+            stats = item["both"][side]
+            if side in item["failures"]:
+                cells = (item["failures"][side], *["-"] * 5)
+            else:
+                counts = (f"{stats[name]['median']:g}" for name in ("descriptors", "threads", "store_operations"))
+                faster = _ratio(item, "used") if side == "ours" else ""
+                cells = (_stat(stats["built"], seconds), _stat(stats["used"], seconds), faster, *counts)
+            rows.append((item["ranks"], item["what"], by, *cells))
+    return table("ranks|groups|by|built|used|times faster|descriptors|threads|store operations", rows)
+
+
+def _timed(what: str) -> Callable[[Iterable[Found]], str]:
+    def side(item: Found, name: str) -> str:
+        stats = item["both"][name]
+        return item["failures"].get(name) or (_stat(stats[what], seconds) if what in stats else "-")
+
+    def rows(found: Iterable[Found]) -> str:
+        cells = []
+        for item in found:
+            both = (side(item, name) for name in ("ours", "theirs"))
+            cells.append((f"{item['ranks']:,}", item["what"], *both, item["peer"], _ratio(item, what)))
+        return table("ranks|what|rankmesh|peer|by|times faster", cells)
+
+    return rows
+
+
+def _ratio(item: Found, what: str) -> str:
+    stat = item["both"]["ratios"].get(what)
+    if stat is None:
+        return "-"
+    middle, low, high = (
+        f"{ratio:,.0f}" if ratio >= 100 else f"{ratio:.3g}" for ratio in (stat["median"], stat["low"], stat["high"])
+    )
+    return f"{middle} ({low} – {high})"
+
+
+_SECTIONS: dict[str, Callable[[list[Found]], str]] = {
+    "live": _live,
+    "dry": _timed("built"),
+    "planning": _timed("planned"),
+    "getters": _timed("call"),
+}
+
+# -- programs of their own ---------------------------------------------------------------------------------------------
+
+_METHODS = {
+    "rankmesh": "rankmesh",
+    "megatron": "Megatron-Core's resharding",
+    "full_tensor": "DTensor full_tensor, broadcast",
+    "redistribute": "DTensor redistribute",
+    "checkpoint": "torch's distributed checkpoint",
+}
+
+
+def _transfers(found: Found) -> dict[str, Any]:
+    def mib(count: float) -> str:
+        return f"{count / _MIB:.1f}"
+
+    texts = []
+    for case in found["cases"].values():
+        fastest = case["methods"]["rankmesh"]["seconds"][0]
+        rows = (
+            (
+                _METHODS[name],
+                _spread(each["seconds"], 2),
+                f"{each['seconds'][0] / fastest:.1f}",
+                mib(each["wire"][0]),
+                mib(each["memory"][0]),
+            )
+            for name, each in case["methods"].items()
+            if name in _METHODS
+        )
+        texts.append(
+            f"{case['title']}: {mib(case['whole'])} MiB of weights. The plan sends {mib(case['bytes'])} MiB; the least "
+            f"possible is {mib(case['lower_bound'])}\nMiB\n"
+            f"({case['rounds']} rounds; load {case['load'][0]:.1f} before, {case['load'][1]:.1f} after).\n\n"
+            + table("by|seconds|times slower|MiB on the wire|MiB of memory", rows)
+        )
+    budget = found["settings"]["budget"] >> 20
+    return {"cases": "\n\n".join(texts), "budget": budget, "megatron": found["versions"]["megatron-core"]}
+
+
+def _published(found: Found) -> dict[str, Any]:
+    main, beyond = ([row for row in found["rows"] if bool(row["beyond"]) == further] for further in (False, True))
+    near = {f"near{share}": sum(abs(row["ratio"] - 1) <= share / 100 for row in main) for share in (15, 20)}
+    best = sum(1 <= row["rank"] <= 5 for row in main)
+    counts = {"count": len(main), "fit": sum(row["rank"] > 0 for row in main), "best": best}
+    return near | counts | {"main": _runs(main), "beyond": _runs(beyond)}
+
+
+def _runs(rows: Iterable[Found]) -> str:
+    def cells(row: Found) -> Iterator[str]:
+        yield from (row["name"], ",".join(f"{name}={size}" for name, size in row["sizes"].items()))
+        yield ", ".join(f"{name.replace('_', ' ')} {value}" for name, value in row["chosen"].items())
+        yield from (f"{row['published']:.3g} s", f"{row['predicted']:.3g} s", f"{row['ratio']:.2f}")
+        yield f"{row['rank']} of {row['fitting']}"
+        yield f"{row['memory']:.1f}" + (f", {row['measured']:.1f}" if row["measured"] else "")
+        yield row["source"]
+
+    head = "run|sizes|left open|published|predicted|ratio|rank|memory, measured|source"
+    return table(head, (tuple(cells(row)) for row in rows))
+
+
+def _layouts(found: Found) -> dict[str, Any]:
+    rows = found["rows"]
+    ratios = sorted(row["predicted"] / row["measured"] for row in rows)
+    loads = [load for row in rows for load in row.get("load", ())]
+    cells = (
+        (
+            ",".join(f"{name}={row[name]}" for name in ("tp", "cp", "dp", "pp", "ep") if row[name] > 1),
+            " ".join(row["order"]),
+            row["microbatches"],
+            f"{row['predicted']:.2f} s",
+            f"{row['measured']:.2f} s",
+            f"{row['predicted'] / row['measured']:.2f}",
+        )
+        for row in rows
+    )
+    head = "sizes|order, innermost first|microbatches|predicted|measured|ratio"
+    return {
+        "count": len(rows),
+        "hosts": sum(map(len, found["racks"])),
+        "racks": len(found["racks"]),
+        "near10": sum(abs(ratio - 1) <= 0.1 for ratio in ratios),
+        "near15": sum(abs(ratio - 1) <= 0.15 for ratio in ratios),
+        "ratios": ", ".join(f"{ratio:.2f}" for ratio in ratios),
+        "load": f"{min(loads):.1f} to {max(loads):.1f}",
+        "shape": ", ".join(f"{name} {size}" for name, size in found["shape"].items()),
+        "rows": table(head, cells, "llrrrr"),
+    }
+
+
+def _layouts_32(found: Found) -> dict[str, Any]:
+    return _layouts(found)
+
+
+def _cluster(found: Found) -> dict[str, Any]:
+    rows = (
+        (name, placement, f"{found[name]['predicted'][placement] * 1e3:.0f} ms", f"{measured * 1e3:.0f} ms")
+        for name in ("flat", "racks")
+        for placement, measured in sorted(found[name]["measured"].items(), key=lambda item: item[1])
+    )
+    over = (f"{max(0.0, found[name]['placed']['over_best']):.1%} ({name})" for name in ("flat", "racks"))
+    steps = (
+        f"{row['seconds'] * 1e3:.0f} ms under {name} (predicted communication: {row['predicted'] * 1e3:.0f} ms)"
+        for name, row in found["train"].items()
+    )
+    return {
+        "sizes": ", ".join(f"{axis} {size}" for axis, size in found["mesh"].items()),
+        "rows": table("cluster|placement|predicted|measured", rows),
+        "over": " and ".join(over),
+        "slow": ", ".join(f"{each['slowed']}: {' '.join(each['named']) or 'none'}" for each in found["slow"]),
+        "steps": len(next(iter(found["train"].values()))["losses"]) - 1,
+        "trained": ", ".join(steps),
+    }
+
+
+def _gpu(found: Found) -> dict[str, Any]:
+    def cells(item: Found, side: str) -> tuple[str, ...]:
+        if side in item["failures"]:
+            # Of an error of NCCL what is between the place in torch's source and the version.
+            failure = item["failures"][side]
+            return failure.partition(".cpp:")[2].partition(", ")[2].partition(" (")[0] or failure, "-", "-"
+        stats = item["both"][side]
+        times = (stats[name] for name in ("built", "used"))
+        cells = (f"{time['median']:.3g} s ({time['low']:.3g} – {time['high']:.3g})" for time in times)
+        return *cells, f"{stats['device_bytes']['median'] / _MIB:,.0f} MiB"
+
+    rows = (
+        (item["what"], item["ranks"], by, *cells(item, side))
+        for item in found["comparisons"]
+        for side, by in (("ours", "rankmesh"), ("theirs", item["peer"]))
+    )
+    return {
+        "rows": table("groups|ranks|by|built|used|device memory", rows, "lrlrrr"),
+        "tested": table("tests|passed|seconds", found["tests"]["rows"], "lrr"),
+    }
+
+
+_SYNCED = {
+    "copy": "plain copy, on the trainer and then on the engine",
+    "files": "rankmesh, shared memory: publish, then receive",
+    "socket": "raw TCP sockets, no packing, one buffer",
+    "gloo_plain": "gloo's own messages, no packing, one buffer",
+    "gloo": 'rankmesh, gloo, `update="copy"`',
+    "gloo_swap": 'rankmesh, gloo, `update="swap"`',
+    "checkpoint": "torch DCP: save to shared memory, then load",
+}
+_RATES = {"gloo_plain": "gloo's own messages", "gloo": "gloo, copy", "gloo_swap": "gloo, swap"}
+
+
+def _sync(found: Found) -> dict[str, Any]:
+    llama, linked, kimi = found["llama"], found["linked"], found["kimi"]
+    methods = (
+        (words, _spread(llama["seconds"][name], scale=1e3), f"{llama['memory'][name] / 1e6:.0f}")
+        for name, words in _SYNCED.items()
+    )
+    rates = llama["rates"] | {f"{_RATES[name]} / socket": values for name, values in llama["to_socket"].items()}
+    over_link = (
+        (
+            _SYNCED[name],
+            _spread(linked["seconds"][name], scale=1e3),
+            _spread(linked["to_socket"][name], 2) if name in linked["to_socket"] else "",
+        )
+        for name in ("socket", *_RATES)
+    )
+    plans = (
+        (words, f"{1e3 * kimi[name]['all']:.0f}", f"{1e3 * kimi[name]['one']:.1f}", f"{kimi[name]['bytes'] / 1e12:.2f}")
+        for name, words in (("direct", "group"), ("stored", "files"))
+    )
+    return {
+        "megabytes": f"{llama['bytes'] / 1e6:.0f}",
+        "methods": table("method|milliseconds|peak memory of a rank, MB", methods),
+        "rates": table("rate in the same round|times", ((name, _spread(each, 2)) for name, each in rates.items())),
+        "gigabits": linked["link"] // 1000,
+        "linked": table("method|milliseconds|of the socket's rate", over_link),
+        "parameters": f"{kimi['parameters'] / 1e12:.2f}",
+        "plans": table("wire|all, ms|one rank, ms|TB in all", plans),
+    }
+
+
+_LOST = {
+    "survive": "rm.survive, a spare takes over",
+    "restart": "torchrun restarts all ranks from the last step's checkpoint",
+}
+
+
+def _survive(found: Found) -> dict[str, Any]:
+    losses: dict[tuple[str, str], list[Found]] = {}
+    for name, lost in found["losses"].items():
+        for one in sorted(lost, key=lambda one: str(one["how"])):
+            losses.setdefault((one["how"], _LOST[name]), []).append(one)
+    rows = (
+        (how, what, len(some), _spread([one["seconds"] for one in some], 2), max(one["steps"] for one in some))
+        for (how, what), some in losses.items()
+    )
+    killed = [one["phases"] for one in found["losses"]["survive"] if one["how"] == "SIGKILL"]
+    phases = (_spread([one[name] for one in killed if name in one], scale=1e3) for name in killed[0])
+    return {
+        "rows": table("after|method|losses|seconds|steps done again", rows),
+        "phases": table("|".join(killed[0]), [tuple(phases)]),
+        "megabytes": f"{found['commit']['state'] / _MIB:.0f}",
+        "commit": _commit(found["commit"]),
+    }
+
+
+def _commit(found: Found) -> str:
+    wall, processor = found["seconds"], found["processor"]
+    step, busy = wall["without"], processor["without"]
+
+    def row(what: str, name: str, memory: str, less: float, sign: str) -> tuple[str, ...]:
+        shares = (f"{time / whole - less:{sign}.1%}" for time, whole in ((wall[name], step), (processor[name], busy)))
+        first, second = shares
+        return what, f"{wall[name] * 1e3:.0f}", first, f"{processor[name] * 1e3:.0f}", second, memory
+
+    copies = {name: f"{found['memory'][name] / found['state']:.1f} times the state" for name in ("commit", "copies")}
+    rows = [
+        ("a step without commit", f"{step * 1e3:.0f}", "", f"{busy * 1e3:.0f}", "", ""),
+        row("the commit by itself", "commit alone", "", 0.0, ""),
+        row("a step with commit", "commit", copies["commit"], 1.0, "+"),
+        row("a step with commit, redundancy=1", "copies", copies["copies"], 1.0, "+"),
+    ]
+    return table("|ms|of a step|processor ms|of a step|snapshots and copies", rows)
+
+
+def _compare(found: Found) -> dict[str, Any]:
+    runs = found["runs"]
+    memory = {name: f"{median(run[name] for run in runs) / _MIB:,.0f} MiB" for name in ("before", "resident")}
+    times = (_spread([run[name] for run in runs], 1) for name in ("seconds", "processor"))
+    result = "same" if all(run["same"] for run in runs) else "differs"
+    return {
+        "layouts": ", ".join(found["layouts"]),
+        "count": len(found["layouts"]),
+        "rounds": len(runs),
+        "values": runs[0]["values"],
+        "before": memory["before"],
+        "rows": table("result|seconds|processor seconds|memory", [(result, *times, memory["resident"])], "lrrr"),
+    }
+
+
+_FORMS = {"pickle": "pickles", "json": "JSON", "gzip": "JSON, gzip"}
+_WATCHED = {
+    "wall": "watch: time of a step",
+    "processor": "watch: processor time of a step",
+    "call_ratio": "recorder: processor time of a small reduction",
+}
+
+
+def _hangs(found: Found) -> dict[str, Any]:
+    step = found["step"]
+    diagnoses = ((row["hang"], row["doctor"], row["fr_trace"]) for row in found["table"])
+    forms = (
+        (
+            _FORMS[form],
+            f"{row['size'] / 2**30:.2f} GiB",
+            f"{row['seconds']:.0f} s",
+            f"{row['processor']:.0f} s",
+            f"{row['memory'] / 2**30:.2f} GiB",
+            f"{row['load']:.1f}",
+        )
+        for form, row in found["scale"]["forms"].items()
+    )
+    ratios = ((what, *(f"{ratio:.4f}" for ratio in step[name])) for name, what in _WATCHED.items())
+    without, watched = (step["alone"][what][1] * 1e3 for what in ("without", "with"))
+    return {
+        "count": len(found["table"]),
+        "diagnoses": table("hang|doctor|`fr_trace`", diagnoses),
+        "forms": table("files|size|time|processor|memory|load before", forms),
+        "step": f"{step['step'] * 1e3:.1f}",
+        "call": f"{step['call']['without'] * 1e6:.1f} µs without, {step['call']['with'] * 1e6:.1f} µs with",
+        "ratios": table("with / without|lowest|quartile|median|quartile|highest", ratios),
+        "adds": f"{watched - without:.1f} ms",
+        "alone": f"{watched:.1f} with a watch, {without:.1f} without",
+        "share": f"{(watched - without) / 10:.2f} %",
+    }
+
+
+_MAKERS: tuple[Callable[[Found], dict[str, Any]], ...] = (
+    _results, _transfers, _published, _layouts, _layouts_32, _cluster, _gpu, _sync, _survive, _compare, _hangs
+)  # fmt: skip
