@@ -40,9 +40,9 @@ _ORDER = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 
 
 def plan(config: object = None, *, options: Options | None = None, **sizes: int | None) -> Plan:
-    """The plan of a ``ParallelismConfig``, or of its sizes: ``dp_replicate_size=2, tp_size=4``.
+    """Return the plan of a ``ParallelismConfig``, or of its sizes: ``dp_replicate_size=2, tp_size=4``.
 
-    A size that is left out, or None, is that of the environment (``PARALLELISM_CONFIG_TP_SIZE`` and so on) or 1.
+    A size that is left out, or None, is taken from the environment (``PARALLELISM_CONFIG_TP_SIZE`` and so on) or 1.
     ``PlanError``, which is a ``ValueError`` as accelerate's, for sizes that accelerate refuses: context and sequence
     parallelism together, tensor or context parallelism with replicas that are not sharded; and for no size above 1.
 
@@ -60,7 +60,7 @@ def plan(config: object = None, *, options: Options | None = None, **sizes: int 
 
 
 def device_mesh(groups: LiveGroups, device_type: str | None = None) -> DeviceMesh:
-    """The ``DeviceMesh`` of accelerate over the live groups of ``plan``, flattened dimensions too; no new group."""
+    """Return accelerate's ``DeviceMesh`` over the live groups of ``plan``, flattened dimensions too; no new group."""
     from rankmesh.backend import meshes
 
     active = groups.plan.mesh.axes
@@ -90,7 +90,7 @@ def _sizes(config: object, given: Mapping[str, int | None]) -> dict[str, int]:
 
 
 def _size(name: str, size: int | None) -> int:
-    """The size itself; for None, what accelerate's launcher put into the environment."""
+    """Return the size itself; for None, what accelerate's launcher put into the environment."""
     if size is not None:
         return size
     variable = f"PARALLELISM_CONFIG_{name.upper()}"

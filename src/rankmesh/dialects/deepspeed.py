@@ -72,43 +72,43 @@ class Topology:
         self.dims = [self.get_dim(axis) for axis in self.axes]
 
     def get_axis_names(self) -> list[str]:
-        """The axes, first the slowest."""
+        """Return the axes, first the slowest."""
         return self.axes
 
     def get_dim(self, axis: str) -> int:
-        """The size of an axis; 0 for one that there is not, as in DeepSpeed."""
+        """Return the size of an axis; 0 for one that there is not, as in DeepSpeed."""
         return self._mesh.axes[_AXES[axis]] if axis in _AXES else 0
 
     def world_size(self) -> int:
-        """How many ranks the axes have together."""
+        """Return how many ranks the axes have together."""
         return self._mesh.size
 
     def get_coord(self, rank: int) -> ProcessCoord:
-        """The position of a rank, by axis."""
+        """Return the position of a rank, by axis."""
         place = self._mesh.coordinate(rank)
         return ProcessCoord(*(place[ours] for ours in _AXES.values()))
 
     def get_rank(self, **coord: int) -> int:
-        """The rank at a place; every axis is named."""
+        """Return the rank at a place; every axis is named."""
         return self._mesh.rank(view=None, **{_AXES[axis]: position for axis, position in coord.items()})
 
     def get_rank_repr(
         self, rank: int, omit_axes: Sequence[str] = ("data", "pipe"), inner_sep: str = "_", outer_sep: str = "-"
     ) -> str:
-        """The place of a rank for file names, without some axes: ``model_01``."""
+        """Return the place of a rank for file names, without some axes: ``model_01``."""
         place = self.get_coord(rank)._asdict()
         return outer_sep.join(f"{axis}{inner_sep}{place[axis]:02d}" for axis in self.axes if axis not in omit_axes)
 
     def get_axis_list(self, axis: str, idx: int) -> list[int]:
-        """The ranks at one position of an axis, ascending."""
+        """Return the ranks at one position of an axis, ascending."""
         return sorted(rank for rank in self._mesh.rank_range.members if getattr(self.get_coord(rank), axis) == idx)
 
     def get_axis_comm_lists(self, axis: str) -> list[list[int]]:
-        """The ranks of every group along an axis."""
+        """Return the ranks of every group along an axis."""
         return self._mesh.groups(_AXES[axis]).tolist() if axis in _AXES else []
 
     def filter_match(self, **positions: int) -> list[int]:
-        """The ranks at these positions, ascending."""
+        """Return the ranks at these positions, ascending."""
         wanted = positions.items()
         return [rank for rank in self._mesh.rank_range.members if wanted <= self.get_coord(rank)._asdict().items()]
 
@@ -122,7 +122,7 @@ def plan(
     pp: int = 1,
     options: Options | None = None,
 ) -> Plan:
-    """The groups that DeepSpeed asks for; ``dp`` and ``world_size`` follow from each other.
+    """Return the groups that DeepSpeed asks for; ``dp`` and ``world_size`` follow from each other.
 
     >>> plan(16, tp=2, sp=2, pp=2).groups("sp_dp").of(0).ranks
     (0, 2, 4, 6)
@@ -183,7 +183,7 @@ class Mpu(Getters):
         self.close()
 
     def get_global_rank(self) -> int:
-        """The global rank of this process."""
+        """Return the global rank of this process."""
         return self.groups.rank
 
     # -- tensors ----------------------------------------------------------------------------------
@@ -230,7 +230,7 @@ class Mpu(Getters):
     # -- the grid of a PipelineModule and its engine --------------------------------------------------------------
 
     def topology(self) -> Topology:
-        """The topology to give to a ``PipelineModule``."""
+        """Return the topology to give to a ``PipelineModule``."""
         return Topology(self.groups.plan.mesh)
 
     _topo = property(topology)
@@ -293,7 +293,7 @@ class Mpu(Getters):
         return [[rank, after[rank]] for rank in sorted(after)]
 
     def stage_to_global(self, stage_id: int, **kwargs: int) -> int:
-        """The global rank of a stage of this rank's pipeline; ``data`` and ``model`` choose another's."""
+        """Return the global rank of a stage of this rank's pipeline; ``data`` and ``model`` choose another's."""
         topology = self.topology()
         place = topology.get_coord(self.groups.rank)._replace(pipe=stage_id, **kwargs)
         return topology.get_rank(**place._asdict())

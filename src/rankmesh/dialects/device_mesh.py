@@ -34,7 +34,7 @@ __all__ = ["AdoptedGroups", "adopt", "plan_of", "to_device_mesh"]
 
 
 def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, options: Options | None = None) -> Plan:
-    """The plan of a ``DeviceMesh``: an axis and a group for each of its dimensions, the last dimension adjacent.
+    """Return the plan of a ``DeviceMesh``: an axis and a group for each of its dimensions, the last dimension adjacent.
 
     ``names`` are for a mesh without dimension names. The plan is for the world that is initialised, or for one that
     ends with the last rank of the mesh. Raises ``LayoutError`` for a mesh without names, and for one whose ranks are
@@ -111,7 +111,7 @@ def to_device_mesh(
     device_type: str | None = None,
     flattened: Mapping[str, Sequence[str]] | None = None,
 ) -> DeviceMesh:
-    """A ``DeviceMesh`` over axes that have groups, first the slowest as torch has it; None named: all of the mesh.
+    """Return a ``DeviceMesh`` over axes that have groups, first the slowest as in torch; by default all of the mesh.
 
     An axis may be a kind of the plan along several axes, by its name: ``zero`` along dp and cp.
     ``flattened`` maps a name to the dimensions that it joins (torch's ``_flatten``); the plan has a group over them.
@@ -124,7 +124,7 @@ def to_device_mesh(
 
 
 def _group_over(groups: LiveGroups, name: str, axes: tuple[str, ...], view: str | None) -> ProcessGroup:
-    """The group along these axes: the one of that name, else the only; what is ambiguous is refused."""
+    """Return the group along these axes: the one of that name, else the only; what is ambiguous is refused."""
     plan = groups.plan
     wanted = plan.mesh.groups(axes, view=view).partition
     found = [kind for kind in plan.kinds if kind in groups and plan.groups(kind).partition == wanted]

@@ -86,7 +86,7 @@ class ModelParallel(SharedGetters):
         self._registry.open(Plan(plan.mesh, specs, world_size=world))
 
     def model_parallel_is_initialized(self) -> bool:
-        """Whether there are groups."""
+        """Return whether there are groups."""
         return self._registry.is_open
 
     def destroy_model_parallel(self) -> None:

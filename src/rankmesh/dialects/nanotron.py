@@ -176,7 +176,7 @@ class ParallelContext:
             torch.cuda.set_device(pick(torch.cuda.device_count(), started_by().local_rank)[0] or 0)
 
     def get_local_ranks(self, world_rank: int) -> dict[str, int]:
-        """The position of a global rank along each axis, in ``parallel_order``."""
+        """Return the position of a global rank along each axis, in ``parallel_order``."""
         place = self.groups.plan.mesh.coordinate(world_rank)
         return {axis: place[axis] for axis in self.parallel_order}
 
@@ -188,7 +188,7 @@ class ParallelContext:
         cp_rank: int | slice | Sequence[int],
         tp_rank: int | slice | Sequence[int],
     ) -> Any:
-        """The global rank at a position, ``numpy.int64``; an array of ranks where slices or lists are given.
+        """Return the global rank at a position, ``numpy.int64``; an array of ranks where slices or lists are given.
 
         They index ``world_rank_matrix`` as in numpy. ``LayoutError`` for a position outside (nanotron counts negative
         ones back).
@@ -266,7 +266,7 @@ class ParallelContext04(ParallelContext):
         self.world_rank_matrix = self.world_rank_matrix[:, :, :, 0, :]
 
     def get_3d_ranks(self, world_rank: int) -> tuple[int, int, int]:
-        """The positions of a global rank along pp, dp and tp."""
+        """Return the positions of a global rank along pp, dp and tp."""
         place = self.get_local_ranks(world_rank)
         return place["pp"], place["dp"], place["tp"]
 
@@ -288,7 +288,7 @@ def _start_world(backend: str, timeout: timedelta) -> LiveRank | None:
 def _check_backend(asked: str, world: DefaultGroup) -> None:
     if asked != "nccl" and asked not in world.backend and not world.dry:
         raise ConnectError(
-            f"backend {quoted(asked)} is not that of the world, {world.backend!r}, which the groups use; "
+            f"backend {quoted(asked)} is not the backend {world.backend!r} of the world, which the groups use; "
             "leave backend out, or initialise the world with it",
             backend=asked,
             world_backend=world.backend,
@@ -296,7 +296,7 @@ def _check_backend(asked: str, world: DefaultGroup) -> None:
 
 
 def _local_world_size(world_size: int) -> int:
-    """How many ranks each host has: ``LOCAL_WORLD_SIZE``, what the launcher says, else all ranks up to 8 a host."""
+    """Return how many ranks each host has: by ``LOCAL_WORLD_SIZE``, by the launcher, else all ranks up to 8 a host."""
     text = os.environ.get("LOCAL_WORLD_SIZE")
     if text is None:
         launch = started_by()

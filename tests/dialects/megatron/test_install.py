@@ -79,7 +79,7 @@ def _installed(me):
     ]
     actor.destroy_model_parallel()
     ours.uninstall()
-    found["own again"] = ours.releases.followed.state is ours.parallel_state
+    found["own again"] = ours.releases.followed_state() is ours.parallel_state
     return found
 
 
@@ -143,7 +143,7 @@ print(*[word.message for word in told if "drop-ins" in str(word.message)])
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
     assert done.stdout.startswith(
-        "megatron-core 0.99.1 is none of the releases that the drop-ins are tested with, 0.16 to 0.20"
+        "megatron-core 0.99.1 is not among the releases that the drop-ins are tested with, 0.16 to 0.20"
     )
     assert "unheard_of" in done.stdout.rpartition("and lack:")[2]
 

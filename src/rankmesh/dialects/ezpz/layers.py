@@ -60,7 +60,7 @@ def fill_part(
 
 
 def whole_of(weight: torch.Tensor, dim: int, state: TensorParallel, stride: int = 1) -> torch.Tensor:
-    """The whole weight, from the parts of all ranks of the group: the inverse of ``fill_part``."""
+    """Return the whole weight, from the parts of all ranks of the group: the inverse of ``fill_part``."""
     size = state.get_tensor_parallel_world_size()
     part = weight.detach().contiguous()
     if size == 1:
@@ -107,7 +107,7 @@ class ParallelLayer(nn.Module):
             )
 
     def get_master_weight(self) -> torch.Tensor:
-        """The whole weight, gathered from the group; every rank of it calls this."""
+        """Return the whole weight, gathered from the group; every rank of it calls this."""
         self._check_size()
         return whole_of(self.weight, self._sharded, self._state, self._stride)
 
@@ -169,7 +169,7 @@ class VocabParallelEmbedding(_Embedding):
         self._make_weight(self.num_embeddings_per_partition, embedding_dim, init_method, 1, keep=False)
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
-        """The rows of the indices, each from the rank that holds it."""
+        """Return the rows of the indices, each from the rank that holds it."""
         self._check_size()
         if self._built_for == 1:
             return self._look_up(input_, self._local_padding)
@@ -231,14 +231,14 @@ class ParallelEmbedding(_Embedding):
         )
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
-        """The rows of the indices, gathered from the group."""
+        """Return the rows of the indices, gathered from the group."""
         self._check_size()
         columns = self._look_up(input_, self.padding_idx)
         return mappings.gather_from_tensor_parallel_region(columns, self._state)
 
 
 def _row(index: int | None, rows: int) -> int | None:
-    """A padding index counted from the front; ``SizesError`` for one outside the table."""
+    """Return a padding index counted from the front; ``SizesError`` for one outside the table."""
     if index is None:
         return None
     if not -rows <= index < rows:
@@ -284,7 +284,7 @@ class ColumnParallelLinear(ParallelLayer):
         self.register_parameter("bias", nn.Parameter(torch.zeros(self.output_size_per_partition)) if bias else None)
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
-        """X Aᵀ + b, whole or this rank's columns."""
+        """Return X Aᵀ + b, whole or this rank's columns."""
         self._check_size()
         copied = mappings.copy_to_tensor_parallel_region(input_, self._state)
         output = F.linear(copied, self.weight, self.bias)
@@ -322,7 +322,7 @@ class RowParallelLinear(ParallelLayer):
         self.register_parameter("bias", nn.Parameter(torch.zeros(out_features)) if bias else None)
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
-        """X Aᵀ + b, the same on every rank."""
+        """Return X Aᵀ + b, equal on every rank."""
         self._check_size()
         part = input_ if self.input_is_parallel else mappings.scatter_to_tensor_parallel_region(input_, self._state)
         output = mappings.reduce_from_tensor_parallel_region(F.linear(part, self.weight), self._state)

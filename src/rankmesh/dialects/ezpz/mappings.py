@@ -37,22 +37,22 @@ _Mapping = Callable[[torch.Tensor, TensorParallel], torch.Tensor]
 
 
 def copy_to_tensor_parallel_region(input_: torch.Tensor, state: TensorParallel | None = None) -> torch.Tensor:
-    """The input, whose gradient is summed over the group; any shape."""
+    """Return the input, whose gradient is summed over the group; any shape."""
     return _mapped(input_, state, _same, reduce_from_tensor_parallel_region)
 
 
 def reduce_from_tensor_parallel_region(input_: torch.Tensor, state: TensorParallel | None = None) -> torch.Tensor:
-    """The sum of the inputs of the group; the shape stays."""
+    """Return the sum of the inputs of the group; the shape stays."""
     return _mapped(input_, state, _sum, copy_to_tensor_parallel_region)
 
 
 def scatter_to_tensor_parallel_region(input_: torch.Tensor, state: TensorParallel | None = None) -> torch.Tensor:
-    """This rank's piece of the last dimension: (..., n) becomes (..., n / size)."""
+    """Return this rank's piece of the last dimension: (..., n) becomes (..., n / size)."""
     return _mapped(input_, state, _piece_of, gather_from_tensor_parallel_region)
 
 
 def gather_from_tensor_parallel_region(input_: torch.Tensor, state: TensorParallel | None = None) -> torch.Tensor:
-    """The pieces of the group along the last dimension: (..., n) becomes (..., n · size)."""
+    """Return the pieces of the group along the last dimension: (..., n) becomes (..., n · size)."""
     return _mapped(input_, state, _gathered, scatter_to_tensor_parallel_region)
 
 

@@ -87,7 +87,7 @@ class TensorParallel(SharedGetters):
         return self.assigned.get(kind) or self._registry.groups[kind]  # type: ignore[return-value]
 
     def _in_globals(self, kind: str) -> AssignedGroup:
-        """The group of a kind as the globals have it: assigned, made here, or neither."""
+        """Return the group of a kind as the globals have it: assigned, made here, or neither."""
         if kind in self.assigned or not self._registry.is_open:
             return self.assigned.get(kind, AssignedGroup())
         made = self._registry.groups[kind]
@@ -144,7 +144,7 @@ class TensorParallel(SharedGetters):
                     self.assigned[spec.name] = AssignedGroup(group, ranks)
 
     def tensor_parallel_is_initialized(self) -> bool:
-        """Whether there are groups."""
+        """Return whether there are groups."""
         return self._registry.is_open or all(kind in self.assigned and self.assigned[kind].group for kind in _KINDS)
 
     def destroy_tensor_parallel(self) -> None:
@@ -161,15 +161,15 @@ class TensorParallel(SharedGetters):
     get_tensor_parallel_ranks = ranks_of("tp")
 
     def get_tensor_parallel_world_size(self) -> int:
-        """How many ranks share a layer; 1 without groups."""
+        """Return how many ranks share a layer; 1 without groups."""
         return self._group("tp").size if self._has("tp") else 1
 
     def get_tensor_parallel_rank(self) -> int:
-        """The position of this rank in its tensor-parallel group; 0 without groups."""
+        """Return the position of this rank in its tensor-parallel group; 0 without groups."""
         return self._group("tp").rank if self._has("tp") else 0
 
     def get_tensor_parallel_src_rank(self) -> int:
-        """The global rank of the first member of the tensor-parallel group; this rank without groups."""
+        """Return the global rank of the first member of the tensor-parallel group; this rank without groups."""
         if self._has("tp"):
             return self._group("tp").first
         return dist.get_rank() if dist.is_initialized() else 0
@@ -182,7 +182,7 @@ class TensorParallel(SharedGetters):
     # -- a state belongs to its process -----------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, object]) -> TensorParallel:
-        """The same state: a copied model talks to the same ranks."""
+        """Return the same state: a copied model talks to the same ranks."""
         return self
 
 

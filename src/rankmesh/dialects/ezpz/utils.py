@@ -31,7 +31,7 @@ def ensure_divisibility(numerator: int, denominator: int) -> None:
 
 
 def divide_and_check_no_remainder(numerator: int, denominator: int) -> int:
-    """The quotient; ``SizesError`` unless it is whole."""
+    """Return the quotient; ``SizesError`` unless it is whole."""
     ensure_divisibility(numerator, denominator)
     return numerator // denominator
 
@@ -39,7 +39,7 @@ def divide_and_check_no_remainder(numerator: int, denominator: int) -> int:
 def split_tensor_along_last_dim(
     tensor: torch.Tensor, num_partitions: int, contiguous_split_chunks: bool = False
 ) -> tuple[torch.Tensor, ...]:
-    """The tensor of shape (..., n) as ``num_partitions`` tensors of shape (..., n / num_partitions).
+    """Return the tensor of shape (..., n) as ``num_partitions`` tensors of shape (..., n / num_partitions).
 
     They are views of it, unless ``contiguous_split_chunks`` asks for tensors of their own.
     """
@@ -55,11 +55,11 @@ class VocabUtility:
     def get_vocab_range_from_per_partition_vocab_size(
         per_partition_vocab_size: int, rank: int, _: int = 0
     ) -> tuple[int, int]:
-        """The range of a rank where each holds ``per_partition_vocab_size`` rows; the last argument means nothing."""
+        """Return a rank's range where each has ``per_partition_vocab_size`` rows; the last argument is not used."""
         return rank * per_partition_vocab_size, (rank + 1) * per_partition_vocab_size
 
     @staticmethod
     def vocab_range_from_global_vocab_size(global_vocab_size: int, rank: int, world_size: int) -> tuple[int, int]:
-        """The range of a rank where ``world_size`` ranks share the vocabulary; ``SizesError`` unless equally."""
+        """Return the range of a rank where ``world_size`` ranks share the vocabulary; ``SizesError`` unless equally."""
         rows = divide_and_check_no_remainder(global_vocab_size, world_size)
         return VocabUtility.get_vocab_range_from_per_partition_vocab_size(rows, rank, world_size)

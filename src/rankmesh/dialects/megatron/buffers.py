@@ -39,7 +39,7 @@ class GlobalMemoryBuffer:
         name: str,
         mem_alloc_context: Callable[[], AbstractContextManager[Any]] | None = None,
     ) -> torch.Tensor:
-        """A tensor of this shape in the memory of that name, which grows when it is too small."""
+        """Return a tensor of this shape in the memory of that name, which grows when it is too small."""
         needed = prod(tensor_shape)
         memory = self.buffer.get((name, dtype))
         if memory is None or memory.numel() < needed:
@@ -70,7 +70,7 @@ class GlobalSymmetricMemoryBuffer:
             self.unavailable = error.message
 
     def maybe_get_tensor(self, tensor_shape: Sequence[int], dtype: torch.dtype) -> dict[str, Any]:
-        """``tensor`` and ``handle``; both None where there is no symmetric memory, or not enough."""
+        """Return ``tensor`` and ``handle``; both None where there is no symmetric memory, or not enough."""
         count = prod(tensor_shape)
         needed = count * dtype.itemsize
         if self.symm_buffer is None or needed > self.symm_buffer.numel():
@@ -81,7 +81,7 @@ class GlobalSymmetricMemoryBuffer:
         }
 
     def get_tensor(self, tensor_shape: Sequence[int], dtype: torch.dtype) -> dict[str, Any]:
-        """``tensor`` and ``handle``; ``ConnectError`` where there is no symmetric memory, or not enough."""
+        """Return ``tensor`` and ``handle``; ``ConnectError`` where there is no symmetric memory, or not enough."""
         found = self.maybe_get_tensor(tensor_shape, dtype)
         if found["tensor"] is None:
             available = 0 if self.symm_buffer is None else self.symm_buffer.numel()

@@ -35,7 +35,7 @@ from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.refusals import NotHere, UnknownName
-from rankmesh.dialects.megatron.releases import followed
+from rankmesh.dialects.megatron.releases import followed_state
 from rankmesh.errors import ConnectError, LayoutError, PlanError
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
@@ -59,7 +59,7 @@ class _RankViewSpec:
 
 
 def _is_process_group_member(pg: object) -> bool:
-    """Whether this rank is in a process group that torch, or a grid, gave it."""
+    """Return whether this rank is in a process group that torch, or a grid, gave it."""
     return pg is not None and pg is not dist.GroupMember.NON_GROUP_MEMBER
 
 
@@ -161,7 +161,7 @@ class HyperCommGrid:
         return pg
 
     def get_pg(self, dims: str | list[str], *, view: str | None = None) -> Any:
-        """The group along these dimensions that ``create_pg`` made; ``KeyError`` where it did not.
+        """Return the group along these dimensions that ``create_pg`` made; ``KeyError`` where it did not.
 
         ``NotHere`` on a rank outside the grid; None, as Megatron-Core gives there, under ``install()``.
         """
@@ -169,7 +169,7 @@ class HyperCommGrid:
         if key not in self._pgs:
             where = key if isinstance(key, str) else f"{dims} for view {key[0]!r}"
             raise UnknownName(f"Process group for {where} hasn't been created; call create_pg() first", key=key)
-        if self._pgs[key] is None and followed.release is None:
+        if self._pgs[key] is None and followed_state().rankmesh_state.release is None:
             raise NotHere(
                 f"this rank has no group {key}: it is outside the grid of ranks {self.rank_offset} to "
                 f"{self.rank_offset + self.size - 1}; ask is_current_rank_in_grid() first",
@@ -178,12 +178,12 @@ class HyperCommGrid:
         return self._pgs[key]
 
     def get_rank_enum(self, dims: str | list[str], *, view: str | None = None) -> list[list[int]]:
-        """The ranks of every group along these dimensions, ascending."""
+        """Return the ranks of every group along these dimensions, ascending."""
         ordered, _ = self._in_view(dims, view)
         return self._mesh.groups(ordered[::-1], view=_view(view), ordered=True).tolist()
 
     def is_current_rank_in_grid(self) -> bool:
-        """Whether this rank is one of the grid's."""
+        """Return whether this rank is one of the grid's."""
         return dist.get_rank() in self._mesh.rank_range
 
     def destroy(self) -> None:
@@ -199,19 +199,19 @@ class HyperCommGrid:
     # -- names, as Megatron-Core's tests ask for them -----------------------------------------------------------------
 
     def _gen_rank_enum(self, dims: list[str]) -> list[list[int]]:
-        """Every group along these dimensions, the last one named varying fastest."""
+        """Return every group along these dimensions, the last one named varying fastest."""
         return self._gen_rank_enum_for(self.shape, self.dim_names, dims)
 
     def _gen_rank_enum_for(self, shape: list[int], dim_names: list[str], dims: list[str]) -> list[list[int]]:
-        """The same for another factorisation of the grid's ranks."""
+        """Return the same for another factorisation of the grid's ranks."""
         return _mesh(shape, dim_names, self.rank_offset).groups(dims[::-1], ordered=True).tolist()
 
     def _order_dims(self, dims: str | list[str]) -> tuple[list[str], str]:
-        """The dimensions in reverse order of the grid's, and their key."""
+        """Return the dimensions in reverse order of the grid's, and their key."""
         return self._order_dims_for(self.dim_names, dims)
 
     def _order_dims_for(self, dim_names: list[str], dims: str | list[str]) -> tuple[list[str], str]:
-        """The same for other names."""
+        """Return the same for other names."""
         wanted = [dims] if isinstance(dims, str) else list(dims)
         unknown = [dim for dim in wanted if dim not in dim_names]
         if unknown:
@@ -286,7 +286,7 @@ def _check_view(name: str, shape: list[int], dim_names: list[str], shared: list[
 
 
 def _planned_world_size() -> int:
-    """The world that a grid is for: WORLD_SIZE, else the live one."""
+    """Return the world that a grid is for: WORLD_SIZE, else the live one."""
     if "WORLD_SIZE" in os.environ:
         return int(os.environ["WORLD_SIZE"])
     if dist.is_initialized():
@@ -297,7 +297,7 @@ def _planned_world_size() -> int:
 
 
 def _options_for(backend: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
-    """The options of torch's call as a spec's."""
+    """Return the options of torch's call as a spec's."""
     unknown = sorted(set(given) - {"timeout", "pg_options"})
     if unknown:
         raise PlanError(

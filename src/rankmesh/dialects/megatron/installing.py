@@ -23,7 +23,7 @@ from types import ModuleType
 from typing import Any
 
 from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config, releases
-from rankmesh.dialects.megatron import strict as strict_reads
+from rankmesh.dialects.megatron.strict import GlobalRead, Watch
 from rankmesh.errors import ConnectError
 
 __all__ = ["global_reads", "install", "uninstall"]
@@ -34,9 +34,11 @@ _Replacements = dict[int, tuple[Any, Any]]
 
 
 class _Installation:
-    """Everything that was put in Megatron's place, in order, and what was there."""
+    """What was put in Megatron's place, in order, and what was there; ``watch`` counts reads of the state."""
 
-    def __init__(self, theirs: dict[str, ModuleType], ours: dict[str, ModuleType]) -> None:
+    def __init__(self, state: ModuleType, theirs: dict[str, ModuleType], ours: dict[str, ModuleType]) -> None:
+        self._state = state
+        self.watch: Watch | None = None
         self._undo: list[Callable[[], None]] = []
         self._replacements = dict(_replacements(theirs, ours))
         for name, module in ours.items():
@@ -60,6 +62,9 @@ class _Installation:
         """Put back what was there, and Megatron's own names in those of its modules that were imported meanwhile."""
         while self._undo:
             self._undo.pop()()
+        if self.watch is not None:
+            self.watch.end()
+        _follow(self._state, None)
         backwards = {id(new): (new, old) for old, new in self._replacements.values()}
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == _PACKAGE.partition(".")[0]:
@@ -69,7 +74,6 @@ class _Installation:
 
 # What uninstall() ends: a process has one Megatron.
 _installed: _Installation | None = None
-_watch: strict_reads.Watch | None = None
 
 
 def install(state: ModuleType | None = None, *, strict: bool = False) -> None:
@@ -81,14 +85,15 @@ def install(state: ModuleType | None = None, *, strict: bool = False) -> None:
     Process group collections are then made from ``state``, too. Under a release that is not among ``releases.KNOWN``
     a ``UserWarning`` says so, and names what ours lack.
 
-    Calling it again is nothing. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel state
-    is initialised, whose groups would be lost.
+    Does nothing when called again. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel
+    state is initialised, whose groups would be lost.
     """
-    global _installed, _watch
+    global _installed
     if _installed is not None:
         return
+    chosen = state or parallel_state
     ours: dict[str, ModuleType] = {
-        "parallel_state": state or parallel_state,
+        "parallel_state": chosen,
         "hyper_comm_grid": hyper_comm_grid,
         "process_groups_config": process_groups_config,
     }
@@ -98,39 +103,33 @@ def install(state: ModuleType | None = None, *, strict: bool = False) -> None:
             "Megatron's own parallel state is initialised, and install() would put its groups out of reach; call its "
             "destroy_model_parallel() first"
         )
-    _follow(state or parallel_state, _release(theirs))
-    if strict:
-        _watch = strict_reads.Watch(state or parallel_state)
-    _installed = _Installation(theirs, ours)
+    _follow(chosen, _release(theirs))
+    watch = Watch(chosen) if strict else None
+    _installed = _Installation(chosen, theirs, ours)
+    _installed.watch = watch
 
 
 def uninstall() -> None:
     """Put everything back as ``install`` found it; our groups live on until they are destroyed."""
-    global _installed, _watch
+    global _installed
     if _installed is not None:
         _installed.end()
         _installed = None
-        if _watch is not None:
-            _watch.end()
-            _watch = None
-        _follow(releases.followed.state, None)
-        releases.followed.state = parallel_state
 
 
-def global_reads() -> tuple[strict_reads.GlobalRead, ...]:
-    """The lines that read the global state while several grids were live; after ``install(strict=True)``."""
-    return () if _watch is None else _watch.reads
+def global_reads() -> tuple[GlobalRead, ...]:
+    """Return the lines that read the state while several grids were live; after ``install(strict=True)``."""
+    return () if _installed is None or _installed.watch is None else _installed.watch.reads
 
 
 def _follow(state: ModuleType, release: releases.Release | None) -> None:
-    """Our modules as a release has them; None: as they are by themselves."""
-    releases.followed.state = state
+    """Give our modules what a release has; None: what they have by themselves."""
     releases.follow(state, release)
     process_groups_config.follow(release)
 
 
 def _release(theirs: dict[str, ModuleType]) -> releases.Release:
-    """The release that is installed; a warning where it is none that is compared with in tests."""
+    """Return the release that is installed; a warning where it is none that is compared with in tests."""
     version = str(_peer(f"{_PACKAGE}.package_info").__version__)
     release = releases.parse(version)
     if release not in releases.KNOWN:
@@ -143,8 +142,8 @@ def _release(theirs: dict[str, ModuleType]) -> releases.Release:
             if getattr(value, "__module__", None) == theirs[module].__name__ and not hasattr(drop_in, name)
         ]
         warnings.warn(
-            f"megatron-core {version} is none of the releases that the drop-ins are tested with, {' to '.join(known)}; "
-            f"they behave as the nearest, and lack: {', '.join(lacking) or 'nothing'}",
+            f"megatron-core {version} is not among the releases that the drop-ins are tested with, "
+            f"{' to '.join(known)}; they behave as the nearest, and lack: {', '.join(lacking) or 'nothing'}",
             stacklevel=3,
         )
     return release

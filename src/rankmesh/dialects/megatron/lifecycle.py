@@ -111,7 +111,7 @@ def initialize(state: State, request: Request) -> None:
 
 
 def _heeding(names: Mapping[str, Any], request: Request) -> Request:
-    """The request with what a program has put in place of the functions that choose ranks."""
+    """Return the request with what a program has put in place of the functions that choose ranks."""
     defaults = {
         "get_embedding_ranks": default_embedding_ranks,
         "get_position_embedding_ranks": default_position_embedding_ranks,
@@ -145,7 +145,7 @@ def _groups(
 
 
 def _filled(live: LiveGroups | CalledGroups, request: Request, *, all_gloo: bool) -> dict[str, Any]:
-    """The values of the globals after initialisation; a global that is missing here stays as it is."""
+    """Return the values of the globals after initialisation; a global that is missing here stays as it is."""
     values: dict[str, Any] = {}
     for row in ROWS:
         kind = _stand_in(row.kind, live.plan.kinds, all_gloo=all_gloo and request.has_cpu_counterpart(row.kind))
@@ -169,8 +169,10 @@ def _filled(live: LiveGroups | CalledGroups, request: Request, *, all_gloo: bool
 
 
 def _stand_in(kind: str, made: Collection[str], *, all_gloo: bool) -> str:
-    """The group that replaces one that the plan does not have: a gloo group is its own CPU counterpart, one optimizer
-    instance is the whole, and with weights in one piece the ranks that hold the pieces add none.
+    """Return the kind that replaces one that the plan does not have.
+
+    A gloo group is its own CPU counterpart, one optimizer instance is the whole, and with weights in one piece the
+    ranks that hold the pieces add none.
     """
     if kind in made:
         return kind
@@ -183,7 +185,7 @@ def _stand_in(kind: str, made: Collection[str], *, all_gloo: bool) -> str:
 
 
 def _embedding_ranks(live: LiveGroups | CalledGroups, request: Request) -> Iterator[tuple[str, list[int]]]:
-    """The members as the caller's functions list them: the first and the last of a list count as ends."""
+    """Yield the members as the caller's functions list them: the first and the last of a list count as ends."""
     asked = {
         "_EMBEDDING_GLOBAL_RANKS": ("embd", request.get_embedding_ranks),
         "_POSITION_EMBEDDING_GLOBAL_RANKS": ("pos_embd", request.get_position_embedding_ranks),
@@ -229,7 +231,7 @@ def set_timeouts(timeout: timedelta, groups: Sequence[ProcessGroup | None], *, m
 
 
 def called_groups(plan: Plan, sections: Sections, make: Make, options: Callable[..., Any]) -> CalledGroups:
-    """Every group of a plan by ``make``: on every rank, all groups of each kind, in the plan's order.
+    """Return every group of a plan by ``make``: on every rank, all groups of each kind, in the plan's order.
 
     ``make`` is called as ``create_group``, ``options`` as ``get_nccl_options``, with the sections of the configuration.
     """

@@ -49,7 +49,7 @@ _UCC_ALWAYS = {
 
 
 def section_of(kind: str) -> str | None:
-    """The section of an NCCL configuration for a group: dp_cp's for hybrid and all-gather groups, none for gloo groups.
+    """Return the section of an NCCL configuration for a group: dp_cp for hybrid and all-gather groups, none for gloo.
 
     >>> section_of("hybrid_dp_cp_4"), section_of("hcp_0"), section_of("dp_gloo"), section_of("tp")
     ('dp_cp', 'hcp', None, 'tp')
@@ -64,7 +64,7 @@ def section_of(kind: str) -> str | None:
 
 
 def sharp_kind(group: str) -> str:
-    """The group of the plan that SHARP serves: ``dp`` stands for dp_cp, ``dp_replica`` for inter_ep_dp.
+    """Return the group of the plan that SHARP serves: ``dp`` stands for dp_cp, ``dp_replica`` for inter_ep_dp.
 
     Megatron-Core switches SHARP on by the environment variable NCCL_COLLNET_ENABLE while it makes this group, and
     deletes the variable afterwards, the user's too. Here SHARP is an option of the communicator; the environment stays.
@@ -80,7 +80,7 @@ def sharp_kind(group: str) -> str:
 
 
 def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, dict[str, Any]]:
-    """The options by section. A section that no Megatron group has is refused, where Megatron-Core ignores it.
+    """Return the options by section. A section that no Megatron group has is refused, where Megatron-Core ignores it.
 
     >>> read_config(None, ["dp_cp", "ep"])
     {'dp_cp': {'is_high_priority_stream': True}, 'ep': {'is_high_priority_stream': True}}

@@ -153,26 +153,27 @@ def destroy_model_parallel():
 
 
 def is_initialized():
-    """Whether there are data-parallel groups."""
+    """Return whether there are data-parallel groups."""
     return _DATA_PARALLEL_GROUP is not None
 
 
 def is_unitialized() -> bool:
-    """Deprecated: not is_initialized()."""
+    """Return the opposite of is_initialized(). Deprecated."""
     warnings.warn("is_unitialized is deprecated; call is_initialized", DeprecationWarning, stacklevel=2)
     return not is_initialized()
 
 
 def model_parallel_is_initialized():
-    """Whether there are tensor, pipeline and data-parallel groups."""
+    """Return whether there are tensor, pipeline and data-parallel groups."""
     needed = (_TENSOR_MODEL_PARALLEL_GROUP, _PIPELINE_MODEL_PARALLEL_GROUP, _DATA_PARALLEL_GROUP)
     return all(group is not None for group in needed)
 
 
 def get_all_ranks():
-    """This rank's places in tp, dp, cp, pp and ep, joined by underscores."""
+    """Return this rank's places in tp, dp, cp, pp and ep, joined by underscores; since 0.19 gtp_remat is behind tp."""
     ranks = (
         get_tensor_model_parallel_rank(),
+        *([get_gtp_weight_remat_rank()] if rankmesh_state.has_pieces else []),
         get_data_parallel_rank(),
         get_context_parallel_rank(),
         get_pipeline_model_parallel_rank(),
@@ -193,26 +194,26 @@ def update_pg_timeout(timeout: timedelta, pg: dist.ProcessGroup | None = None): 
 
 
 def get_tensor_model_parallel_group(check_initialized=True):
-    """The ranks that share a layer's tensors; None if absent and not checked."""
+    """Return the ranks that share a layer's tensors; None if absent and not checked."""
     return _TENSOR_MODEL_PARALLEL_GROUP or _absent("tp", check_initialized)
 
 
 def get_tensor_model_parallel_rank():
-    """The place of this rank in the tensor model parallel group."""
+    """Return this rank's place in the tensor model parallel group."""
     if _MPU_TENSOR_MODEL_PARALLEL_RANK is not None:
         return _MPU_TENSOR_MODEL_PARALLEL_RANK
     return _rank_in[_TENSOR_MODEL_PARALLEL_GROUP or get_tensor_model_parallel_group()]
 
 
 def get_tensor_model_parallel_world_size():
-    """The size of the tensor model parallel group."""
+    """Return the size of the tensor model parallel group."""
     if _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE is not None:
         return _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE
     return _size_of[_TENSOR_MODEL_PARALLEL_GROUP or get_tensor_model_parallel_group()]
 
 
 def get_tensor_model_parallel_src_rank():
-    """The first global rank of the tensor model parallel group."""
+    """Return the first global rank of the tensor model parallel group."""
     return (_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS or _absent("tp"))[0]
 
 
@@ -232,19 +233,19 @@ def set_tensor_model_parallel_world_size(world_size):
 
 
 def get_pipeline_model_parallel_group(check_initialized=True):
-    """The stages that this rank's activations pass; None if absent and not checked."""
+    """Return the stages that this rank's activations pass; None if absent and not checked."""
     return _PIPELINE_MODEL_PARALLEL_GROUP or _absent("pp", check_initialized)
 
 
 def get_pipeline_model_parallel_rank():
-    """The place of this rank in the pipeline model parallel group."""
+    """Return this rank's place in the pipeline model parallel group."""
     if _MPU_PIPELINE_MODEL_PARALLEL_RANK is not None:
         return _MPU_PIPELINE_MODEL_PARALLEL_RANK
     return _rank_in[_PIPELINE_MODEL_PARALLEL_GROUP or get_pipeline_model_parallel_group()]
 
 
 def get_pipeline_model_parallel_world_size():
-    """The size of the pipeline model parallel group."""
+    """Return the size of the pipeline model parallel group."""
     if _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE is not None:
         return _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
     return _size_of[_PIPELINE_MODEL_PARALLEL_GROUP or get_pipeline_model_parallel_group()]
@@ -263,12 +264,12 @@ def set_pipeline_model_parallel_world_size(world_size):
 
 
 def get_virtual_pipeline_model_parallel_rank():
-    """The virtual stage that was set, None without."""
+    """Return the virtual stage that was set, None without."""
     return _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK
 
 
 def get_virtual_pipeline_model_parallel_world_size():
-    """How many virtual stages a rank has, None without."""
+    """Return how many virtual stages a rank has, None without."""
     return _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
 
 
@@ -279,7 +280,7 @@ def set_virtual_pipeline_model_parallel_world_size(world_size):
 
 
 def set_virtual_pipeline_model_parallel_rank(rank):
-    """Deprecated: pass vp_stage. Set the virtual stage."""
+    """Set the virtual stage. Deprecated: pass vp_stage."""
     global _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK
     warnings.warn(
         "set_virtual_pipeline_model_parallel_rank is deprecated; pass vp_stage to is_pipeline_first_stage and "
@@ -291,29 +292,29 @@ def set_virtual_pipeline_model_parallel_rank(rank):
 
 
 def get_pipeline_model_parallel_first_rank():
-    """The global rank of the first stage of this pipeline."""
+    """Return the global rank of the first stage of this pipeline."""
     return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[0]
 
 
 def get_pipeline_model_parallel_last_rank():
-    """The global rank of the last stage of this pipeline."""
+    """Return the global rank of the last stage of this pipeline."""
     return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[get_pipeline_model_parallel_world_size() - 1]
 
 
 def get_pipeline_model_parallel_next_rank():
-    """The global rank after this one in the pipeline."""
+    """Return the global rank after this one in the pipeline."""
     place = (get_pipeline_model_parallel_rank() + 1) % get_pipeline_model_parallel_world_size()
     return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[place]
 
 
 def get_pipeline_model_parallel_prev_rank():
-    """The global rank before this one in the pipeline."""
+    """Return the global rank before this one in the pipeline."""
     place = (get_pipeline_model_parallel_rank() - 1) % get_pipeline_model_parallel_world_size()
     return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[place]
 
 
 def is_pipeline_first_stage(ignore_virtual=True, vp_stage=None):
-    """Whether this rank is the first stage; with virtual stages heeded, whether vp_stage is the first as well."""
+    """Return whether this rank is the first stage, and with virtual stages heeded vp_stage the first as well."""
     if not ignore_virtual and get_virtual_pipeline_model_parallel_world_size() is not None:
         if vp_stage is None:
             raise no_stage_named()
@@ -323,7 +324,7 @@ def is_pipeline_first_stage(ignore_virtual=True, vp_stage=None):
 
 
 def is_pipeline_last_stage(ignore_virtual=True, vp_stage=None):
-    """Whether this rank is the last stage; with virtual stages heeded, whether vp_stage is the last as well."""
+    """Return whether this rank is the last stage, and with virtual stages heeded vp_stage the last as well."""
     if not ignore_virtual and get_virtual_pipeline_model_parallel_world_size() is not None:
         if vp_stage is None:
             raise no_stage_named()
@@ -333,17 +334,17 @@ def is_pipeline_last_stage(ignore_virtual=True, vp_stage=None):
 
 
 def get_embedding_group(check_initialized=True):
-    """The stages that hold the word embeddings; None if absent and not checked."""
+    """Return the stages that hold the word embeddings; None if absent and not checked."""
     return _EMBEDDING_GROUP or _absent("embd", check_initialized)
 
 
 def get_position_embedding_group(check_initialized=True):
-    """The stages that hold the position embeddings; None if absent and not checked."""
+    """Return the stages that hold the position embeddings; None if absent and not checked."""
     return _POSITION_EMBEDDING_GROUP or _absent("pos_embd", check_initialized)
 
 
 def is_rank_in_embedding_group(ignore_virtual=True, vp_stage=None):
-    """Whether this rank (and vp_stage, when virtual stages are heeded) holds the word embeddings."""
+    """Return whether this rank (and vp_stage, when virtual stages are heeded) holds the word embeddings."""
     rank, ranks = dist.get_rank(), _EMBEDDING_GLOBAL_RANKS
     if ranks is None or rank not in ranks:
         return False
@@ -354,7 +355,7 @@ def is_rank_in_embedding_group(ignore_virtual=True, vp_stage=None):
 
 
 def is_rank_in_position_embedding_group():
-    """Whether this rank holds the position embeddings."""
+    """Return whether this rank holds the position embeddings."""
     return _POSITION_EMBEDDING_GLOBAL_RANKS is not None and dist.get_rank() in _POSITION_EMBEDDING_GLOBAL_RANKS
 
 
@@ -362,57 +363,57 @@ def is_rank_in_position_embedding_group():
 
 
 def get_model_parallel_group(check_initialized=True):
-    """The ranks that hold one model: tensors and stages; None if absent and not checked."""
+    """Return the ranks that hold one model: tensors and stages; None if absent and not checked."""
     return _MODEL_PARALLEL_GROUP or _absent("mp", check_initialized)
 
 
 def get_model_parallel_src_rank():
-    """The first global rank of the model parallel group."""
+    """Return the first global rank of the model parallel group."""
     return (_MODEL_PARALLEL_GLOBAL_RANKS or _absent("mp"))[0]
 
 
 def get_context_parallel_group(check_initialized=True):
-    """The ranks that share a sequence; None if absent and not checked."""
+    """Return the ranks that share a sequence; None if absent and not checked."""
     return _CONTEXT_PARALLEL_GROUP or _absent("cp", check_initialized)
 
 
 def get_context_parallel_rank():
-    """The place of this rank in the context parallel group; 0 without torch.distributed."""
+    """Return this rank's place in the context parallel group; 0 without torch.distributed."""
     return _rank_in[_CONTEXT_PARALLEL_GROUP or _outside("cp")]
 
 
 def get_context_parallel_world_size():
-    """The size of the context parallel group; 0 without torch.distributed."""
+    """Return the size of the context parallel group; 0 without torch.distributed."""
     return _size_of[_CONTEXT_PARALLEL_GROUP or _outside("cp")]
 
 
 def get_context_parallel_global_ranks(check_initialized=True):
-    """The global ranks of the context parallel group."""
+    """Return the global ranks of the context parallel group."""
     return _CONTEXT_PARALLEL_GLOBAL_RANKS or _absent("cp", check_initialized)
 
 
 def get_hierarchical_context_parallel_groups(check_initialized=True):
-    """The context-parallel groups of each level, innermost first; None if absent and not checked."""
+    """Return the context-parallel groups of each level, innermost first; None if absent and not checked."""
     return _HIERARCHICAL_CONTEXT_PARALLEL_GROUPS or _absent("hcp", check_initialized)
 
 
 def get_tensor_and_context_parallel_group(check_initialized=True):
-    """The ranks that share a layer's tensors and a sequence; None if absent and not checked."""
+    """Return the ranks that share a layer's tensors and a sequence; None if absent and not checked."""
     return _TENSOR_AND_CONTEXT_PARALLEL_GROUP or _absent("tp_cp", check_initialized)
 
 
 def get_tensor_and_context_parallel_rank():
-    """The place of this rank in the tensor and context parallel group; 0 without torch.distributed."""
+    """Return this rank's place in the tensor and context parallel group; 0 without torch.distributed."""
     return _rank_in[_TENSOR_AND_CONTEXT_PARALLEL_GROUP or _outside("tp_cp")]
 
 
 def get_tensor_and_context_parallel_world_size():
-    """The size of the tensor and context parallel group; 0 without torch.distributed."""
+    """Return the size of the tensor and context parallel group; 0 without torch.distributed."""
     return _size_of[_TENSOR_AND_CONTEXT_PARALLEL_GROUP or _outside("tp_cp")]
 
 
 def get_hybrid_data_context_parallel_groups(check_initialized=True, group_size=None):
-    """The hybrid group of this size inside dp_cp; the size of dp_cp gives dp_cp itself."""
+    """Return the hybrid group of this size inside dp_cp; the size of dp_cp gives dp_cp itself."""
     if get_data_parallel_world_size(with_context_parallel=True) == group_size:
         return _DATA_PARALLEL_GROUP_WITH_CP or _absent("dp_cp", check_initialized)
     if group_size not in _HYBRID_DP_CP_GROUPS:
@@ -421,7 +422,7 @@ def get_hybrid_data_context_parallel_groups(check_initialized=True, group_size=N
 
 
 def get_amax_reduction_group(with_context_parallel=False, tp_only_amax_red=False):
-    """The ranks that agree on the largest value of an FP8 tensor."""
+    """Return the ranks that agree on the largest value of an FP8 tensor."""
     if tp_only_amax_red:
         return get_tensor_and_context_parallel_group() if with_context_parallel else get_tensor_model_parallel_group()
     return get_tensor_and_data_parallel_group(with_context_parallel=with_context_parallel)
@@ -431,26 +432,26 @@ def get_amax_reduction_group(with_context_parallel=False, tp_only_amax_red=False
 
 
 def get_expert_model_parallel_group(check_initialized=True):
-    """The ranks that hold different experts; None if absent and not checked."""
+    """Return the ranks that hold different experts; None if absent and not checked."""
     return _EXPERT_MODEL_PARALLEL_GROUP or _absent("ep", check_initialized)
 
 
 def get_expert_model_parallel_rank():
-    """The place of this rank in the expert model parallel group; 0 without torch.distributed."""
+    """Return this rank's place in the expert model parallel group; 0 without torch.distributed."""
     if _MPU_EXPERT_MODEL_PARALLEL_RANK is not None:
         return _MPU_EXPERT_MODEL_PARALLEL_RANK
     return _rank_in[_EXPERT_MODEL_PARALLEL_GROUP or _outside("ep")]
 
 
 def get_expert_model_parallel_world_size():
-    """The size of the expert model parallel group; 0 without torch.distributed."""
+    """Return the size of the expert model parallel group; 0 without torch.distributed."""
     if _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE is not None:
         return _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE
     return _size_of[_EXPERT_MODEL_PARALLEL_GROUP or _outside("ep")]
 
 
 def get_expert_model_parallel_src_rank():
-    """The first global rank of the expert model parallel group."""
+    """Return the first global rank of the expert model parallel group."""
     return (_EXPERT_MODEL_PARALLEL_RANKS or _absent("ep"))[0]
 
 
@@ -467,12 +468,12 @@ def set_expert_model_parallel_world_size(world_size):
 
 
 def get_expert_tensor_parallel_group(check_initialized=True):
-    """The ranks that share an expert's tensors; None if absent and not checked."""
+    """Return the ranks that share an expert's tensors; None if absent and not checked."""
     return _EXPERT_TENSOR_PARALLEL_GROUP or _absent("ep_tp", check_initialized)
 
 
 def get_expert_tensor_parallel_rank():
-    """The place of this rank in the expert tensor parallel group."""
+    """Return this rank's place in the expert tensor parallel group."""
     if _MPU_EXPERT_TENSOR_PARALLEL_RANK is not None:
         return _MPU_EXPERT_TENSOR_PARALLEL_RANK
     if _EXPERT_TENSOR_PARALLEL_GROUP is None:
@@ -481,7 +482,7 @@ def get_expert_tensor_parallel_rank():
 
 
 def get_expert_tensor_parallel_world_size():
-    """The size of the expert tensor parallel group."""
+    """Return the size of the expert tensor parallel group."""
     if _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE is not None:
         return _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE
     if _EXPERT_TENSOR_PARALLEL_GROUP is None:
@@ -502,22 +503,22 @@ def set_expert_tensor_parallel_world_size(world_size):
 
 
 def get_expert_tensor_and_model_parallel_group(check_initialized=True):
-    """The ranks that share an expert's tensors, and those of the other experts; None if absent and not checked."""
+    """Return the ranks that share an expert's tensors, and the other experts'; None if absent and not checked."""
     return _EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _absent("tp_ep_mp", check_initialized)
 
 
 def get_expert_tensor_and_model_parallel_rank():
-    """The place of this rank in the expert tensor and model parallel group; 0 without torch.distributed."""
+    """Return this rank's place in the expert tensor and model parallel group; 0 without torch.distributed."""
     return _rank_in[_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _outside("tp_ep_mp")]
 
 
 def get_expert_tensor_and_model_parallel_world_size():
-    """The size of the expert tensor and model parallel group; 0 without torch.distributed."""
+    """Return the size of the expert tensor and model parallel group; 0 without torch.distributed."""
     return _size_of[_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _outside("tp_ep_mp")]
 
 
 def get_expert_tensor_model_pipeline_parallel_group(check_initialized=True, with_egtp_remat=False):
-    """The ranks of one model's experts; with_egtp_remat: with those that hold other pieces of their weights."""
+    """Return the ranks of one model's experts; with_egtp_remat: with those that hold other pieces of their weights."""
     return rankmesh_state.given("tp_ep_pp_gtp" if with_egtp_remat else "tp_ep_pp", check_initialized)
 
 
@@ -527,21 +528,21 @@ def get_expert_tensor_model_pipeline_parallel_group(check_initialized=True, with
 def get_data_parallel_group(
     with_context_parallel=False, partial_data_parallel=False, independent_all_gather=False, with_gtp_remat=True
 ):
-    """The data-parallel group that the flags choose."""
+    """Return the data-parallel group that the flags choose."""
     if independent_all_gather and with_context_parallel and not partial_data_parallel:
         return rankmesh_state.given("dp_cp_ag")
     return _data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _absent)
 
 
 def get_data_parallel_rank(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
-    """The place of this rank in the data-parallel group that the flags choose; 0 without torch.distributed."""
+    """Return this rank's place in the data-parallel group that the flags choose; 0 without torch.distributed."""
     if _MPU_DATA_PARALLEL_RANK is not None:
         return _MPU_DATA_PARALLEL_RANK
     return _rank_in[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
 
 
 def get_data_parallel_world_size(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
-    """The size of the data-parallel group that the flags choose; 0 without torch.distributed."""
+    """Return the size of the data-parallel group that the flags choose; 0 without torch.distributed."""
     if _MPU_DATA_PARALLEL_WORLD_SIZE is not None:
         return _MPU_DATA_PARALLEL_WORLD_SIZE
     return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
@@ -565,7 +566,7 @@ def set_data_parallel_rank(rank):
 
 
 def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_parallel=False):
-    """The CPU (gloo) counterpart of the data-parallel group that the flags choose."""
+    """Return the CPU (gloo) counterpart of the data-parallel group that the flags choose."""
     if partial_data_parallel and not with_context_parallel:
         raise rankmesh_state.without_context("dp_gloo")
     kind = "dp_cp_gloo" if with_context_parallel else "dp_gloo"
@@ -573,17 +574,17 @@ def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_paral
 
 
 def has_separate_all_gather_group() -> bool:
-    """Whether gathers have a communicator of their own."""
+    """Return whether gathers have a communicator of their own."""
     return _DATA_PARALLEL_GROUP_WITH_CP_AG is not None
 
 
 def get_data_parallel_src_rank(with_context_parallel=False):
-    """The first global rank of the data-parallel group."""
+    """Return the first global rank of the data-parallel group."""
     return get_data_parallel_global_ranks(with_context_parallel)[0]
 
 
 def get_data_parallel_global_ranks(with_context_parallel=False):
-    """The global ranks of the data-parallel group."""
+    """Return the global ranks of the data-parallel group."""
     if with_context_parallel:
         return _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP or _absent("dp_cp")
     return _DATA_PARALLEL_GLOBAL_RANKS or _absent("dp")
@@ -598,18 +599,18 @@ def get_tensor_and_data_parallel_group(check_initialized=True, with_context_para
 
 
 def get_expert_data_parallel_group(check_initialized=True, partial_expert_data_parallel=False, with_gtp_remat=True):
-    """The ranks that hold the same experts; partial: those of one optimizer instance."""
+    """Return the ranks that hold the same experts; partial: those of one optimizer instance."""
     kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
     return rankmesh_state.given(kind, check_initialized, whole=with_gtp_remat)
 
 
 def get_expert_data_parallel_rank(partial_expert_data_parallel=False, with_gtp_remat=True):
-    """The place of this rank in the expert data-parallel group; 0 without torch.distributed."""
+    """Return this rank's place in the expert data-parallel group; 0 without torch.distributed."""
     return _rank_in[_expert_data_group(partial_expert_data_parallel, with_gtp_remat)]
 
 
 def get_expert_data_parallel_world_size(partial_expert_data_parallel=False, with_gtp_remat=True):
-    """The size of the expert data-parallel group that the flags choose; 0 without torch.distributed."""
+    """Return the size of the expert data-parallel group that the flags choose; 0 without torch.distributed."""
     return _size_of[_expert_data_group(partial_expert_data_parallel, with_gtp_remat)]
 
 
@@ -621,7 +622,7 @@ def _expert_data_group(partial_expert_data_parallel, with_gtp_remat):
 
 
 def get_data_modulo_expert_parallel_group(partial_expert_data_parallel=False):
-    """Deprecated: get_expert_data_parallel_group."""
+    """Return get_expert_data_parallel_group(). Deprecated."""
     warnings.warn(
         "get_data_modulo_expert_parallel_group is deprecated; call get_expert_data_parallel_group",
         DeprecationWarning,
@@ -631,7 +632,7 @@ def get_data_modulo_expert_parallel_group(partial_expert_data_parallel=False):
 
 
 def get_expert_data_parallel_group_gloo(partial_expert_data_parallel=False):
-    """The CPU (gloo) counterpart of the expert data-parallel group."""
+    """Return the CPU (gloo) counterpart of the expert data-parallel group."""
     return rankmesh_state.given("intra_ep_dp_gloo" if partial_expert_data_parallel else "ep_dp_gloo")
 
 
@@ -639,52 +640,52 @@ def get_expert_data_parallel_group_gloo(partial_expert_data_parallel=False):
 
 
 def get_inter_distributed_optimizer_instance_group(check_initialized=True):
-    """The same shard in every instance; None if absent and not checked."""
+    """Return the same shard in every instance; None if absent and not checked."""
     return _INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP or _absent("inter_ep_dp", check_initialized)
 
 
 def get_intra_distributed_optimizer_instance_group(check_initialized=True):
-    """The ranks of one instance; None if absent and not checked."""
+    """Return the ranks of one instance; None if absent and not checked."""
     return _INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP or _absent("intra_dist_opt_instance", check_initialized)
 
 
 def get_gtp_weight_remat_group(check_initialized=True):
-    """The ranks that hold the pieces of a weight; None if absent and not checked."""
+    """Return the ranks that hold the pieces of a weight; None if absent and not checked."""
     return _GTP_WEIGHT_REMAT_GROUP or _absent("gtp_remat", check_initialized)
 
 
 def get_gtp_weight_remat_rank():
-    """The place of this rank in the gtp weight remat group; 0 without the group."""
+    """Return this rank's place in the gtp weight remat group; 0 without the group."""
     return _rank_in[_GTP_WEIGHT_REMAT_GROUP]
 
 
 def get_gtp_weight_remat_world_size():
-    """The size of the gtp weight remat group; 0 without the group."""
+    """Return the size of the gtp weight remat group; 0 without the group."""
     return _size_of[_GTP_WEIGHT_REMAT_GROUP]
 
 
 def get_gtp_weight_remat_global_ranks(check_initialized=True):
-    """The global ranks of the gtp weight remat group."""
+    """Return the global ranks of the gtp weight remat group."""
     return _GTP_WEIGHT_REMAT_GLOBAL_RANKS or _absent("gtp_remat", check_initialized)
 
 
 def get_expert_gtp_weight_remat_group(check_initialized=True):
-    """The ranks that hold the pieces of an expert's weight; None if absent and not checked."""
+    """Return the ranks that hold the pieces of an expert's weight; None if absent and not checked."""
     return _EXPERT_GTP_WEIGHT_REMAT_GROUP or _absent("expt_gtp_remat", check_initialized)
 
 
 def get_expert_gtp_weight_remat_rank():
-    """The place of this rank in the expert gtp weight remat group; 0 without the group."""
+    """Return this rank's place in the expert gtp weight remat group; 0 without the group."""
     return _rank_in[_EXPERT_GTP_WEIGHT_REMAT_GROUP]
 
 
 def get_expert_gtp_weight_remat_world_size():
-    """The size of the expert gtp weight remat group; 0 without the group."""
+    """Return the size of the expert gtp weight remat group; 0 without the group."""
     return _size_of[_EXPERT_GTP_WEIGHT_REMAT_GROUP]
 
 
 def get_expert_gtp_weight_remat_global_ranks(check_initialized=True):
-    """The global ranks of the expert gtp weight remat group."""
+    """Return the global ranks of the expert gtp weight remat group."""
     return _EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS or _absent("expt_gtp_remat", check_initialized)
 
 
@@ -694,7 +695,7 @@ def get_expert_gtp_weight_remat_global_ranks(check_initialized=True):
 def create_group(
     ranks=None, timeout=None, backend=None, pg_options=None, use_local_synchronization=False, group_desc=None
 ):
-    """A process group of torch, which ``update_pg_timeout`` then knows on its members."""
+    """Return a process group of torch, which ``update_pg_timeout`` then knows on its members."""
     global _global_process_group_list
     group = dist.new_group(
         ranks=ranks,
@@ -718,7 +719,7 @@ def create_hierarchical_groups(
     timeout=None,
     group_desc=None,
 ):
-    """The groups of each level of a hierarchy of these ranks, and their CPU counterparts: those of ``rank``, two lists.
+    """Return the groups of ``rank`` at each level of a hierarchy of these ranks, and their CPU counterparts: two lists.
 
     A counterpart takes no NCCL options, which Megatron-Core gives it.
     """
@@ -737,7 +738,7 @@ def create_hierarchical_groups(
 
 
 def create_hybrid_dp_cp_groups(rank, ranks, pg_options):
-    """The groups of 2, 4, 8, ... up to half of these ranks that ``rank`` is in, by size.
+    """Return the groups of 2, 4, 8, ... up to half of these ranks that ``rank`` is in, by size.
 
     Where one of these sizes does not divide the number of ranks, this is refused: Megatron-Core then has a group
     that is smaller than its name.
@@ -774,7 +775,7 @@ def _set_global_memory_buffer():
 
 
 def get_global_memory_buffer():
-    """The global memory buffer."""
+    """Return the global memory buffer."""
     if _GLOBAL_MEMORY_BUFFER is None:
         raise no_buffer("memory buffer")
     return _GLOBAL_MEMORY_BUFFER
@@ -797,7 +798,7 @@ def _set_global_symmetric_memory_buffer():
 
 
 def get_global_symmetric_memory_buffer():
-    """The global symmetric memory buffer."""
+    """Return the global symmetric memory buffer."""
     if _GLOBAL_SYMMETRIC_MEMORY_BUFFER is None:
         raise no_buffer("symmetric memory buffer")
     return _GLOBAL_SYMMETRIC_MEMORY_BUFFER
@@ -813,47 +814,35 @@ def destroy_global_symmetric_memory_buffer():
 
 
 def rankmesh_since_0_19():
-    """The functions that 0.19 changed: pieces of weights count, and with_gtp_remat comes before the partial flags."""
-
-    def get_all_ranks():
-        """This rank's places in tp, gtp_remat, dp, cp, pp and ep, joined by underscores."""
-        ranks = (
-            get_tensor_model_parallel_rank(),
-            get_gtp_weight_remat_rank(),
-            get_data_parallel_rank(),
-            get_context_parallel_rank(),
-            get_pipeline_model_parallel_rank(),
-            get_expert_model_parallel_rank(),
-        )
-        return "_".join(str(rank or 0) for rank in ranks)
+    """Return the functions whose parameters 0.19 reordered: with_gtp_remat is before the partial flags."""
 
     def get_data_parallel_group(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
-        """The data-parallel group that the flags choose."""
+        """Return the data-parallel group that the flags choose."""
         return _data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _absent)
 
     def get_data_parallel_rank(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
-        """The place of this rank in the data-parallel group that the flags choose; 0 without torch.distributed."""
+        """Return this rank's place in the data-parallel group that the flags choose; 0 without torch.distributed."""
         if _MPU_DATA_PARALLEL_RANK is not None:
             return _MPU_DATA_PARALLEL_RANK
         return _rank_in[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
 
     def get_data_parallel_world_size(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
-        """The size of the data-parallel group that the flags choose; 0 without torch.distributed."""
+        """Return the size of the data-parallel group that the flags choose; 0 without torch.distributed."""
         if _MPU_DATA_PARALLEL_WORLD_SIZE is not None:
             return _MPU_DATA_PARALLEL_WORLD_SIZE
         return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
 
     def get_expert_data_parallel_group(check_initialized=True, with_gtp_remat=True, partial_expert_data_parallel=False):
-        """The ranks that hold the same experts; partial: those of one optimizer instance."""
+        """Return the ranks that hold the same experts; partial: those of one optimizer instance."""
         kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
         return rankmesh_state.given(kind, check_initialized, whole=with_gtp_remat)
 
     def get_expert_data_parallel_rank(with_gtp_remat=True, partial_expert_data_parallel=False):
-        """The place of this rank in the expert data-parallel group; 0 without torch.distributed."""
+        """Return this rank's place in the expert data-parallel group; 0 without torch.distributed."""
         return _rank_in[_expert_data_group(partial_expert_data_parallel, with_gtp_remat)]
 
     def get_expert_data_parallel_world_size(with_gtp_remat=True, partial_expert_data_parallel=False):
-        """The size of the expert data-parallel group that the flags choose; 0 without torch.distributed."""
+        """Return the size of the expert data-parallel group that the flags choose; 0 without torch.distributed."""
         return _size_of[_expert_data_group(partial_expert_data_parallel, with_gtp_remat)]
 
     return locals()

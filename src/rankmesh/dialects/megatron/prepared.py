@@ -10,7 +10,8 @@ one instance      intra_dp_cp is dp_cp, intra_expt_dp is expt_dp, and there is n
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 from uuid import uuid4
@@ -19,7 +20,7 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from rankmesh.backend.single_rank import single_rank_group
-from rankmesh.dialects.megatron.releases import Release, followed
+from rankmesh.dialects.megatron.releases import Release, followed_state
 from rankmesh.errors import PlanError
 
 __all__ = ["for_ddp", "for_optimizer", "in_pieces", "of_state"]
@@ -58,15 +59,63 @@ _GETTERS: Mapping[str, tuple[str, dict[str, bool]]] = {
     "tp_ep_pp_with_egtp_remat": ("get_expert_tensor_model_pipeline_parallel_group", {"with_egtp_remat": True}),
 }
 
-
-# What gradients are reduced over, with and without one optimizer instance.
-_DATA = ("dp", "dp_cp", "intra_dp_cp", "expt_dp", "intra_expt_dp")
 # Which release brought the fields of weights in pieces.
 _PIECES = (0, 19)
 
 
+@dataclass(frozen=True)
+class _Groups:
+    """The groups by a collection's names: those of a collection, or without one those of the parallel state."""
+
+    collection: Any
+
+    def has(self, name: str) -> bool:
+        """Return whether there is a group to ask for; None counts where a collection was given it."""
+        given = self.collection
+        return given is None or name in vars(given) or getattr(given, name, None) is not None
+
+    def __getitem__(self, name: str) -> Any:
+        """Return a group, which must be there."""
+        if self.collection is None:
+            getter, flags = _GETTERS[name]
+            return getattr(followed_state(), getter)(**flags)
+        if not self.has(name):
+            raise _missing(f"the pg_collection has no {name} process group", f"{name} or to None if it is not needed")
+        return getattr(self.collection, name)
+
+    def get(self, name: str) -> Any:
+        """Return a group, None where there is none."""
+        return of_state(followed_state(), name) if self.collection is None else getattr(self.collection, name, None)
+
+    def over_data(
+        self, instances: int, config: Callable[[], Any], experts: Any, also: tuple[str, ...]
+    ) -> dict[str, Any]:
+        """Return the groups over which gradients are reduced, and between optimizer instances.
+
+        Without context parallelism dp is dp_cp, and one instance is the whole: a collection may leave these out.
+        """
+        dp = self["dp"]
+        if not self.has("dp_cp") and getattr(config(), "context_parallel_size", 1) > 1:
+            raise _missing("the pg_collection has no dp_cp process group, and context_parallel_size > 1", "dp_cp")
+        dp_cp = self["dp_cp"] if self.has("dp_cp") else dp
+        found = {"dp": dp, "dp_cp": dp_cp, "expt_dp": experts, "inter_dist_opt": None}
+        if instances == 1 and self.collection is not None:
+            return found | {"intra_dp_cp": dp_cp, "intra_expt_dp": experts}
+        needed = ("intra_dp_cp", "intra_expt_dp", *(("inter_dist_opt",) if instances > 1 else ()))
+        if not all(map(self.has, (*needed, *also))):
+            named = ", ".join((*needed, *also))
+            raise _missing(f"{instances} optimizer instances need all of the process groups {named}", named)
+        return found | {name: self[name] for name in needed}
+
+    def in_pieces(self, release: Release | None) -> dict[str, Any]:
+        """Return the ranks that hold the pieces of a weight by parameter name, where a release has these parameters."""
+        if release is None or release < _PIECES:
+            return {}
+        return {f"{name}_group": self.get(name) for name in ("gtp_remat", "expt_gtp_remat")}
+
+
 def of_state(state: ModuleType, name: str, release: Release | None = None) -> Any:
-    """One field of a collection from a parallel state; None where it has no such group."""
+    """Return one field of a collection from a parallel state; None where it has no such group."""
     if name == "dp_cp_ag" and release is None:
         return vars(state)["_DATA_PARALLEL_GROUP_WITH_CP_AG"]
     if name not in _GETTERS:
@@ -77,127 +126,44 @@ def of_state(state: ModuleType, name: str, release: Release | None = None) -> An
 
 
 def in_pieces(groups: Mapping[str, Any]) -> bool:
-    """Whether several ranks hold the pieces of a weight, dense or expert, by the names of an optimizer's parameters."""
+    """Return whether several ranks hold the pieces of a weight, dense or expert, by an optimizer's parameter names."""
     pieces = (groups.get("gtp_remat_group"), groups.get("expt_gtp_remat_group"))
     return any(group is not None and group.size() > 1 for group in pieces)
 
 
-def for_optimizer(
-    pg_collection: Any, model_chunks: list[Any], use_gloo_process_groups: bool, release: Release | None = None
-) -> dict[str, Any]:
-    """The groups of an optimizer by its parameter names, those that a release has."""
-    settings = getattr(model_chunks[0], "ddp_config", None)
+def for_optimizer(pg_collection: Any, model_chunks: list[Any], use_gloo_process_groups: bool) -> dict[str, Any]:
+    """Return the groups of an optimizer by its parameter names, those that the followed release has."""
+    settings, release = getattr(model_chunks[0], "ddp_config", None), followed_state().rankmesh_state.release
     instances = 1 if settings is None else settings.num_distributed_optimizer_instances
-    if pg_collection is None:
-        groups = _strict(instances, every=("mp", "tp_ep_pp", "intra_dist_opt"))
-    else:
-        groups = _given_for_optimizer(pg_collection, model_chunks[0], settings, instances)
-        if use_gloo_process_groups:
-            raise PlanError("a pg_collection has no gloo process groups for use_gloo_process_groups; leave it False")
-    found = {f"{name}_group": groups[name] for name in (*_DATA, "mp", "inter_dist_opt", "intra_dist_opt")}
-    found |= {"expt_tp_pp_group": groups["tp_ep_pp"], **_pieces(pg_collection, release)}
+    sharded = settings is not None and settings.use_distributed_optimizer
+    if pg_collection is not None and use_gloo_process_groups:
+        raise PlanError("a pg_collection has no gloo process groups for use_gloo_process_groups; leave it False")
+    groups = _Groups(pg_collection)
+    named = groups.over_data(instances, lambda: _config_of(model_chunks[0]), groups["expt_dp"], ("intra_dist_opt",))
+    named["intra_dist_opt"] = groups["intra_dist_opt"] if sharded or pg_collection is None else None
+    named |= {"mp": groups["mp"], "expt_tp_pp": groups["tp_ep_pp"]}
+    found = {f"{name}_group": group for name, group in named.items()} | groups.in_pieces(release)
     if release is not None and release >= _PIECES:
-        found["expt_tp_pp_with_egtp_remat_group"] = _with_pieces(pg_collection, groups["tp_ep_pp"])
+        whole = "tp_ep_pp_with_egtp_remat"
+        found["expt_tp_pp_with_egtp_remat_group"] = groups[whole if groups.has(whole) else "tp_ep_pp"]
     gloo = {"intra_dp_cp_group_gloo": None, "intra_expt_dp_group_gloo": None}
     if pg_collection is None and use_gloo_process_groups and not in_pieces(found):
-        data = {"with_context_parallel": True, "partial_data_parallel": True}
-        experts = {"partial_expert_data_parallel": True}
-        gloo["intra_dp_cp_group_gloo"] = followed.state.get_data_parallel_group_gloo(**data)
-        gloo["intra_expt_dp_group_gloo"] = followed.state.get_expert_data_parallel_group_gloo(**experts)
+        state, partial = followed_state(), {"partial_data_parallel": True}
+        gloo["intra_dp_cp_group_gloo"] = state.get_data_parallel_group_gloo(**_WITH_CP, **partial)
+        gloo["intra_expt_dp_group_gloo"] = state.get_expert_data_parallel_group_gloo(partial_expert_data_parallel=True)
     return found | gloo
 
 
-def for_ddp(pg_collection: Any, config: Any, ddp_config: Any, release: Release | None = None) -> dict[str, Any]:
-    """The groups of DistributedDataParallel by its parameter names, those that a release has."""
-    instances = ddp_config.num_distributed_optimizer_instances
+def for_ddp(pg_collection: Any, config: Any, ddp_config: Any) -> dict[str, Any]:
+    """Return the groups of DistributedDataParallel by its parameter names, those that the followed release has."""
+    groups, instances = _Groups(pg_collection), ddp_config.num_distributed_optimizer_instances
+    experts = groups["expt_dp"] if groups.has("expt_dp") else None
+    named = groups.over_data(instances, lambda: config, _only_this_rank() if experts is None else experts, ())
+    named |= {name: groups[name] for name in ("tp", "pp", "ep")}
     if pg_collection is None:
-        every = ("tp", "pp", "ep", *(("intra_dist_opt",) if ddp_config.use_distributed_optimizer else ()))
-        groups = {"intra_dist_opt": None, **_strict(instances, every=every)}
-        names = (*_DATA, "tp", "pp", "ep", "inter_dist_opt", "intra_dist_opt")
-        named = {f"{name}_group": groups[name] for name in names}
-        return named | _pieces(None, release)
-    groups = _data_groups(pg_collection, lambda: config)
-    expert = getattr(pg_collection, "expt_dp", None)
-    groups["expt_dp"] = _only_this_rank() if expert is None else expert
-    groups.update(_instance_groups(pg_collection, groups, instances, ()))
-    groups.update({name: _required(pg_collection, name, None) for name in ("tp", "pp", "ep")})
-    return {f"{name}_group": group for name, group in groups.items()} | _pieces(pg_collection, release)
-
-
-def _pieces(given: Any, release: Release | None) -> dict[str, Any]:
-    """The ranks that hold the pieces of a weight, where a release asks for them: a collection's, or the state's."""
-    if release is None or release < _PIECES:
-        return {}
-    asked = {"gtp_remat_group": "gtp_remat", "expt_gtp_remat_group": "expt_gtp_remat"}
-    if given is not None:
-        return {parameter: getattr(given, name, None) for parameter, name in asked.items()}
-    return {parameter: of_state(followed.state, name) for parameter, name in asked.items()}
-
-
-def _with_pieces(given: Any, without: Any) -> Any:
-    """One model's experts with the ranks that hold other pieces of their weights; a collection may do without."""
-    name = "tp_ep_pp_with_egtp_remat"
-    if given is not None:
-        return getattr(given, name) if _has(given, name) else without
-    return _asked(name)
-
-
-def _has(given: Any, name: str) -> bool:
-    """Whether a collection carries a group; None counts where it was set."""
-    return name in vars(given) or getattr(given, name, None) is not None
-
-
-# -- what the parallel state has ------------------------------------------------------------------------------------
-
-
-def _strict(instances: int, every: Iterable[str]) -> dict[str, Any]:
-    """Groups of the default parallel state, each of which must be there."""
-    groups = {name: _asked(name) for name in (*_DATA, *every)}
-    return groups | {"inter_dist_opt": _asked("inter_dist_opt") if instances > 1 else None}
-
-
-def _asked(name: str) -> Any:
-    getter, flags = _GETTERS[name]
-    return getattr(followed.state, getter)(**flags)
-
-
-# -- what a collection has ------------------------------------------------------------------------------------------
-
-
-def _given_for_optimizer(given: Any, model: Any, settings: Any, instances: int) -> dict[str, Any]:
-    groups = _data_groups(given, lambda: _config_of(model))
-    groups["expt_dp"] = _required(given, "expt_dp")
-    groups.update(_instance_groups(given, groups, instances, ("intra_dist_opt",)))
-    sharded = settings is not None and settings.use_distributed_optimizer
-    groups["intra_dist_opt"] = _required(given, "intra_dist_opt") if sharded else None
-    return groups | {name: _required(given, name) for name in ("mp", "tp_ep_pp")}
-
-
-def _data_groups(given: Any, config: Callable[[], Any]) -> dict[str, Any]:
-    """dp, and dp_cp, which is dp without context parallelism."""
-    dp = _required(given, "dp", None)
-    if _has(given, "dp_cp"):
-        return {"dp": dp, "dp_cp": given.dp_cp}
-    if getattr(config(), "context_parallel_size", 1) > 1:
-        raise _missing("the pg_collection has no dp_cp process group, and context_parallel_size > 1", "dp_cp")
-    return {"dp": dp, "dp_cp": dp}
-
-
-def _instance_groups(given: Any, groups: Mapping[str, Any], instances: int, also: tuple[str, ...]) -> dict[str, Any]:
-    """The groups inside and between optimizer instances; with one instance they are the whole groups, and none."""
-    if instances == 1:
-        return {"intra_dp_cp": groups["dp_cp"], "intra_expt_dp": groups["expt_dp"], "inter_dist_opt": None}
-    wanted = ("intra_dp_cp", "intra_expt_dp", "inter_dist_opt")
-    if not all(_has(given, name) for name in (*wanted, *also)):
-        named = ", ".join((*wanted, *also))
-        raise _missing(f"{instances} optimizer instances need all of the process groups {named}", named)
-    return {name: getattr(given, name) for name in wanted}
-
-
-def _required(given: Any, name: str, remedy: str | None = "or to None if it is not needed") -> Any:
-    if not _has(given, name):
-        raise _missing(f"the pg_collection has no {name} process group", f"{name} {remedy or ''}".strip())
-    return getattr(given, name)
+        named["intra_dist_opt"] = groups["intra_dist_opt"] if ddp_config.use_distributed_optimizer else None
+    release = followed_state().rankmesh_state.release
+    return {f"{name}_group": group for name, group in named.items()} | groups.in_pieces(release)
 
 
 def _missing(problem: str, remedy: str) -> PlanError:
@@ -205,7 +171,7 @@ def _missing(problem: str, remedy: str) -> PlanError:
 
 
 def _config_of(model: Any) -> Any:
-    """The configuration of a model under its wrappers."""
+    """Return the configuration of a model under its wrappers."""
     while not hasattr(model, "config") and hasattr(model, "module"):
         model = model.module
     return getattr(model, "config", None)

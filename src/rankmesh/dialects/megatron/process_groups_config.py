@@ -21,7 +21,7 @@ from typing import Any, ClassVar, Dict, List, Optional  # noqa: UP035
 from torch.distributed import ProcessGroup
 
 from rankmesh.dialects.megatron.prepared import for_ddp, for_optimizer, in_pieces, of_state
-from rankmesh.dialects.megatron.releases import Release, followed
+from rankmesh.dialects.megatron.releases import Release, followed_state
 from rankmesh.errors import PlanError
 
 __all__ = [
@@ -78,10 +78,10 @@ class _Collection:
         *,
         state: ModuleType | None = None,
     ):
-        """The groups of a parallel state, the default one without ``state``; ``required_pgs``: the fields wanted."""
+        """Return the groups of a parallel state, by default the followed one; ``required_pgs``: the fields wanted."""
         wanted = list(cls._names()) if required_pgs is None else required_pgs
         cls._check_names(wanted, "Invalid process groups requested")
-        return cls(**{name: of_state(state or followed.state, name, cls.release) for name in wanted})
+        return cls(**{name: of_state(state or followed_state(), name, cls.release) for name in wanted})
 
     @classmethod
     def _names(cls) -> tuple[str, ...]:
@@ -142,24 +142,24 @@ class ProcessGroupCollection(_Collection):
         model_chunks: List,  # type: ignore[type-arg]  # noqa: UP006
         use_gloo_process_groups: bool = True,
     ):
-        """What an optimizer needs, by its parameter names; None: the groups of the parallel state.
+        """Return what an optimizer needs, by its parameter names; None: the groups of the parallel state.
 
         Groups that follow from others are filled in, such as dp_cp without context parallelism; a missing one is a
         ``ValueError``.
         """
-        return for_optimizer(pg_collection, model_chunks, use_gloo_process_groups, followed.release)
+        return for_optimizer(pg_collection, model_chunks, use_gloo_process_groups)
 
     @staticmethod
     def setup_process_groups_for_ddp(pg_collection: Optional["ProcessGroupCollection"], config, ddp_config):  # type: ignore[no-untyped-def]
-        """What DistributedDataParallel needs, by its parameter names; None: the groups of the parallel state.
+        """Return what DistributedDataParallel needs, by its parameter names; None: the groups of the parallel state.
 
         Without expert data parallelism its group has one rank, and no communicator.
         """
-        return for_ddp(pg_collection, config, ddp_config, followed.release)
+        return for_ddp(pg_collection, config, ddp_config)
 
     @staticmethod
     def is_gtp_remat_active(process_group_dict: Dict) -> bool:  # type: ignore[type-arg]  # noqa: UP006
-        """Whether several ranks hold the pieces of one weight, of what the ``setup_process_groups_for_...`` give.
+        """Return whether several ranks hold the pieces of one weight, by what ``setup_process_groups_for_...`` gave.
 
         >>> ProcessGroupCollection.is_gtp_remat_active({"gtp_remat_group": None})
         False
@@ -168,14 +168,15 @@ class ProcessGroupCollection(_Collection):
 
 
 def resolve_gtp_remat_group(pg_collection: Optional["ProcessGroupCollection"], is_expert: bool) -> Any:
-    """The ranks that hold the pieces of a weight: the collection's, where it carries them, else the parallel state's.
+    """Return the ranks that hold the pieces of a weight: the collection's, else the parallel state's.
 
     ``is_expert``: of an expert's weight. A collection that carries None means that there are none.
     """
     name = "expt_gtp_remat" if is_expert else "gtp_remat"
     if pg_collection is not None and name in vars(pg_collection):
         return getattr(pg_collection, name)
-    return of_state(followed.state, name, followed.release)
+    state = followed_state()
+    return of_state(state, name, state.rankmesh_state.release)
 
 
 class UnknownModule(PlanError, KeyError):
@@ -203,7 +204,7 @@ class MultiModuleProcessGroupCollection:
             self.get_module_collection(self.language_model_module_name, "language_model_module_name")
 
     def get_language_model_collection(self) -> Any:
-        """The process groups of the language model; ``PlanError`` where this rank has none."""
+        """Return the process groups of the language model; ``PlanError`` where this rank has none."""
         if self.language_model_module_name is None:
             raise PlanError(
                 "No language model specified for this collection; ask has_language_model() first, or name it"
@@ -211,15 +212,15 @@ class MultiModuleProcessGroupCollection:
         return self.module_pgs[self.language_model_module_name]
 
     def get_language_model_cp_size(self) -> int:
-        """The context-parallel size of the language model."""
+        """Return the context-parallel size of the language model."""
         return int(self.get_language_model_collection().cp.size())
 
     def has_language_model(self) -> bool:
-        """Whether this rank has a part of the language model."""
+        """Return whether this rank has a part of the language model."""
         return self.language_model_module_name is not None
 
     def get_module_collection(self, module_name: str, what: str = "Module") -> Any:
-        """The process groups of one module; ``PlanError`` for a name that there is not."""
+        """Return the process groups of one module; ``PlanError`` for a name that there is not."""
         if module_name not in self.module_pgs:
             raise PlanError(
                 f"{what} {module_name!r} is not found in collections, or module_pgs keys, which are "
@@ -242,7 +243,7 @@ class MultiModuleProcessGroupCollection:
         return iter(self.module_pgs.values())
 
     def keys(self) -> KeysView[str]:
-        """The names of the modules."""
+        """Return the names of the modules."""
         return self.module_pgs.keys()
 
     def values(self) -> ValuesView[Any]:
@@ -299,7 +300,7 @@ def _has(release: Release | None, name: str) -> bool:
 
 
 def _as_of(release: Release) -> type:
-    """The collection of a release: the fields that it has, and its answers."""
+    """Return the collection of a release: the fields that it has, and its answers."""
     whole = _BY_ITSELF["ProcessGroupCollection"]
     methods = {key: one for key, one in vars(whole).items() if isinstance(one, staticmethod)}
     doc = f"As of Megatron-Core {release[0]}.{release[1]}."

@@ -26,7 +26,7 @@ def generate_masked_orthogonal_rank_groups(
     parallel_size: List[int],  # noqa: UP006
     mask: List[bool],  # noqa: UP006
 ) -> List[List[int]]:  # noqa: UP006
-    """The groups along the axes that the mask names, of axes with these sizes, the first adjacent.
+    """Return the groups along the axes that the mask names, of axes with these sizes, the first adjacent.
 
     >>> generate_masked_orthogonal_rank_groups(8, [2, 2, 2], [False, True, False])
     [[0, 2], [1, 3], [4, 6], [5, 7]]
@@ -79,7 +79,7 @@ class RankGenerator:
             self._mesh = _mesh({name: self.name_to_size[name] for name in self.order.split("-")}, rank_offset)
 
     def get_mask(self, order: str, token: str) -> List[bool]:  # noqa: UP006
-        """Which axes of the order the token names, in the order's order."""
+        """Return which axes of the order the token names, in the order's order."""
         named = token.split("-")
         unknown = [name for name in named if name not in order.split("-")]
         if unknown:
@@ -87,7 +87,7 @@ class RankGenerator:
         return [name in named for name in order.split("-")]
 
     def get_ranks(self, token: str) -> List[List[int]]:  # noqa: UP006
-        """The groups along the axes that the token names: ``"dp-cp"``."""
+        """Return the groups along the axes that the token names: ``"dp-cp"``."""
         self.get_mask(self.order, token)
         return self._mesh.groups(dict.fromkeys(token.split("-"))).tolist()
 
@@ -98,7 +98,7 @@ class WithPieces(RankGenerator):
     _names_pieces = True
 
     def get_gtp_ranks(self, gtp_remat_size: int) -> List[List[int]]:  # noqa: UP006
-        """The groups along gtp_remat, whose size must be the one given; groups of one rank where it is 1."""
+        """Return the groups along gtp_remat, whose size must be the one given; groups of one rank where it is 1."""
         if gtp_remat_size != self.gtp_remat:
             raise Refused(
                 f"gtp_remat_size is {gtp_remat_size}, but gtp_remat has size {self.gtp_remat}; ask for that size",
@@ -108,7 +108,7 @@ class WithPieces(RankGenerator):
 
 
 def _inject_gtp_remat_axis(order_str: str, after: str = "tp") -> str:
-    """The order with the axis gtp_remat behind another, or behind tp, unless it names it.
+    """Return the order with the axis gtp_remat behind another, or behind tp, unless it names it.
 
     >>> _inject_gtp_remat_axis("tp-cp-ep-dp-pp", "ep"), _inject_gtp_remat_axis("tp-dp-pp", "ep")
     ('tp-cp-ep-gtp_remat-dp-pp', 'tp-gtp_remat-dp-pp')
@@ -140,7 +140,7 @@ def _complete(order: str, sizes: dict[str, int]) -> list[str]:
 
 
 def default_embedding_ranks(pp_ranks):  # type: ignore[no-untyped-def]
-    """The first and the last stage of a pipeline, which hold the word embeddings.
+    """Return the first and the last stage of a pipeline, which hold the word embeddings.
 
     >>> default_embedding_ranks([1, 3, 5]), default_embedding_ranks([4])
     ([1, 5], [4])
@@ -149,7 +149,7 @@ def default_embedding_ranks(pp_ranks):  # type: ignore[no-untyped-def]
 
 
 def default_position_embedding_ranks(pp_ranks):  # type: ignore[no-untyped-def]
-    """The first stage of a pipeline, which holds the position embeddings.
+    """Return the first stage of a pipeline, which holds the position embeddings.
 
     >>> default_position_embedding_ranks([1, 3, 5])
     [1]

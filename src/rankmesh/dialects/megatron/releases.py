@@ -17,8 +17,8 @@ Names are data: since when there are some, until when there were others. The fun
 
 import inspect
 import re
+import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from types import ModuleType
 
 from rankmesh.dialects.megatron import lifecycle, parallel_state
@@ -26,7 +26,7 @@ from rankmesh.dialects.megatron.rank_generator import RankGenerator, WithPieces,
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import State
 
-__all__ = ["KNOWN", "Followed", "Release", "absent_names", "follow", "followed", "parse"]
+__all__ = ["KNOWN", "Release", "absent_names", "follow", "followed_state", "parse"]
 
 Release = tuple[int, int]
 
@@ -54,26 +54,14 @@ _UNTIL: Mapping[Release, str] = {
 }
 
 
-@dataclass
-class Followed:
-    """The parallel state that collections are made from, and its release; None: the drop-ins by themselves.
-
-    ``install()`` sets the state; the grid, the collections, and what an optimizer is given look here.
-    """
-
-    state: ModuleType = parallel_state
-
-    @property
-    def release(self) -> Release | None:
-        """The release that the state follows."""
-        return self.state.rankmesh_state.release  # type: ignore[no-any-return]
-
-
-followed = Followed()
+def followed_state() -> ModuleType:
+    """Return the parallel state that ``install()`` put in Megatron's place, the default one without it."""
+    installed = sys.modules.get("megatron.core.parallel_state", parallel_state)
+    return installed if hasattr(installed, "rankmesh_state") else parallel_state
 
 
 def parse(version: str) -> Release:
-    """The release of a version: its first two numbers.
+    """Return the release of a version: its first two numbers.
 
     >>> parse("0.19.2"), parse("0.20.0rc0+d98e8a64"), parse("core_r0.16.0")
     ((0, 19), (0, 20), (0, 16))
@@ -83,7 +71,7 @@ def parse(version: str) -> Release:
 
 
 def absent_names(release: Release) -> frozenset[str]:
-    """The names that a release has not, of those that ``parallel_state`` has.
+    """Return the names of our ``parallel_state`` that a release does not define.
 
     >>> "is_unitialized" in absent_names((0, 17)), "is_unitialized" in absent_names((0, 16))
     (True, False)
@@ -117,7 +105,7 @@ def follow(state: ModuleType, release: Release | None) -> None:
 
 
 def _initialize(local: State, release: Release) -> Callable[..., None]:
-    """The function with the parameters of a release since 0.18, in its order."""
+    """Return the function with the parameters of a release since 0.18, in its order."""
     by_itself = local.functions["initialize_model_parallel"]
     parameters = dict(inspect.signature(by_itself).parameters)
     del parameters["create_all_gather_group"]

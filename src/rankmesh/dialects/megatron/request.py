@@ -64,12 +64,12 @@ class Request:
         return self.distributed_timeout_minutes * 60
 
     def has_cpu_counterpart(self, kind: str) -> bool:
-        """Whether a group may have a CPU counterpart: none where ranks hold pieces of weights, as in Megatron-Core."""
+        """Return whether a group may have a CPU counterpart: not where ranks hold pieces of weights, as in Megatron."""
         pieces = self.gtp_remat_size > 1 or ("ep_dp" in kind and self.expert_gtp_remat_size > 1)
         return self.create_gloo_process_groups and not pieces
 
     def plan(self, world_size: int, *, all_gloo: bool, name: str = "") -> Plan:
-        """The plan for a world; ``all_gloo``: groups are gloo already, and are their own CPU counterparts.
+        """Return the plan for a world; ``all_gloo``: groups are gloo already, and are their own CPU counterparts.
 
         Raises ``Refused`` for whatever Megatron-Core refuses, and what ``recipes.megatron`` cannot lay out.
         """
@@ -184,12 +184,12 @@ class Request:
         return spec.with_options(Options(sharp=True).over(spec.options)) if spec.name == sharp else spec
 
     def sections(self) -> dict[str, dict[str, Any]]:
-        """The NCCL options by section, from the file and the list of high-priority groups."""
+        """Return the NCCL options by section, from the file and the list of high-priority groups."""
         path = self.nccl_communicator_config_path
         return read_config(None if path is None else Path(path), self.high_priority_stream_groups or ())
 
     def _sections(self, plan: Plan) -> dict[str, dict[str, Any]]:
-        """The NCCL options of each group of the plan."""
+        """Return the NCCL options of each group of the plan."""
         named = self.sections()
         found: dict[str, dict[str, Any]] = {}
         for spec in plan.specs:

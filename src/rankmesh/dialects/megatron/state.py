@@ -79,19 +79,23 @@ class State:
             elif name.startswith("_") and not name.startswith("__"):
                 self.initial[name] = value
 
+    @property
+    def has_pieces(self) -> bool:
+        """Whether the followed release knows pieces of weights."""
+        return self.release is not None and self.release >= (0, 19)
+
     def set_pieces(self, dense: bool, experts: bool) -> None:
         """Set whether several ranks hold the pieces of one weight, dense and expert."""
-        always = self.release is not None and self.release >= (0, 19)
         self.in_pieces = dense, experts
-        self.pieces, self.expert_pieces = dense or always, experts or always
+        self.pieces, self.expert_pieces = dense or self.has_pieces, experts or self.has_pieces
 
     def first_values(self) -> Iterator[tuple[str, Any]]:
-        """The globals as they are before initialisation."""
+        """Yield the globals as they are before initialisation."""
         for name, value in self.initial.items():
             yield name, value.copy() if type(value) is dict else value
 
     def given(self, kind: str, check: bool = True, *, whole: bool = False) -> Any:
-        """The process group of a kind, an absent one being an error where it is checked.
+        """Return the process group of a kind, an absent one being an error where it is checked.
 
         ``whole``: with the ranks that hold other pieces of each weight, where getters take these.
         """
@@ -102,7 +106,7 @@ class State:
         return group
 
     def absent(self, kind: str) -> NotInitialized | NotHere:
-        """Why there is no group of this kind."""
+        """Return why there is no group of this kind."""
         live = self.live
         if live is not None and not live.closed and kind in live.plan.kinds:
             try:
@@ -117,7 +121,7 @@ class State:
         )
 
     def without_context(self, kind: str) -> NotInitialized | NotHere:
-        """Why there is no part of a data-parallel group without context parallelism."""
+        """Return why there is no part of a data-parallel group without context parallelism."""
         if vars(self.module)[BY_KIND[kind].group] is None:
             return self.absent(kind)
         return NotInitialized(
@@ -152,6 +156,6 @@ class ParallelState(ModuleType):
 
 @cache
 def _code() -> CodeType:
-    """The compiled file of the default state."""
+    """Return the compiled file of the default state."""
     name = f"{__package__}.parallel_state"
     return SourceFileLoader(name, find_spec(name).origin).get_code(name)  # type: ignore[union-attr, arg-type, return-value]  # it is a file

@@ -68,7 +68,7 @@ class Degrees:
 
     @classmethod
     def from_config(cls: type[_Degrees], parallelism_config: Any, world_size: int) -> _Degrees:
-        """The degrees of torchtitan's ``ParallelismConfig``."""
+        """Return the degrees of torchtitan's ``ParallelismConfig``."""
         given = parallelism_config
         return cls(
             dp_replicate=given.data_parallel_replicate_degree,
@@ -82,7 +82,7 @@ class Degrees:
         )
 
     def _planned(self) -> Plan:
-        """The kinds that meshes of this backend are made of; ``efsdp`` without experts is no axis that one asks for."""
+        """Return the kinds that meshes of this backend are made of; without experts there is no ``efsdp``."""
         plan = recipes.torchtitan(
             self.world_size, dp_replicate=self.dp_replicate, dp_shard=self.dp_shard, cp=self.cp, tp=self.tp,
             pp=self.pp, ep=self.ep,
@@ -127,7 +127,7 @@ class Degrees:
 
 @cache
 def installed_departure() -> str | None:
-    """How the installed torchtitan, which is not imported, differs from the release that is followed; None: not.
+    """Return how the installed torchtitan, which is not imported, differs from the release that is followed; None: not.
 
     Sources of torchtitan may carry an older version than the release that they follow, so their text counts, too.
     """

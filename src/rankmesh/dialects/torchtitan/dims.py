@@ -60,13 +60,13 @@ class ParallelDims(Degrees):
         return self._world
 
     def _meshes(self) -> dict[str, DeviceMesh]:
-        """The mesh of each axis, made now if they are not there."""
+        """Return the mesh of each axis, made now if they are not there."""
         if not self._single:
             self.build_mesh()
         return self._single
 
     def _exists(self, name: str, size: int) -> bool:
-        """Whether one may ask for an axis: data shards also where there is one, for mixed precision."""
+        """Return whether one may ask for an axis: data shards also where there is one, for mixed precision."""
         if name == "dp_shard" and self.spmd_backend != "partial_dtensor":
             return True
         if name == "efsdp":
@@ -74,7 +74,7 @@ class ParallelDims(Degrees):
         return name == "fsdp" or size > 1
 
     def get_optional_mesh(self, dims: str | list[str], *, include_singleton_axes: bool = False) -> DeviceMesh | None:
-        """The mesh along these axes; None where one of them has one rank only and ``include_singleton_axes`` is False.
+        """Return the mesh along these axes; None where one has one rank and ``include_singleton_axes`` is False.
 
         ``fsdp`` (``dp_shard`` with the other backends) always exists, ``efsdp`` wherever there are experts.
         ``PlanError``, a ``ValueError``, for a name that there is not, and for names of no common mesh.
@@ -105,7 +105,7 @@ class ParallelDims(Degrees):
         return self._several[names]
 
     def get_mesh(self, dims: str | list[str]) -> DeviceMesh:
-        """The mesh along these axes; ``PlanError``, a ``ValueError``, where one of them has one rank only."""
+        """Return the mesh along these axes; ``PlanError``, a ``ValueError``, where one of them has one rank only."""
         mesh = self.get_optional_mesh(dims)
         if mesh is None:
             raise PlanError(
@@ -116,39 +116,39 @@ class ParallelDims(Degrees):
         return mesh
 
     def get_activated_mesh(self, axes: list[str]) -> DeviceMesh | None:
-        """The mesh along those of the axes that exist; None where none does."""
+        """Return the mesh along those of the axes that exist; None where none does."""
         there = [axis for axis in axes if axis in self._meshes() and self.get_optional_mesh(axis) is not None]
         return self.get_optional_mesh(there) if there else None
 
     def get_all_one_dimensional_meshes(self) -> dict[str, DeviceMesh]:
-        """The mesh of each axis of more than one rank, by name."""
+        """Return the mesh of each axis of more than one rank, by name."""
         return {
             name: mesh for name, mesh in self._meshes().items() if mesh.size() > 1 and self._exists(name, mesh.size())
         }
 
     def spmd_meshes(self) -> list[DeviceMesh]:
-        """The meshes of a dense and of an expert layer, along the axes that exist."""
+        """Return the meshes of a dense and of an expert layer, along the axes that exist."""
         meshes = (self.get_activated_mesh(list(axes)) for axes in (_SPMD[self.spmd_backend], _SPARSE))
         return [mesh for mesh in meshes if mesh is not None]
 
     def spmd_dense_mesh(self) -> DeviceMesh:
-        """The mesh (dp, cp, tp) of forward and backward; with ``spmd_types`` only."""
+        """Return the mesh (dp, cp, tp) of forward and backward; with ``spmd_types`` only."""
         self._meshes()
         return self._whole["spmd_dense_for_fwdbwd"]
 
     def spmd_sparse_mesh(self) -> DeviceMesh | None:
-        """The mesh (dp_replicate, efsdp, ep) of experts; None where there are none, or no ``spmd_types``."""
+        """Return the mesh (dp_replicate, efsdp, ep) of experts; None where there are none, or no ``spmd_types``."""
         self._meshes()
         return self._whole.get("spmd_sparse_for_fwdbwd")
 
     def get_dense_tp_mesh(self) -> DeviceMesh:
-        """The tensor-parallel mesh of dense layers."""
+        """Return the tensor-parallel mesh of dense layers."""
         if self.spmd_backend == "partial_dtensor":
             return self.get_mesh("tp")
         return (self.spmd_dense_mesh() if self.spmd_backend == "spmd_types" else self.spmd_meshes()[0])["tp"]
 
     def resolve_mesh(self, axes: Iterable[str]) -> DeviceMesh | None:
-        """The mesh of a tensor's layout, from the axes that it names; None where none of them exists.
+        """Return the mesh of a tensor's layout, from the axes that it names; None where none of them exists.
 
         With ``full_dtensor`` it is one of ``spmd_meshes()``, else ``PlanError``, a ``ValueError``.
         """
@@ -165,7 +165,7 @@ class ParallelDims(Degrees):
         return mesh
 
     def resolve_shared_mesh(self, placements: Iterable[Any]) -> DeviceMesh | None:
-        """The mesh of layouts that name the same axes; entries that are None do not count."""
+        """Return the mesh of layouts that name the same axes; entries that are None do not count."""
         named = [placement.axes() for placement in placements if placement is not None]
         if any(axes != named[0] for axes in named):
             raise SizesError(
@@ -197,7 +197,7 @@ class ParallelDims(Degrees):
 
 
 def _concrete(names: Iterable[str]) -> Iterator[str]:
-    """The axes of storage: dp is replicas and shards; what data loading and losses go over is none."""
+    """Yield the axes of storage: dp is replicas and shards; what data loading and losses go over is none."""
     for name in names:
         if name in ("batch", "loss"):
             raise PlanError(f"{name!r} is no axis of a layout, since no tensor is sharded along it; name dp and cp")
@@ -208,14 +208,14 @@ def _concrete(names: Iterable[str]) -> Iterator[str]:
 
 
 def _mesh_of_the_world() -> DeviceMesh:
-    """The mesh of all ranks, over the world itself: the root of all others."""
+    """Return the mesh of all ranks, over the world itself: the root of all others."""
     kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
     world: ProcessGroup = dist.group.WORLD  # type: ignore[assignment]
     return torch_meshes.device_mesh([world], None, ("world",), kind)
 
 
 def _whole_meshes(world: DeviceMesh, groups: LiveGroups, degrees: Degrees) -> dict[str, DeviceMesh]:
-    """Every mesh of several axes, by torchtitan's name; of those that hold some axes, the first serves."""
+    """Return every mesh of several axes, by torchtitan's name; of those that hold some axes, the first serves."""
 
     def unfold(*axes: str) -> DeviceMesh:
         found = [_along(groups, axis, degrees) for axis in axes]
@@ -236,7 +236,7 @@ def _whole_meshes(world: DeviceMesh, groups: LiveGroups, degrees: Degrees) -> di
 
 
 def _along(groups: LiveGroups, axis: str, degrees: Degrees) -> tuple[int, ProcessGroup | None]:
-    """The size of an axis, and its process group: without experts nobody asks for that of efsdp, so there is none."""
+    """Return the size of an axis, and its process group: without experts efsdp has none."""
     kind = "batch" if axis == "dp" else axis
     if kind not in groups.plan.kinds:
         return degrees.dp_shard * degrees.cp * degrees.tp, None
@@ -244,7 +244,7 @@ def _along(groups: LiveGroups, axis: str, degrees: Degrees) -> tuple[int, Proces
 
 
 def _single_axes(whole: dict[str, DeviceMesh]) -> Iterator[tuple[str, DeviceMesh]]:
-    """The mesh of each axis, in torchtitan's order."""
+    """Yield the mesh of each axis, in torchtitan's order."""
     loading, dense, sparse = whole["dataloading"], whole["dense"], whole["sparse"]
     yield from (("pp", loading["pp"]), ("batch", loading["batch"]), ("loss", whole["loss"]))
     yield from (("dp_replicate", dense["dp_replicate"]), ("cp", loading["cp"]), ("tp", loading["tp"]))
