@@ -46,7 +46,7 @@ class Site:
 
 
 def _short(file: str) -> str:
-    """The path from the working directory where it is inside, else its last two parts."""
+    """Return the path from the working directory where it is inside, else its last two parts."""
     path = Path(file)
     try:
         return str(path.relative_to(Path.cwd()))
@@ -55,7 +55,7 @@ def _short(file: str) -> str:
 
 
 def call_site(frame: FrameType | None = None) -> Site:
-    """The innermost line that belongs neither to torch nor to rankmesh; the outermost one where all do."""
+    """Return the innermost line that belongs neither to torch nor to rankmesh; the outermost one where all do."""
     frame = sys._getframe(1) if frame is None else frame
     while not _is_users(frame) and frame.f_back is not None:
         frame = frame.f_back
@@ -63,14 +63,14 @@ def call_site(frame: FrameType | None = None) -> Site:
 
 
 def raise_site(error: BaseException) -> Site | None:
-    """The line of the user's program at which an error came out of it; None when it was in none."""
+    """Return the line of the user's program at which an error came out of it; None when it was in none."""
     entries = _users_entries(error)
     code = entries[-1].tb_frame.f_code if entries else None
     return None if code is None else Site(code.co_filename, entries[-1].tb_lineno, code.co_name)
 
 
 def users_trace(error: BaseException) -> TracebackType | None:
-    """The traceback of an error without the lines of torch and of rankmesh."""
+    """Return the traceback of an error without the lines of torch and of rankmesh."""
     kept: TracebackType | None = None
     for entry in reversed(_users_entries(error)):
         kept = TracebackType(kept, entry.tb_frame, entry.tb_lasti, entry.tb_lineno)
@@ -93,7 +93,7 @@ def _is_users(frame: FrameType) -> bool:
 
 
 def is_users_file(name: str) -> bool:
-    """Whether a file of code belongs neither to torch nor to rankmesh, nor to what starts threads."""
+    """Return whether a file of code belongs neither to torch nor to rankmesh, nor to what starts threads."""
     return not (name.startswith((*_OURS, "<frozen")) or name.endswith(_PLUMBING))
 
 
@@ -134,7 +134,7 @@ def _text(value: object) -> str:
 
 
 def shapes(tensors: Sequence[torch.Tensor]) -> tuple[str, ...]:
-    """Each tensor as its dtype and shape.
+    """Return each tensor as its dtype and shape.
 
     >>> shapes([torch.zeros(2, 3), torch.zeros((), dtype=torch.int64)])
     ('float32[2, 3]', 'int64[]')

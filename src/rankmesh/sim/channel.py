@@ -79,7 +79,7 @@ class Collective:
         return [rank for position, rank in enumerate(self.channel.ranks) if position not in self.operations]
 
     def difference(self) -> str | None:
-        """What differs between the calls that were made; None when they are one call."""
+        """Return what differs between the calls that were made; None when they are one call."""
         different = difference(self.calls)
         if different is not None:
             return str(different)
@@ -96,11 +96,11 @@ class Observer:
     """
 
     def route(self, pg: SimulatedGroup, call: Call) -> SimulatedGroup:
-        """The group on which a collective is made; called on the thread of its rank."""
+        """Return the group on which a collective is made; called on the thread of its rank."""
         return pg
 
     def computed(self, channel: Channel, calls: Sequence[Call]) -> None:
-        """The members' calls have their results, which may be replaced."""
+        """Look at the members' calls, whose results may be replaced."""
 
 
 class Channel:
@@ -125,7 +125,7 @@ class Channel:
         return f"{self.label} of ranks {listed(self.ranks)}"
 
     def join(self, call: Call) -> PendingOperation:
-        """A collective call: to the next one of this member."""
+        """Return a collective call: to the next one of this member."""
         number = self._next[call.position]
         self._next[call.position] += 1
         collective = self._collectives.setdefault(number, Collective(self, number))
@@ -152,12 +152,12 @@ class Channel:
             self.settle(pending)
 
     def settle(self, pending: PendingOperation, failure: Failure | None = None) -> None:
-        """The call is done, or failed; the rank that waits for it can go on."""
+        """Settle a call that is done, or failed, so that the rank that waits for it goes on."""
         pending.settled, pending.failure = True, failure
         self._settled(pending)
 
     def fail(self, operations: Sequence[PendingOperation], kind: str, text: str) -> None:
-        """These calls fail with a failure, and the channel refuses every further call."""
+        """Fail these calls, and refuse every further call of the channel."""
         failure = Failure(kind, text, self, {pending.call.rank: pending.call for pending in operations})
         self.failure = self.failure or failure
         for pending in operations:
@@ -165,7 +165,7 @@ class Channel:
                 self.settle(pending, failure)
 
     def abort(self) -> None:
-        """Every call that is open fails, and so does every further one."""
+        """Fail every open call, and every further one."""
         failure = Failure("aborted", f"the connections of group {self} were cut", self, {})
         operations = self.open
         self.failure = self.failure or failure
@@ -192,7 +192,7 @@ class Channel:
     def post(
         self, call: Call, peer: int | None, tag: int, choose: Callable[[Sequence[object]], int]
     ) -> PendingOperation:
-        """A send to, or a receive from, the member at position ``peer``; None receives from anybody."""
+        """Return a send to, or a receive from, the member at position ``peer``; None receives from anybody."""
         pending = PendingOperation(self, call, peer=peer, tag=tag)
         partners = self._partners(pending)
         if not partners:
@@ -204,7 +204,7 @@ class Channel:
         return pending
 
     def _partners(self, pending: PendingOperation) -> list[PendingOperation]:
-        """Posts that match, the oldest of each sender only: what one rank sends to another stays in order."""
+        """Return the posts that match, of each sender the oldest: what one rank sends to another stays in order."""
         found: dict[int, PendingOperation] = {}
         for other in self._unmatched:
             if (

@@ -47,7 +47,7 @@ _REDUCTIONS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] 
 
 
 def reduction_name(operation: object) -> str:
-    """The name of a reduction: SUM, AVG, or a scaled sum with its factor."""
+    """Return the name of a reduction: SUM, AVG, or a scaled sum with its factor."""
     factor = premultiplied(operation)
     if factor is not None:
         return f"PREMUL_SUM x {float(factor):g}"
@@ -174,7 +174,7 @@ _RULES: dict[str, Callable[[Sequence[Call]], None]] = {
 
 
 def fit(calls: Sequence[Call]) -> str | None:
-    """Why what one member gives is not what another one takes; None when all fit."""
+    """Return why what one member gives is not what another one takes; None when all fit."""
     check = _FITS.get(calls[0].operation.removesuffix("_coalesced"))
     return None if check is None else next(filter(None, map(check, calls, [calls] * len(calls))), None)
 
@@ -233,7 +233,7 @@ def _splits_agree(call: Call, calls: Sequence[Call]) -> str | None:
 
 
 def _width(tensor: torch.Tensor, rows: int) -> int:
-    """How many elements a row has."""
+    """Return how many elements a row has."""
     return tensor.numel() // rows if rows else 0
 
 

@@ -76,7 +76,7 @@ class RanksFailed(RankmeshError, RuntimeError):
 
 
 def divergence(failure: Failure, rank: int, *, again: bool = False) -> DivergenceError:
-    """The error of one rank."""
+    """Return the error of one rank."""
     calls = failure.calls
     head = f"group {failure.channel} has failed before: " if again else ""
     return DivergenceError(
@@ -98,7 +98,7 @@ def _body(failure: Failure) -> str:
 
 
 def mismatch(collective: Collective, difference: str, doing: Callable[[int], str]) -> str:
-    """Calls that differ, while some members have not joined."""
+    """Describe calls that differ, while some members have not joined."""
     lines = {call.rank: f"{call}    {call.site}" for call in collective.calls}
     lines |= {rank: doing(rank) for rank in collective.absent}
     return f"group {collective.channel}: {difference}\n{_table(lines)}"
@@ -137,7 +137,7 @@ def _same_members(operations: Mapping[int, PendingOperation]) -> str:
 
 
 def unmatched(pending: PendingOperation) -> str:
-    """A call that was still open when all ranks had ended."""
+    """Return a call that was still open when all ranks had ended."""
     return f"a call was never joined by {_for_whom(pending.awaited).removeprefix(', for ')}, and all ranks have ended"
 
 

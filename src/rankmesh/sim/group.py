@@ -65,11 +65,11 @@ class SimulatedGroup(PythonGroup):
         return self._post("broadcast", given, given, opts, signature, root=root)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Every member gets the tensors of all, in the order of positions; shapes may differ."""
+        """Return every member gets the tensors of all, in the order of positions; shapes may differ."""
         return self._gathering("all_gather", _flat(outputs), _listed(inputs), opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Several at once: the outputs are listed by member."""
+        """Gather several at once: the outputs are listed by member."""
         return self._gathering("all_gather_coalesced", _flat(outputs), _listed(inputs), opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
@@ -110,7 +110,7 @@ class SimulatedGroup(PythonGroup):
     def all_to_all_single(
         self, output: torch.Tensor, given: torch.Tensor, takes: Any = None, gives: Any = None, opts: Any = None, *_: Any
     ) -> dist.Work:
-        """Every member gives each member some rows: equally many, or by the split sizes."""
+        """Return every member gives each member some rows: equally many, or by the split sizes."""
         local = {"gives": self._rows(given, gives), "takes": self._rows(output, takes)}
         signature = {"rows": shapes([given[:0]])}
         return self._post("all_to_all_single", [given], [output], opts, signature, local)
@@ -119,7 +119,7 @@ class SimulatedGroup(PythonGroup):
         return self._post("barrier", [], [], opts)
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """The same; members that do not join are named in any case."""
+        """Wait for all members; those that do not join are named in any case."""
         self._post("monitored_barrier", [], [], None).wait()
 
     def meet(self) -> None:
@@ -152,16 +152,16 @@ class SimulatedGroup(PythonGroup):
     # -- what torch asks besides --------------------------------------------------------------------------------
 
     def start_together(self) -> None:
-        """Calls that follow are one."""
+        """Make the calls that follow one."""
         self._together = []
 
     def end_together(self) -> dist.Work:
-        """The work of all calls since then."""
+        """Return the work of all calls since then."""
         works, self._together = self._together or [], None
         return Together(works)
 
     def set_timeout(self, timeout: Any) -> None:
-        """Nothing: a rank that cannot go on fails immediately."""
+        """Do nothing: a rank that cannot go on fails immediately."""
 
     def shutdown(self) -> None:
         """Refuse every further call."""
@@ -202,7 +202,7 @@ class SimulatedGroup(PythonGroup):
         return self._post(name, given, takes, opts, {"tensors": shapes(given)})
 
     def _post(self, *given: Any, **options: Any) -> SimulatedWork:
-        """A collective call: see ``_call``."""
+        """Return a collective call: see ``_call``."""
         call = self._call(*given, **options)
         return self._work(lambda: self.simulation.join(self, call))
 
@@ -272,7 +272,7 @@ class SimulatedGroup(PythonGroup):
 
 
 def _check_dense(tensor: torch.Tensor, operation: str) -> None:
-    """A network moves a block of memory: of a slice, real backends move what lies between its elements instead."""
+    """Refuse a slice, of which real backends move what lies between its elements: they move one block of memory."""
     if tensor.layout != torch.strided:
         raise ValueError(f"{operation} cannot move a tensor of layout {tensor.layout}; make it dense first")
     extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1

@@ -85,7 +85,7 @@ class Hooks:
                 self._back = None
 
     def keep_for(self, thread: threading.Thread) -> None:
-        """A thread could not be ended."""
+        """Keep the hooks for a thread that could not be ended."""
         with self._lock:
             self._survivors.append(thread)
 

@@ -49,7 +49,7 @@ class SimulatedMembers:
         self.lose: dict[int, int] = {}
 
     def join(self, context: RankContext, reply: Callable[[Message], Message]) -> SimulatedPeers:
-        """A rank becomes a member, as soon as all have."""
+        """Return a rank becomes a member, as soon as all have."""
         peers = self.living[context.rank] = SimulatedPeers(self, context, reply)
         everyone = range(self.simulation.size)
         found = Round(StoreChannel(self.simulation.store, "rankmesh/survive"), "members", everyone, context.rank)
@@ -57,7 +57,7 @@ class SimulatedMembers:
         return peers
 
     def committed(self, rank: int, step: int) -> None:
-        """A rank has committed a step, which another, or it, may not survive."""
+        """Lose the ranks that do not survive a step that one has committed."""
         due = {other: last for other, last in self.lose.items() if step >= last}
         now = [
             other
@@ -87,7 +87,7 @@ class SimulatedMembers:
             raise Abandoned
 
     def left(self, rank: int) -> None:
-        """A rank replies no more."""
+        """Remove a rank, which replies no more, and tell those that watch it."""
         self.living.pop(rank, None)
         for peers in list(self.living.values()):
             peers.noticed(rank)
@@ -105,7 +105,7 @@ class SimulatedPeers:
         self._world: SimulatedWorld | None = None
 
     def introduce(self) -> None:
-        """Nothing: the ranks of a simulation know each other."""
+        """Do nothing: the ranks of a simulation know each other."""
 
     @property
     def hosts(self) -> Mapping[int, str]:
@@ -118,7 +118,7 @@ class SimulatedPeers:
         return {}
 
     def admit(self, joined: Mapping[int, Mapping[str, Any]]) -> None:
-        """The same."""
+        """Do nothing: no rank joins later."""
 
     @property
     def is_spare(self) -> bool:
@@ -136,7 +136,7 @@ class SimulatedPeers:
         return "gone" if peers is None else _plain(peers._reply(_plain(message)))
 
     def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
-        """The same; replies come at once here."""
+        """Exchange the message: replies arrive at once here."""
         self.exchange(members, message, seconds)
 
     def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
@@ -145,17 +145,17 @@ class SimulatedPeers:
             self.noticed(member)
 
     def noticed(self, member: int) -> None:
-        """A member has ended."""
+        """Report that a member has ended."""
         if member == self._watched:
             self._watched = None
             self._lost("gone")
 
     def stood_still(self) -> float:
-        """Not at all: a rank is there, or lost."""
+        """Return 0: a rank runs, or is lost."""
         return 0.0
 
     def start_over(self) -> None:
-        """Nothing to count."""
+        """Do nothing: there are no seconds to count."""
 
     def client(self, server: int, seconds: float) -> MemberStore:
         if server not in self._members.living:
@@ -167,7 +167,7 @@ class SimulatedPeers:
         return MemberStore(self._members, server, self.member)
 
     def prepare(self, servers: Collection[int], seconds: float) -> None:
-        """Nothing: to connect takes no time."""
+        """Do nothing: to connect takes no time."""
 
     def world(self, connection: MemberStore, epoch: Epoch, members: Members, seconds: float) -> SimulatedWorld:
         self._world = SimulatedWorld(connection, epoch, members, self._context)
@@ -177,11 +177,11 @@ class SimulatedPeers:
         return SimulatedEvent(self._context)
 
     def now(self) -> float:
-        """Simulated seconds."""
+        """Return the simulated seconds."""
         return self._scheduler.clock
 
     def committed(self, step: int) -> None:
-        """This member has committed a step, which it may not survive."""
+        """Report a step that this member has committed, and may not survive."""
         self._members.committed(self.member, step)
 
     def close(self) -> None:
@@ -242,7 +242,7 @@ class MemberStore(SimulatedStore):
 
 
 def unreachable(server: int) -> Exception:
-    """What torch raises where a store is gone."""
+    """Return what torch raises where a store is gone."""
     return dist.DistNetworkError(f"the connection to the store of member {server} was closed")
 
 
@@ -266,11 +266,11 @@ class SimulatedWorld(EpochWorld):
         return self._context.simulation.scheduler.clock - started
 
     def wait_for(self, call: Callable[[], _Result]) -> _Result:
-        """What a call returns, on the thread of this rank: what it waits for ends with an abort."""
+        """Return what a call returns, on the thread of this rank: what it waits for ends with an abort."""
         return call()
 
     def watch(self, limit: float | None, diagnosed: object) -> None:
-        """Nothing: simulated ranks that deadlock fail immediately."""
+        """Do nothing: simulated ranks that deadlock fail immediately."""
 
     def abort(self) -> None:
         """Have every call of this world return with an error, now and until it is left; from any rank's thread."""
@@ -283,6 +283,6 @@ class SimulatedWorld(EpochWorld):
 
 
 def _plain(message: Message) -> Message:
-    """A message as it arrives elsewhere."""
+    """Return a message as it arrives elsewhere."""
     received: Message = json.loads(json.dumps(message))
     return received

@@ -63,11 +63,11 @@ class PerRank(Generic[State]):
         self._outside = self.read()
 
     def fresh(self, rank: int) -> State:
-        """The state with which a rank starts."""
+        """Return the state with which a rank starts."""
         raise NotImplementedError
 
     def read(self) -> State:
-        """The state that is in place."""
+        """Return the state that is in place."""
         raise NotImplementedError
 
     def write(self, state: State) -> None:
@@ -75,7 +75,7 @@ class PerRank(Generic[State]):
         raise NotImplementedError
 
     def switch(self, before: int | None, after: int | None) -> None:
-        """Keep the state of one rank, and put that of another in place; None is outside."""
+        """Keep the state of one rank, and put another rank's in place; None is outside."""
         if before is not None:
             self._kept[before] = self.read()
         if after is None:
@@ -97,13 +97,13 @@ class Process:
         )
 
     def switch(self, before: int | None, after: int | None) -> None:
-        """Keep the state of one rank, and put that of another in place; None is outside."""
+        """Keep the state of one rank, and put another rank's in place; None is outside."""
         for part in self._parts:
             part.switch(before, after)
 
     @contextmanager
     def adopting_imports(self) -> Iterator[None]:
-        """Inside, a known module that a rank is the first to import is each rank's own, too."""
+        """Let a known module that a rank is the first to import be each rank's own, too."""
         finder = _Finder(self._modules.adopt)
         sys.meta_path.insert(0, finder)
         try:
@@ -175,7 +175,7 @@ class NumpyNumbers(PerRank[tuple[Any, "dict[str, Any] | None"]]):
 
 
 def _place(engine: Any) -> tuple[int, int] | None:
-    """Where an engine is, read from its memory: the first word of its key, and its position; None for other kinds."""
+    """Return the first word of an engine's key and its position, read from its memory; None for other kinds."""
     if not isinstance(engine, np.random.MT19937):
         return None
     words = (ctypes.c_uint32 * (_KEY + 1)).from_address(engine.ctypes.state_address)
@@ -197,7 +197,7 @@ class Environment(PerRank["dict[bytes, bytes]"]):
         return {**self._outside, **{os.fsencode(name): os.fsencode(value) for name, value in values.items()}}
 
     def read(self) -> dict[bytes, bytes]:
-        """The environment as the system has it; reading it through os.environ would decode it each time."""
+        """Return the environment as the system has it; reading it through os.environ would decode it each time."""
         return dict(vars(os.environ)["_data"])
 
     def write(self, state: Mapping[bytes, bytes]) -> None:
@@ -239,7 +239,7 @@ class Modules(PerRank["list[Names]"]):
                     self._add(value)
 
     def adopt(self, module: ModuleType) -> None:
-        """The rank that runs has imported a module; the others find it as it is now."""
+        """Adopt a module that the running rank has imported; the others find it as it is now."""
         self._add(module)
         self._starts += self._copies(self.read()[len(self._starts) :])
 
@@ -247,7 +247,7 @@ class Modules(PerRank["list[Names]"]):
         return self._copies(self._starts)
 
     def _copies(self, state: Sequence[Names]) -> list[Names]:
-        """The same values, with containers of their own: two names of one container share its copy."""
+        """Return the same values, with containers of their own: two names of one container share its copy."""
         copies: dict[int, Any] = dict(self._holders)
         return [{name: _copied(name, value, copies) for name, value in names.items()} for names in state]
 
@@ -270,7 +270,7 @@ def _is_known(module: str) -> bool:
 
 
 def _listed(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
-    """The values, and those in containers among them."""
+    """Yield the values, and those in containers among them."""
     for value in list(values):
         if isinstance(value, dict | list | set):
             if id(value) not in seen:
@@ -281,7 +281,7 @@ def _listed(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
 
 
 def _may_change(value: Any, package: str) -> bool:
-    """Whether a value is an object of a package with attributes that may change."""
+    """Return whether a value is an object of a package with attributes that may change."""
     kind = type(value)
     if kind.__module__.partition(".")[0] != package or not isinstance(getattr(value, "__dict__", None), dict):
         return False

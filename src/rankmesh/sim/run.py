@@ -136,7 +136,7 @@ def quiet_torch() -> Iterator[None]:
 
 
 def _losses(lose: Mapping[int, int], size: int) -> dict[int, int]:
-    """Which rank is lost at which step."""
+    """Return which rank is lost at which step."""
     found = {integer(rank, "rank of lose", least=0): integer(step, "step", least=0) for rank, step in lose.items()}
     if found and max(found) >= size:
         raise PlanError(
@@ -158,7 +158,7 @@ def _not_lost(lose: Mapping[int, int]) -> PlanError:
 
 
 def cut_by(ranks: Ranks) -> Plan | None:
-    """The plan that these ranks are cut by; None for a plain number of them."""
+    """Return the plan that these ranks are cut by; None for a plain number of them."""
     if isinstance(ranks, Plan | Mesh | str):
         return read_plan(ranks)
     if isinstance(ranks, bool) or not isinstance(ranks, int):
@@ -186,7 +186,7 @@ class _Program:
     initialise: bool
 
     def rank(self, rank: int) -> None:
-        """One rank, from its start to its end, on a thread of its own."""
+        """Run one rank, from its start to its end, on a thread of its own."""
         context = RankContext(self.simulation, rank, torch_threads.RankWorld())
         context.enter()
         scheduler, outcome = self.simulation.scheduler, self.outcome
@@ -230,7 +230,7 @@ def _sentence(error: BaseException) -> str:
 
 
 def _failed(outcome: _Outcome, size: int) -> RanksFailed:
-    """One error for all ranks: what failed first in full, then a line for each other failure."""
+    """Return one error for all ranks: what failed first in full, then a line for each other failure."""
     by_failure: dict[tuple[type, str], list[int]] = {}
     for rank, error in outcome.failures.items():
         by_failure.setdefault((type(error), str(error).removeprefix(f"rank {rank}: ")), []).append(rank)

@@ -52,7 +52,7 @@ class Chooser:
         self.random = None if order == "deterministic" else random.Random(order)  # noqa: S311  - not for secrets
 
     def next(self, choices: Sequence[object]) -> int:
-        """The index of the choice."""
+        """Return the index of the choice."""
         return 0 if self.random is None else self.random.randrange(len(choices))
 
 
@@ -108,7 +108,7 @@ class Scheduler:
         self._resumed(rank)
 
     def end(self, rank: int) -> None:
-        """This rank is through."""
+        """End this rank."""
         self.ended.add(rank)
         if rank not in self.abandoned:
             self._hand_over(rank)
@@ -121,7 +121,7 @@ class Scheduler:
     # -- for the rank that has the token -----------------------------------------------------------------------------
 
     def wake(self, rank: int, error: BaseException | None = None) -> None:
-        """A rank that waits can go on, or goes on with an error; nothing for a rank that does not wait."""
+        """Let a rank that waits go on, with an error or without; do nothing for a rank that does not wait."""
         waiting = self.waiting.pop(rank, None)
         if waiting is not None:
             waiting.error = error

@@ -44,12 +44,12 @@ class RankContext:
     groups: list[SimulatedGroup] = field(default_factory=list)
 
     def enter(self) -> None:
-        """This thread is the rank."""
+        """Make this thread the rank."""
         _thread.context = self
 
 
 def current_context() -> RankContext | None:
-    """The rank that this thread is; None outside, ``Abandoned`` for a rank that was given up."""
+    """Return the rank that this thread is; None outside, ``Abandoned`` for a rank that was given up."""
     context: RankContext | None = getattr(_thread, "context", None)
     if context is not None:
         context.simulation.scheduler.check(context.rank)
@@ -73,19 +73,19 @@ class Simulation:
     # -- process groups -----------------------------------------------------------------------------------------
 
     def group(self, rank: int, name: str, ranks: Sequence[int], label: str) -> SimulatedGroup:
-        """The process group of one rank; its channel is that of the name and the members."""
+        """Return the process group of one rank; its channel belongs to the name and the members."""
         key = (name, tuple(ranks))
         if key not in self._channels:
             self._channels[key] = Channel(name, ranks, label, self._settled, self.observer)
         return SimulatedGroup(self, self._channels[key], key[1].index(rank))
 
     def join(self, pg: SimulatedGroup, call: Call) -> SimulatedWork:
-        """A collective call, on the group that the observer chooses."""
+        """Return a collective call, on the group that the observer chooses."""
         chosen = pg if self.observer is None else self.observer.route(pg, call)
         return self._post(chosen, lambda: chosen.channel.join(call))
 
     def post(self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int) -> SimulatedWork:
-        """A send or a receive."""
+        """Return a send or a receive."""
         return self._post(pg, lambda: pg.channel.post(call, peer, tag, self.chooser.next))
 
     def _post(self, pg: SimulatedGroup, put: Callable[[], PendingOperation]) -> SimulatedWork:
@@ -133,7 +133,7 @@ class Simulation:
             raise divergence(Failure("race", text, pending.channel, {rank: pending.call}), rank)
 
     def look_at(self, pending: PendingOperation) -> bool:
-        """Whether a call is done; the others run first where it is not."""
+        """Return whether a call is done; the others run first where it is not."""
         if not pending.settled:
             self.scheduler.pause(pending.call.rank, idle=True)
         if pending.settled and pending.failure is None:
@@ -201,7 +201,7 @@ class Simulation:
             pending.channel.fail([pending], "deadlock", text)
 
     def doing(self, rank: int) -> str:
-        """What a rank does or how it ended, in words."""
+        """Return what a rank does or how it ended, in words."""
         if rank in self.ends:
             return self.ends[rank]
         waiting = self.scheduler.waiting.get(rank)
@@ -212,7 +212,7 @@ class Simulation:
         return f"waits for {waiting.what}"
 
     def left_over(self) -> dict[int, DivergenceError]:
-        """Calls that nobody had joined when the ranks ended, as the error of each rank that made one."""
+        """Return the errors of the calls that nobody had joined when the ranks ended, by rank."""
         found: dict[int, DivergenceError] = {}
         for channel in self._channels.values():
             operations = [] if channel.failure is not None else channel.open
@@ -226,7 +226,7 @@ class Simulation:
     # -- what torch asks for ------------------------------------------------------------------------------------
 
     def make(self, context: RankContext, name: str, ranks: Sequence[int], label: str, *, meet: bool) -> SimulatedGroup:
-        """A process group for torch; with ``meet`` its members wait for each other here."""
+        """Return a process group for torch; with ``meet`` its members wait for each other here."""
         known = {"default_pg": "the world", "undefined": f"group {name!r}"}
         if context.standing is not None:
             epoch, members = context.standing
@@ -238,7 +238,7 @@ class Simulation:
         return pg
 
     def not_a_member(self, context: RankContext, operation: str) -> DivergenceError:
-        """The error of a call on torch's placeholder for a group that the rank is not in."""
+        """Return the error of a call on torch's placeholder for a group that the rank is not in."""
         site: Site = call_site()
         return DivergenceError(
             f"rank {context.rank} calls {operation} on a group that it is not in, at {site}, where torch.distributed "

@@ -44,7 +44,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
         self.data = {} if data is None else data
 
     def _reached(self) -> dict[str, bytes]:
-        """The keys and their values, for one call."""
+        """Return the keys and their values, for one call."""
         return self.data
 
     def set(self, key: str, value: str | bytes) -> None:
@@ -90,7 +90,7 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
     deleteKey, getNumKeys = delete_key, num_keys  # noqa: N815  - torch's names
 
     def check(self, keys: Sequence[str]) -> bool:
-        """Whether all keys are there; lets the other ranks run first where they are not."""
+        """Return whether all keys are there; lets the other ranks run first where they are not."""
         return self._has(keys) or (self._simulation.look() and self._has(keys))
 
     def wait(self, keys: Sequence[str], timeout: timedelta | None = None) -> None:

@@ -44,26 +44,26 @@ class SimulatedWork(PythonWork):
         self.wait()
 
     def is_completed(self) -> bool:
-        """Whether the call is done; lets the other ranks run first where it is not."""
+        """Return whether the call is done; lets the other ranks run first where it is not."""
         return self._simulation.look_at(self._pending)
 
     def is_success(self) -> bool:
         return self._pending.settled and self._pending.failure is None
 
     def exception(self) -> None:
-        """Nothing: a call that failed raises where it is waited for."""
+        """Return None: a call that failed raises where it is waited for."""
 
     def get_future(self) -> torch.futures.Future[Any]:
-        """A future that is done: this waits first, as a wait inside torch would stop every rank."""
+        """Return a future that is done: this waits first, as a wait inside torch would stop every rank."""
         self.wait()
         return _done(self.result())
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors that hold the results."""
+        """Return the tensors that hold the results."""
         return self._pending.call.outputs
 
     def source_rank(self) -> int:
-        """The position from which a receive got its tensor."""
+        """Return the position from which a receive got its tensor."""
         return self._pending.source
 
 

@@ -18,7 +18,7 @@ __all__ = ["environment"]
 
 
 def environment(cluster: Cluster, rank: int, launcher: str = "torchrun") -> dict[str, str]:
-    """The variables that ``torchrun`` or ``srun`` sets for a rank of a cluster."""
+    """Return the variables that ``torchrun`` or ``srun`` sets for a rank of a cluster."""
     host, first = cluster.host_of(rank), cluster.host_of(0)
     node = int(cluster.hosts_of(rank))
     local = int(np.flatnonzero(cluster.ranks[cluster.hosts_of(cluster.ranks) == node] == rank)[0])

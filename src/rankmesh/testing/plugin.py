@@ -66,7 +66,7 @@ _PER_RANK = _PerRank()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """The options of the command line."""
+    """Add the options of the command line."""
     group = parser.getgroup("rankmesh", "tests on ranks")
     group.addoption("--rankmesh", choices=MODES, default="sim", help="what ranks are: threads, or processes")
     group.addoption("--rankmesh-order", default=None, help="a seed: simulated ranks run in a random order")
@@ -77,7 +77,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The mark."""
+    """Register the markers ``ranks`` and ``same_result``."""
     config.addinivalue_line(
         "markers", "ranks(spec, order=, orders=, timeout=, modules=, seed=): run the test on every rank of a world"
     )
@@ -155,7 +155,7 @@ def _read(mark: pytest.Mark) -> tuple[Any, dict[str, Any]]:
 
 
 def _per_rank(test: Callable[..., Any], args: tuple[Any, ...], funcargs: dict[str, Any]) -> Callable[..., None]:
-    """A test as a function of its rank's groups."""
+    """Return a test as a function of its rank's groups."""
     wanted = [name for name, value in funcargs.items() if value is _PER_RANK]
 
     def on_rank(groups: Any = None) -> None:
@@ -187,7 +187,7 @@ def _on_ranks(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark
 
 
 def _compared(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark) -> Callable[..., None]:
-    """A test that compares what it sees under its layouts with one process."""
+    """Return a test that compares what it sees under its layouts with one process."""
     options = dict(mark.kwargs)
     layouts = options.pop("layouts", mark.args[0] if len(mark.args) == 1 else None)
     if layouts is None or len(mark.args) > 1 or set(options) - _OF_COMPARISON:
@@ -210,7 +210,7 @@ def _compared(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark
 
 
 def _this_rank() -> RankTest | None:
-    """The rank that this process is, of a test that another process has started."""
+    """Return the rank that this process is, of a test that another process has started."""
     import sys
 
     module = sys.modules.get("rankmesh.testing.rank_process")
@@ -277,7 +277,7 @@ def _orders(config: pytest.Config, options: dict[str, Any]) -> list[int | str]:
 
 
 def _plugin_fixtures(item: pytest.Item) -> set[str]:
-    """The fixtures of a test that are this plugin's: another may have the same name in a project."""
+    """Return the fixtures of a test that are this plugin's: another may have the same name in a project."""
     definitions = getattr(getattr(item, "_fixtureinfo", None), "name2fixturedefs", {})
     return {name for name, found in definitions.items() if found and found[-1].func.__module__ == __name__}
 
@@ -285,7 +285,7 @@ def _plugin_fixtures(item: pytest.Item) -> set[str]:
 # Of the session, as what they give is the same for every test: a function's own would be refused with @given.
 @pytest.fixture(scope="session")
 def groups() -> Any:
-    """The live groups of the rank on which a test with ``@pytest.mark.ranks("tp=2,dp=2")`` runs."""
+    """Return the live groups of the rank on which a test with ``@pytest.mark.ranks("tp=2,dp=2")`` runs."""
     return _PER_RANK
 
 

@@ -110,7 +110,7 @@ def _check_devices(backend: str, size: int) -> None:
 
 
 def _arguments(item: pytest.Function, folder: str) -> list[str]:
-    """The command line of this run for one test: without its paths, its other workers, and what writes files."""
+    """Return the command line of this run for one test: without its paths, its other workers, and what writes files."""
     config = item.config
     kept = [
         argument
@@ -146,19 +146,19 @@ def _run(
 
 
 def _left(place: Place) -> Result | None:
-    """What a rank left, None so far; processes that this one has started wrote the pickle."""
+    """Return what a rank left, None so far; processes that this one has started wrote the pickle."""
     file = place.file("result")
     return pickle.loads(file.read_bytes()) if file.exists() else None  # noqa: S301
 
 
 def _lost(place: Place) -> Result:
-    """A rank that left nothing: no other can have failed later."""
+    """Return a rank that left nothing: no other can have failed later."""
     log = place.file("log")
     text = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN:] if log.exists() else ""
     return {"outcome": "lost", "reason": f"did not end within {place.seconds:g} s", "text": text, "ended_at": inf}
 
 
 def _has_failed(process: BaseProcess, place: Place) -> bool:
-    """Whether a rank died without a result, or left one of a failure."""
+    """Return whether a rank died without a result, or left one of a failure."""
     result = _left(place)
     return process.exitcode is not None if result is None else result["outcome"] == "failed"

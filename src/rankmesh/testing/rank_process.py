@@ -59,7 +59,7 @@ class Place:
     seconds: float
 
     def file(self, ending: str) -> Path:
-        """A file of this rank."""
+        """Return a file of this rank."""
         return Path(self.folder) / f"{self.rank}.{ending}"
 
 
@@ -72,7 +72,7 @@ class RankTest:
         self.failed_at = 0.0
 
     def run(self, test: Callable[..., None], spec: Any, wants_groups: bool) -> None:
-        """The test on this rank: a world for each call, as hypothesis calls again and again."""
+        """Run the test on this rank, with a world for each call, as hypothesis makes many."""
         __tracebackhide__ = True
         self._worlds += 1
         with _world(self._place, str(self._worlds)):
@@ -88,7 +88,7 @@ _current: RankTest | None = None
 
 
 def current() -> RankTest | None:
-    """The rank that this process is; None in a process that is none."""
+    """Return the rank that this process is; None in a process that is none."""
     return _current
 
 
@@ -117,7 +117,7 @@ def _call(function: Callable[..., Any], spec: Any, args: Sequence[Any]) -> Any:
 
 @contextmanager
 def _at(place: Place, environment: Mapping[str, str]) -> Iterator[None]:
-    """This process as a rank: its variables, and its output in a file."""
+    """Make this process a rank: set its variables, and write its output to a file."""
     os.environ.clear()
     values = torchrun_variables(place.rank, place.size, local_rank=place.rank, local_world_size=place.size)
     os.environ.update({**environment, **values})
@@ -157,7 +157,7 @@ def rank_test(place: Place, environment: Mapping[str, str], folder: str, argumen
 
 
 def _outcome(report: pytest.TestReport) -> str:
-    """How one rank ended. Whether a pass was expected is for the process that knows how all ranks ended."""
+    """Return how one rank ended. Whether a pass was expected is for the process that knows how all ranks ended."""
     if report.skipped and hasattr(report, "wasxfail"):
         return "xfailed"
     return "passed" if report.failed and str(report.longrepr).startswith("[XPASS(strict)]") else str(report.outcome)
@@ -182,17 +182,17 @@ def rank_function(
 
 
 def _failure(error: BaseException) -> Result:
-    """An error as text, and when it happened: the other ranks fail when the world of this rank is destroyed."""
+    """Return an error as text, and when it happened: the other ranks fail when the world of this rank is destroyed."""
     text = "".join(traceback.format_exception(type(error), error, users_trace(error)))
     reason = f"{type(error).__name__}: {error}"
     return {"outcome": "failed", "reason": reason, "text": text, "ended_at": time.time()}
 
 
 def _load(file: str, name: str) -> Callable[..., Any]:
-    """A function of a file, which need not be a module that can be imported by name."""
+    """Return a function of a file, which need not be a module that can be imported by name."""
     loaded = importlib.util.spec_from_file_location(f"rankmesh_test_{Path(file).stem}", file)
     if loaded is None or loaded.loader is None:
-        raise ImportError(f"{file!r} is no Python file; name one")
+        raise ImportError(f"{file!r} is not a Python file; name one")
     module = importlib.util.module_from_spec(loaded)
     sys.modules[loaded.name] = module
     loaded.loader.exec_module(module)

@@ -41,7 +41,7 @@ def meshes(
     shuffled: bool = False,
     axes: Sequence[str] = AXES,
 ) -> Mesh:
-    """A mesh of at most ``max_size`` ranks; shrinks to one axis of size 1.
+    """Return a mesh of at most ``max_size`` ranks; shrinks to one axis of size 1.
 
     ``max_offset``  the largest rank at which it may begin; ``shuffled``: its ranks may come in any order
     """
@@ -57,7 +57,7 @@ def meshes(
 
 @st.composite
 def views(draw: st.DrawFn, /, *, name: str = "expert", **limits: Any) -> Mesh:
-    """A mesh of ``meshes(**limits)`` with a view, whose axes are named ``etp``, ``eep``, ``edp``, ``epp``."""
+    """Return a mesh of ``meshes(**limits)`` with a view, whose axes are named ``etp``, ``eep``, ``edp``, ``epp``."""
     mesh = draw(meshes(**limits))
     sizes: dict[str, int] = dict(zip(_VIEW_AXES, draw(_factors(mesh.size, len(_VIEW_AXES))), strict=True))
     return mesh.with_view(name, shared=None, **sizes)
@@ -65,7 +65,7 @@ def views(draw: st.DrawFn, /, *, name: str = "expert", **limits: Any) -> Mesh:
 
 @st.composite
 def plans(draw: st.DrawFn, /, *, max_kinds: int = 5, options: bool = True, **limits: Any) -> Plan:
-    """A plan of one to ``max_kinds`` kinds over a mesh of ``meshes(**limits)``, with a view or without.
+    """Return a plan of one to ``max_kinds`` kinds over a mesh of ``meshes(**limits)``, with a view or without.
 
     ``options``  False: no kind has options of its own
     """
@@ -93,7 +93,7 @@ def _specs(draw: st.DrawFn, mesh: Mesh, name: str, options: bool) -> GroupSpec:
 
 @st.composite
 def _factors(draw: st.DrawFn, total: int, count: int) -> tuple[int, ...]:
-    """``count`` integers whose product is ``total``, ones among them."""
+    """Draw ``count`` integers whose product is ``total``, ones among them."""
     parts = []
     for _ in range(count - 1):
         parts.append(draw(st.sampled_from([n for n in range(1, total + 1) if total % n == 0])))

@@ -32,7 +32,7 @@ _CLOSE = 1e-5
 
 
 def match(mesh: Mesh, values: Mapping[int, torch.Tensor], whole: torch.Tensor) -> str:
-    """How the tensors of some ranks compare with the one of the reference: SAME, SCALED, ORDER, DIFFERENT, UNKNOWN."""
+    """Return how the tensors of some ranks compare with the reference: SAME, SCALED, ORDER, DIFFERENT, UNKNOWN."""
     if not values or not whole.is_floating_point():
         return UNKNOWN
     local = next(iter(values.values())).shape
@@ -77,7 +77,7 @@ def _tried(
 
 
 def _cuts(mesh: Mesh, local: tuple[int, ...], whole: tuple[int, ...]) -> Iterator[Sharding]:
-    """Every way in which axes could cut a tensor to the shape that ranks hold."""
+    """Yield every way in which axes could cut a tensor to the shape that ranks hold."""
     if len(local) != len(whole) or any(not part or length % part for part, length in zip(local, whole, strict=True)):
         return
     for view in (None, *mesh.views):
@@ -93,7 +93,7 @@ def _cuts(mesh: Mesh, local: tuple[int, ...], whole: tuple[int, ...]) -> Iterato
 
 
 def _factored(sizes: Mapping[str, int], ratio: int) -> list[tuple[str, ...]]:
-    """The axes, in every order, whose sizes multiply to a ratio."""
+    """Return the axes, in every order, whose sizes multiply to a ratio."""
     if ratio == 1:
         return [()]
     return [
@@ -110,7 +110,7 @@ def _shard(sharding: Sharding, rank: int, whole: torch.Tensor) -> torch.Tensor:
 
 
 def _sums(mesh: Mesh, values: Mapping[int, torch.Tensor], axes: tuple[str, ...]) -> dict[int, torch.Tensor] | None:
-    """Each rank's sum over its group along some axes; None where a member has no value."""
+    """Return each rank's sum over its group along some axes; None where a member has no value."""
     if not axes:
         return dict(values)
     groups = mesh.groups(axes)
@@ -126,7 +126,7 @@ def _sums(mesh: Mesh, values: Mapping[int, torch.Tensor], axes: tuple[str, ...])
 
 
 def _permuted(values: Mapping[int, torch.Tensor], whole: torch.Tensor, size: float) -> bool:
-    """Whether distinct shards of all ranks hold the elements of the whole in some order, as zigzag shards do."""
+    """Return whether distinct shards of all ranks hold the elements of the whole in some order, as zigzag shards do."""
     distinct: list[torch.Tensor] = []
     for value in values.values():
         if not any(_close(value, other, size) for other in distinct):

@@ -75,7 +75,7 @@ class _Search:
     tried: set[Repair] = field(default_factory=set)
 
     def cause(self, phases: Iterable[Iterable[Repair]]) -> Cause | None:
-        """What the first repair shows that settles everything, else the first that makes the first value right."""
+        """Return what the first repair that settles everything shows, else the first that helps."""
         for repair in chain.from_iterable(phases):
             found = self._shown(repair)
             if found is not None and not found.settles:
@@ -87,7 +87,7 @@ class _Search:
         return self.fallback
 
     def _shown(self, repair: Repair) -> Cause | None:
-        """The cause that a repair shows; None where it does not help, or was tried before."""
+        """Return the cause that a repair shows; None where it does not help, or was tried before."""
         if repair in self.tried or time.monotonic() > self.deadline:
             return None
         self.tried.add(repair)
@@ -100,7 +100,7 @@ class _Search:
         return replace(cause, repair=repair, settles=not left, untried=untried, others=others)
 
     def _left(self, repair: Repair) -> tuple[int, tuple[str, ...]] | None:
-        """How many values still differ with a repair, and the layouts that say nothing; None where it does not help.
+        """Return how many values still differ with a repair, and the untried layouts; None where it does not help.
 
         It does not help where the first value still differs, or the program fails under the layout that is looked
         into. Other layouts say nothing where the program fails because its tensors have the shape of the former
@@ -126,7 +126,7 @@ class _Search:
 
 
 def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner, *, seconds: float) -> Cause:
-    """What made the first value differ, within about so many seconds of trials."""
+    """Return what made the first value differ, within about so many seconds of trials."""
     single = Session(runner.reference, None, trace=True)
     runner.run(single)
     failing, record = _looked_into(layouts, reference, failing, runner)
@@ -142,7 +142,7 @@ def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runn
 def find_failure(
     layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner, *, seconds: float
 ) -> Cause | None:
-    """Which change of a call lets a program end whose ranks diverge under a layout, and makes it right."""
+    """Return which change of a call lets a program end whose ranks diverge under a layout, and makes it right."""
     record = Session(failing.layout, reference, trace=True)
     with suppress(RanksFailed):
         runner.run(record)
@@ -166,7 +166,7 @@ def find_failure(
 def _looked_into(
     layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner
 ) -> tuple[Failing, Session]:
-    """The layout whose collectives are looked into, and its run.
+    """Return the layout whose collectives are looked into, and its run.
 
     Programs make no collective on a group of one rank: then the layout with the most axes that has the same first
     difference, where one makes more of them.
@@ -193,7 +193,7 @@ def _looked_into(
 def _phases(
     layouts: Sequence[Layout], suspects: list[list[Node]], before: list[list[Node]]
 ) -> Iterator[Iterable[Repair]]:
-    """The repairs that are tried, in the order in which one that works is believed."""
+    """Yield the repairs that are tried, in the order in which one that works is believed."""
     every = [*suspects, *(nodes for nodes in before if nodes not in suspects)]
     plain = [nodes for nodes in every if _matters(nodes[0], layouts)]
     trivial = [nodes for nodes in every if not _matters(nodes[0], layouts)]
@@ -216,7 +216,7 @@ def _phases(
 
 
 def _together(likely: list[list[Node]], every: list[list[Node]], layouts: Sequence[Layout]) -> list[Repair]:
-    """All collectives of a function that are made on one kind, on another: it got, or chose, that group once."""
+    """Return all collectives of a function that are made on one kind, on another: it got, or chose, that group once."""
     functions = {_function(nodes[0]): None for nodes in likely}
     found = []
     for function in functions:
@@ -239,18 +239,18 @@ def _function(node: Node) -> tuple[str, str, str]:
 
 
 def _sized(repair: Repair) -> bool:
-    """Whether tensors have the shape of the group, so that another group of another size cannot be tried."""
+    """Return whether tensors have the shape of the group, so that another group of another size cannot be tried."""
     nodes = (repair.node, *repair.others) if repair.form == "group" and repair.node is not None else ()
     return any(node.operation not in SAME_SHAPE for node in nodes)
 
 
 def _single(repair: Repair, layout: Layout) -> bool:
-    """Whether the collectives of a repair are on a group of one rank, on which a program need not make them."""
+    """Return whether the collectives of a repair are on a group of one rank, on which a program need not make them."""
     return repair.node is not None and repair.node.kind in layout.kinds and layout.kinds[repair.node.kind].size == 1
 
 
 def _matters(node: Node, layouts: Sequence[Layout]) -> bool:
-    """Whether the group of a node has more than one rank under some layout."""
+    """Return whether the group of a node has more than one rank under some layout."""
     return any(node.kind not in layout.kinds or layout.kinds[node.kind].size > 1 for layout in layouts)
 
 
@@ -260,7 +260,7 @@ def _of(node: Node) -> Cause:
 
 
 def _before(record: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]) -> list[list[Node]]:
-    """The nodes of the collectives that some rank made before it saw the value, the latest first."""
+    """Return the nodes of the collectives that some rank made before it saw the value, the latest first."""
     found: dict[tuple[Node, ...], None] = {}
     ends = record.seen_at.get(key, {})
     for rank, records in record.records.items():
@@ -278,7 +278,7 @@ _SUSPECT = ("wrong", DIFFERENT, SCALED, ORDER)
 def _suspects(
     layout: Layout, record: Session, single: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]
 ) -> list[list[Node]]:
-    """The nodes of collectives that differ from the reference, the most suspect first, then in program order."""
+    """Return the nodes of collectives that differ from the reference, the most suspect first, then in program order."""
     references = _by_line(single.records)
     ends, found = record.seen_at.get(key, {}), defaultdict[str, dict[tuple[Node, ...], None]](dict)
     for lines, calls in _by_line(record.records, ends).items():
@@ -301,7 +301,7 @@ def _all(wholes: dict[int, dict[int, Record]]) -> list[Record]:
 def _by_line(
     records: dict[int, list[Record]], ends: dict[int, int] | None = None
 ) -> dict[tuple[Site, ...], dict[int, dict[int, Record]]]:
-    """The calls of each stack, by their number on each rank; those before ``ends`` only."""
+    """Return the calls of each stack, by their number on each rank; those before ``ends`` only."""
     found: dict[tuple[Site, ...], dict[int, dict[int, Record]]] = {}
     for rank, calls in records.items():
         numbers: dict[tuple[Site, ...], int] = defaultdict(int)
@@ -314,7 +314,7 @@ def _by_line(
 
 
 def _state(layout: Layout, ranks: dict[int, Record], likely: list[Record], every: list[Record]) -> str:
-    """What one collective's results are, and where they differ, whether its inputs did before."""
+    """Return what one collective's results are, and where they differ, whether its inputs did before."""
     states = {_compared(layout, ranks, whole.call, _results) for whole in likely}
     if states - {DIFFERENT, SCALED, ORDER} or not states:
         return SAME
@@ -341,7 +341,7 @@ def _compared(
 
 
 def _results(call: Call) -> list[torch.Tensor]:
-    """The results in the shapes of the tensors that get them; what is gathered as one tensor."""
+    """Return the results in the shapes of the tensors that get them; what is gathered as one tensor."""
     results = call.results or []
     if len(results) != len(call.outputs):
         return []

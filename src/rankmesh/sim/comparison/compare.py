@@ -71,7 +71,7 @@ def compare(
 
 
 def _failure(runner: Runner, session: Session) -> RanksFailed | None:
-    """The error of a program whose ranks diverge, which a change of a call may repair."""
+    """Return the error of a program whose ranks diverge, which a change of a call may repair."""
     try:
         runner.run(session)
     except RanksFailed as error:
@@ -84,7 +84,7 @@ def _failure(runner: Runner, session: Session) -> RanksFailed | None:
 
 
 def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str]:
-    """What one process sees, in float64 where the program runs with it as the default; else why it does not."""
+    """Return what one process sees, in float64 where the program runs with it as the default; else why it does not."""
     refused = ""
     try:
         reference = runner.reference_values(tolerance)
@@ -131,7 +131,7 @@ def _result(
 
 
 def _raised(reference: Reference) -> dict[str, float]:
-    """The values whose noise allows more than the tolerance, in units of their largest element."""
+    """Return the values whose noise allows more than the tolerance, in units of their largest element."""
     found: dict[str, float] = {}
     for (name, number), scale in reference.scales.items():
         allowed = reference.allowed((name, number))

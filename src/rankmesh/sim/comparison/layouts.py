@@ -65,9 +65,9 @@ class Layout:
         return {**self.plan.kinds, **self.unions}
 
     def kind_of(self, label: str, ranks: Sequence[int]) -> str:
-        """The name of a group that some rank uses: its kind in the plan, or what torch calls the group.
+        """Return the name of a group that some rank uses: its kind in the plan, or what torch calls the group.
 
-        A group of another plan, such as that of a drop-in, is of the kind of this name if it has the same members.
+        A group of another plan, such as a drop-in's, is of the kind of this name if it has the same members.
         Groups of ``torch.distributed.new_group`` without a description have names that differ from rank to rank.
         """
         plan, _, name = label.partition("@")[0].rpartition(":")
@@ -83,7 +83,7 @@ class Layout:
 
 
 def layouts_of(given: Iterable[LayoutLike]) -> list[Layout]:
-    """The layouts that the user means, with the same kinds of group in each.
+    """Return the layouts that the user means, with the same kinds of group in each.
 
     >>> [layout.name for layout in layouts_of(["tp=2", Mesh(dp=2)])]
     ['tp=2', 'dp=2']
@@ -105,7 +105,7 @@ def layouts_of(given: Iterable[LayoutLike]) -> list[Layout]:
 
 
 def reference_of(layout: Layout) -> Layout:
-    """The same kinds of group on one rank.
+    """Return the same kinds of group on one rank.
 
     >>> reference_of(layouts_of(["tp=2,dp=2"])[0]).plan.groups("tp").tolist()
     [[0]]
@@ -152,7 +152,7 @@ def _name(one: object) -> str:
 
 
 def _filled(meshes: Sequence[Mesh], names: Sequence[str]) -> Iterator[Mesh]:
-    """Each mesh with the axes of all; those that it lacks have size 1 and come last."""
+    """Yield each mesh with the axes of all; those that it lacks have size 1 and come last."""
     axes = dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)
     views: dict[str, Mapping[str, int]] = {}
     for mesh in meshes:

@@ -85,7 +85,7 @@ def shard(
     view: str | None = None,
     parts: Sequence[int] | Mapping[int, Sequence[int]] | None = None,
 ) -> torch.Tensor:
-    """This rank's shard of a tensor that every rank has whole, as a new tensor; ``cut`` is that of ``rm.Sharding``."""
+    """Return this rank's shard of a tensor that every rank has whole, as a copy; ``cut`` as in ``rm.Sharding``."""
     dtype = str(whole.dtype).removeprefix("torch.")
     local = Sharding(
         groups.plan.mesh, None if cut is None else tuple(cut), tuple(whole.shape), dtype, view=view, parts=parts
@@ -104,7 +104,7 @@ def random(
     draw: Callable[..., torch.Tensor] = torch.randn,
     dtype: torch.dtype | None = None,
 ) -> torch.Tensor:
-    """This rank's shard of a random tensor: each element has the value that it has on one process.
+    """Return this rank's shard of a random tensor: each element has the value that it has on one process.
 
     The whole tensor is drawn from a generator that ``name`` seeds; ``draw`` is ``torch.randn`` or ``torch.rand``, of
     which a dropout mask is made.

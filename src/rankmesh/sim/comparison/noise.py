@@ -69,7 +69,7 @@ class PermutedReductions(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """One operation of torch; that of a DTensor comes back as one of its shard."""
+        """Run one operation of torch; a DTensor's comes back as one of its shard."""
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented
         plain = all(kind in (torch.Tensor, torch.nn.Parameter) for kind in types)
@@ -80,7 +80,7 @@ class PermutedReductions(TorchDispatchMode):
 
 
 def largest(tensor: torch.Tensor) -> float:
-    """The largest magnitude in a tensor; 0 where it is empty, infinite where it holds a NaN."""
+    """Return the largest magnitude in a tensor; 0 where it is empty, infinite where it holds a NaN."""
     if not tensor.numel():
         return 0.0
     number = tensor.detach() if tensor.is_floating_point() or tensor.is_complex() else tensor.to(torch.float64)
@@ -108,7 +108,7 @@ class Scale:
         return cls(largest(finite), moved, not floating, torch.finfo(value.dtype).eps if floating else 0.0)
 
     def allowed(self, tolerance: float, overall: float) -> float:
-        """How far an element may be from the reference; ``overall`` is the largest element of all values seen."""
+        """Return how far an element may be off; ``overall`` is the largest element of all values seen."""
         if self.exact:
             return 0.0
         return max(max(tolerance, _ULPS * self.eps) * self.size, MARGIN * self.spread, self.eps * overall)

@@ -33,31 +33,31 @@ class Repair:
     others: tuple[Node, ...] = ()
 
     def changes(self, stack: Sequence[Site], kind: str) -> bool:
-        """Whether it is a change of this call."""
+        """Return whether it is a change of this call."""
         return self.node is not None and any(node.matches(stack, kind) for node in (self.node, *self.others))
 
     def factor(self, layout: Layout) -> float:
-        """What a scale multiplies by under a layout."""
+        """Return what a scale multiplies by under a layout."""
         kind = self.what.removeprefix(_INVERSE)
         size = layout.kinds[kind].size
         return 1.0 / size if self.what.startswith(_INVERSE) else float(size)
 
     def described(self, layout: Layout) -> tuple[str, str | float]:
-        """How the user gets it: a scale as its number under the layout."""
+        """Return how the user gets it: a scale as its number under the layout."""
         if self.form == "scale":
             return self.form, self.factor(layout)
         return self.form, self.what
 
 
 def _common(layouts: Sequence[Layout]) -> list[str]:
-    """The kinds that every layout has: those of the plan first, of these the ones along the fewest axes."""
+    """Return the kinds that every layout has: those of the plan first, of these the ones along the fewest axes."""
     first = layouts[0]
     known = [kind for kind in first.kinds if all(kind in layout.kinds for layout in layouts)]
     return sorted(known, key=lambda kind: (kind in first.unions, len(first.kinds[kind].axes)))
 
 
 def _distinct(layouts: Sequence[Layout], kinds: Sequence[str]) -> Iterator[str]:
-    """The kinds that have more than one rank somewhere; of those with the same groups everywhere, the first."""
+    """Yield the kinds that have more than one rank somewhere; of those with the same groups everywhere, the first."""
     seen: set[tuple[object, ...]] = set()
     for kind in kinds:
         groups = [layout.kinds[kind] for layout in layouts]
@@ -68,19 +68,19 @@ def _distinct(layouts: Sequence[Layout], kinds: Sequence[str]) -> Iterator[str]:
 
 
 def regroupings(node: Node, layouts: Sequence[Layout], *, unions: bool = False) -> list[Repair]:
-    """The same collectives on every other kind of the plan, or on each group for which it has no kind."""
+    """Return the same collectives on every other kind of the plan, or on each group for which it has no kind."""
     kinds = sorted(_common(layouts), key=lambda kind: kind != node.kind)
     others = [kind for kind in _distinct(layouts, kinds) if kind != node.kind]
     return [Repair("group", kind, node) for kind in others if (kind in layouts[0].unions) == unions]
 
 
 def reductions(layouts: Sequence[Layout]) -> list[Repair]:
-    """A sum of what is seen over each kind of group."""
+    """Return a sum of what is seen over each kind of group."""
     return [Repair("all-reduce", kind) for kind in _distinct(layouts, _common(layouts))]
 
 
 def scalings(layouts: Sequence[Layout], node: Node | None = None) -> list[Repair]:
-    """A factor of a kind's size, or one over it; of equal factors everywhere, the first."""
+    """Return a factor of a kind's size, or one over it; of equal factors everywhere, the first."""
     found, seen = [], set()
     for kind in _common(layouts):
         sizes = tuple(layout.kinds[kind].size for layout in layouts)

@@ -126,7 +126,7 @@ def _values(count: int) -> str:
 
 
 def _finite(value: float | None) -> float | None:
-    """JSON has no other numbers."""
+    """Return a number that JSON has, else None."""
     return value if value is not None and isfinite(value) else None
 
 
@@ -136,7 +136,7 @@ def _shape(value: object) -> list[int]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The same program under several layouts.
+    """What one program sees under several layouts.
 
     ``layouts``     their names; ``first`` is what differs first, None where nothing does
     ``errors``      for each layout by name of what was seen its largest difference, in units of its largest element
@@ -165,7 +165,7 @@ class Comparison:
         return self.same
 
     def report(self) -> str:
-        """The result in words."""
+        """Return the result in words."""
         count = len({name for names in self.errors.values() for name in names})
         of = f"{count} value{'s' * (count != 1)} under {len(self.layouts)} layout{'s' * (len(self.layouts) != 1)}"
         if self.first is None:
@@ -219,7 +219,7 @@ class Comparison:
         }
 
     def table(self) -> tuple[list[str], list[list[str]]]:
-        """A heading and a row for each value that was seen: its difference under each layout, ``!`` where too large."""
+        """Return a heading and a row for each value: its difference under each layout, ``!`` where too large."""
         names = list(
             dict.fromkeys(
                 name for by_layout in (self.errors, self.differing) for names in by_layout.values() for name in names

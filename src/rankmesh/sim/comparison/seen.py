@@ -99,7 +99,7 @@ def _tensor(value: object) -> torch.Tensor:
 
 
 def _placed(value: object) -> tuple[torch.Tensor, tuple[str | None, ...]] | None:
-    """The local tensor of a DTensor, and its cut by the names of its mesh's dimensions; None for anything else."""
+    """Return the local tensor of a DTensor, and its cut by the dimensions of its mesh; None for anything else."""
     if "torch.distributed.tensor" not in sys.modules:  # whose import takes a second
         return None
     from torch.distributed.tensor import DTensor
@@ -112,7 +112,7 @@ def _placed(value: object) -> tuple[torch.Tensor, tuple[str | None, ...]] | None
 
 
 def piece(whole: torch.Tensor, shard: Shard, like: torch.Tensor | None) -> torch.Tensor:
-    """What a rank should hold; where its own tensor is padded, the padding is that of ``like``."""
+    """Return what a rank should hold; where its own tensor is padded, the padding is copied from ``like``."""
     made = whole.new_zeros(shard.shape) if like is None else like.detach().to(whole.dtype).cpu().clone()
     for box, place in zip(shard.boxes, shard.places, strict=True):
         local = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(place, box, strict=True))

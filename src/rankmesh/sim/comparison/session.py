@@ -91,7 +91,7 @@ class Reference:
         return {key: number for number, key in enumerate(self.values)}
 
     def place(self, key: Key) -> int:
-        """Where a value is in the order of the program, behind all others where one process does not see it."""
+        """Return where a value is in the order of the program, behind all others where one process does not see it."""
         return self.order.get(key, len(self.order))
 
     @cached_property
@@ -105,12 +105,12 @@ class Reference:
         return max((one.spread / one.size for one in whole), default=0.0)
 
     def allowed(self, key: Key) -> float:
-        """How far an element of a value may be off."""
+        """Return how far an element of a value may be off."""
         return self.scales[key].allowed(self.tolerance, self._overall)
 
 
 class Session(Observer):
-    """A run; ``reference`` is None in that of the reference itself.
+    """A run; ``reference`` is None in the run of the reference itself.
 
     ``repair``   a change that is tried; ``until`` is the key up to which every value must then be right
     ``trace``    whether every collective is recorded
@@ -150,7 +150,7 @@ class Session(Observer):
     # -- what is seen -------------------------------------------------------------------------------------------
 
     def see(self, rank: int, name: str, seen: Seen) -> None:
-        """One value on one rank."""
+        """Keep or compare one value of one rank."""
         number = self._numbers[rank, name]
         self._numbers[rank, name] += 1
         key = (name, number)
@@ -234,7 +234,7 @@ class Session(Observer):
     # -- repairs of what is seen --------------------------------------------------------------------------------
 
     def _repaired(self, key: Key, rank: int, seen: Seen, sharding: Sharding, error: float) -> float:
-        """The difference that is left when what is seen has been repaired, if that makes it right."""
+        """Return the difference that is left when what is seen has been repaired, if that makes it right."""
         repair, reference = self.repair, self.reference
         if repair is None or reference is None or not seen.tensor.is_floating_point():
             return error
@@ -254,7 +254,7 @@ class Session(Observer):
     def _summed(
         self, rank: int, kind: str, tensor: torch.Tensor, *, differs: bool, allowed: float
     ) -> torch.Tensor | None:
-        """The sum over the members of a group, where one of them differs; None where all are right, or all equal."""
+        """Return the sum over a group where one member differs; None where all are right, or all equal."""
         context = current_context()
         ranks = self.layout.kinds[kind].of(rank).ranks
         if context is None or len(ranks) == 1:
@@ -274,7 +274,7 @@ class Session(Observer):
     # -- collectives --------------------------------------------------------------------------------------------
 
     def route(self, pg: SimulatedGroup, call: Call) -> SimulatedGroup:
-        """The group of a collective, or the one that the repair gives it."""
+        """Return the group of a collective, or the one that the repair gives it."""
         if not self.looks_at_lines or pg.channel.name.startswith("seen/"):
             return pg
         if not self._changes(pg, call) or self.repair is None or self.repair.form != "group":
@@ -324,7 +324,7 @@ class Session(Observer):
             self._count(calls)
 
     def _count(self, calls: Sequence[Call]) -> None:
-        """Whether what the former groups summed is now summed with equal numbers: then it is only scaled."""
+        """Count whether the former groups' sums are now added to equal ones: then they are only scaled."""
         sums: dict[object, torch.Tensor] = {}
         for call in calls:
             _, former = self.chosen[id(call)]
@@ -342,7 +342,7 @@ def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
 
 
 def _difference(whole: torch.Tensor, shard: Shard, got: torch.Tensor) -> tuple[float, torch.Tensor]:
-    """The largest difference of an element from what a rank should hold, and that."""
+    """Return the largest difference of an element from what a rank should hold, and that."""
     wide = torch.complex128 if whole.is_complex() or got.is_complex() else torch.float64
     expected = piece(whole, shard, got)
     left, right = expected.to(wide), got.detach().cpu().to(wide)

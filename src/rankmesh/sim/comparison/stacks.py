@@ -64,7 +64,7 @@ class Node:
         return self.sites[-1]
 
     def matches(self, stack: Sequence[Site], kind: str) -> bool:
-        """Whether a call is one of these."""
+        """Return whether a call is one of these."""
         if kind != self.kind:
             return False
         starts = range(len(stack) - len(self.sites) + 1) if self.anywhere else (0,)
@@ -72,14 +72,14 @@ class Node:
 
 
 def stack_here(pg: object) -> Stack:
-    """The stack of the call on a process group that is being made on this thread."""
+    """Return the stack of the call on a process group that is being made on this thread."""
     lines = list(_lines(sys._getframe(1)))
     passing = next((number for number, (_, given) in enumerate(lines) if id(pg) not in given), len(lines))
     return Stack(tuple(site for site, _ in lines), min(passing, max(len(lines) - 1, 0)))
 
 
 def _lines(frame: FrameType | None) -> Iterator[_Line]:
-    """The user's lines from a frame outwards; from a backward pass on, those that made what it differentiates.
+    """Yield the user's lines from a frame outwards; from a backward pass on, those that made what it differentiates.
 
     Where nothing says who made it, as in the hooks of DistributedDataParallel, the line that started the pass is one.
     """
@@ -97,7 +97,7 @@ def _lines(frame: FrameType | None) -> Iterator[_Line]:
 
 
 def _given(frame: FrameType) -> frozenset[int]:
-    """The process groups among the arguments of a function."""
+    """Return the process groups among the arguments of a function."""
     code = frame.f_code
     count = code.co_argcount + code.co_kwonlyargcount + bool(code.co_flags & 0x04) + bool(code.co_flags & 0x08)
     names = code.co_varnames[:count]
@@ -119,7 +119,7 @@ def _groups(value: object) -> Iterator[object]:
 
 @contextmanager
 def forward_passes_recorded() -> Iterator[None]:
-    """Inside, what an ``autograd.Function`` makes keeps the lines that called it, for its backward pass."""
+    """Have what an ``autograd.Function`` makes keep the lines that called it, for its backward pass."""
     apply: Any = torch.autograd.Function.__dict__["apply"]
 
     def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
