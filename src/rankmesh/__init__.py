@@ -14,6 +14,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.core import Group, Groups, GroupSpec, Mesh, Options, Pick, Plan, ends, first, last
+from rankmesh.core.lazy import PROVIDED
 from rankmesh.errors import (
     AgreementError,
     ClusterError,
@@ -94,6 +95,9 @@ __all__ = [
 ]
 
 __version__ = "0.1.0"
+
+# Reading and making DTensors needs torch, which shardings do not.
+PROVIDED["dtensors"] = "rankmesh.transfer.dtensors"
 
 # Where each name is that is loaded when it is first used; of those below, torch is too.
 _LAZY = {

@@ -5,7 +5,6 @@ strided         the (size, stride) patterns that everything is made of
 axes            names, sizes and order strings
 rank_range      the ranks of a mesh and their order
 mesh            coordinates, groups, views, splits
-views           another factorisation of the same ranks
 groups          one group, and all groups of one kind
 picks           a choice of positions inside each group
 job             several meshes in one world

@@ -1,4 +1,4 @@
-"""Communicators: what ``plan.of(rank).communicators`` says of one rank, for all ranks at once.
+"""Communicators: ``plan.of(rank).communicators`` for all ranks at once, counted by kind.
 
 ```
 pp=4, embd = ends of pp, half = pp by two       rank    0      1      2      3
@@ -10,8 +10,7 @@ communicators of the rank                               3      2      2      3
 
 A group uses the communicator of the first kind in the plan that has the same members with the same options.
 
->>> from rankmesh.core import Mesh, ends
->>> from rankmesh.core import GroupSpec, Plan
+>>> from rankmesh.core import GroupSpec, Mesh, ends
 >>> specs = [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd", "pp", pick=ends)]
 >>> use = communicators(Plan(Mesh(tp=1, pp=2), specs))
 >>> [str(kind) for kind in use.kinds.values()], use.least, use.most, use.total
@@ -20,12 +19,11 @@ A group uses the communicator of the first kind in the plan that has the same me
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
 
-from rankmesh.core.groups import Groups
+from rankmesh.core.groups import Groups, among
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
@@ -94,7 +92,7 @@ def communicators(plan: Plan) -> Communicators:
 
 
 def _canonical(plan: Plan, name: str, groups: Groups, options: Options) -> IntArray:
-    """For each group of a kind the number of the kind whose communicator it uses; -1: it creates one."""
+    """Return for each group of a kind the number of the kind whose communicator it uses; -1: it creates one."""
     canonical = np.full(len(groups), -1, dtype=np.int64)
     if groups.size == 1 or options.share is False:
         return canonical
@@ -102,21 +100,9 @@ def _canonical(plan: Plan, name: str, groups: Groups, options: Options) -> IntAr
         if spec.name == name:
             break
         other = plan.groups(spec.name)
-        if other.size == groups.size and spec.options == options:
-            canonical[(canonical < 0) & _same(other, groups)] = number
+        if spec.options == options:
+            canonical[(canonical < 0) & among(groups, other)] = number
     return canonical
-
-
-def _same(one: Groups, other: Groups) -> IntArray:
-    """Which groups of ``other`` are groups of ``one``, in the same order; shape ``(len(other),)``."""
-    if one.partition == other.partition:
-        return np.ones(len(other), dtype=np.bool_)
-    if not any(groups.picked or groups.level for groups in (one, other)):
-        return np.zeros(len(other), dtype=np.bool_)  # two patterns that tile the ranks have all groups equal, or none
-    row_of = np.full(one.rank_range.size, -1, dtype=np.int64)
-    row_of[one.rank_range.positions(one.array)] = np.arange(len(one))[:, None]
-    rows = row_of[one.rank_range.positions(other.array[:, 0])]
-    return (rows >= 0) & (one.array[rows] == other.array).all(axis=1)  # type: ignore[no-any-return]
 
 
 def _use(plan: Plan, groups: Groups, canonical: IntArray) -> KindUse:
@@ -130,23 +116,20 @@ def _use(plan: Plan, groups: Groups, canonical: IntArray) -> KindUse:
 
 
 def unshared(plan: Plan) -> tuple[Unshared, ...]:
-    """Kinds that have the members of an earlier kind on every rank, and yet a communicator of their own.
+    """Return the kinds with the members of an earlier kind on every rank, and yet a communicator of their own.
 
-    >>> from rankmesh.core import Mesh
-    >>> from rankmesh.core import GroupSpec, Plan
+    >>> from rankmesh.core import GroupSpec, Mesh
     >>> unshared(Plan(Mesh(dp=2), [GroupSpec("dp"), GroupSpec("gather", "dp", overlap="gather")]))
     (Unshared(kind='gather', other='dp', why="overlap 'gather', not None"),)
     """
-    return tuple(_unshared(plan))
-
-
-def _unshared(plan: Plan) -> Iterator[Unshared]:
+    found: list[Unshared] = []
     first = [plan.spec(names[0]) for names in plan.sharing]
     for number, spec in enumerate(first):
         groups = plan.groups(spec.name)
         same = (other for other in first[:number] if plan.groups(other.name).partition == groups.partition)
         if groups.size > 1 and (earlier := next(same, None)) is not None:
-            yield Unshared(spec.name, earlier.name, _why(spec.options, earlier.options))
+            found.append(Unshared(spec.name, earlier.name, _why(spec.options, earlier.options)))
+    return tuple(found)
 
 
 def _why(options: Options, other: Options) -> str:

@@ -19,10 +19,9 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh.core.groups import Groups
+from rankmesh.core.groups import Groups, among
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.core.strided import IntArray
 
 __all__ = ["AxisDiff", "Difference", "KindDiff", "OnlyKind", "OptionDiff", "RankDiff", "difference"]
 
@@ -127,24 +126,12 @@ def difference(left: Plan, right: Plan, *, examples: int = 3, members: int = 8) 
 
 
 def _differs(left: Groups, right: Groups, world: int) -> BoolArray:
-    """For each rank of the world whether it sees another group; bool, shape ``(world,)``."""
-    if left.partition == right.partition:
-        return np.zeros(world, dtype=np.bool_)
-    ours, theirs = _rows(left, world), _rows(right, world)
-    absent = (ours < 0) & (theirs < 0)
-    if left.size != right.size:
-        return ~absent
-    rows = theirs[left.array[:, 0]]
-    same = (rows >= 0) & (left.array == right.array[rows]).all(axis=1)
-    different: BoolArray = ~(absent | ((ours >= 0) & same[ours]))
+    """Return for each rank of the world whether it is in another group; bool, shape ``(world,)``."""
+    different = np.zeros(world, dtype=np.bool_)
+    for groups in (left, right):
+        different[groups.array] = True
+    different[left.array[among(left, right)]] = False
     return different
-
-
-def _rows(groups: Groups, world: int) -> IntArray:
-    """The number of each rank's group, -1 for ranks in none; shape ``(world,)``."""
-    rows = np.full(world, -1, dtype=np.int64)
-    rows[groups.array] = np.arange(len(groups))[:, None]
-    return rows
 
 
 def _kind(left: Plan, right: Plan, name: str, mask: BoolArray, examples: int, members: int) -> KindDiff:

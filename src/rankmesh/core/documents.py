@@ -26,7 +26,6 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import cache
 from typing import Any, BinaryIO, NoReturn, TypeVar
 
 from rankmesh.errors import RankmeshError, first_line, quoted
@@ -351,7 +350,7 @@ class YamlTree:
     loader: Any
 
     def value(self, node: Any) -> Any:
-        """The data of one node; a scalar of another library's tag is its text, a list or mapping None."""
+        """Return the data of one node; of a scalar with another library's tag its text, of a collection None."""
         import yaml
 
         try:
@@ -361,73 +360,70 @@ class YamlTree:
 
 
 def parse_yaml(text: str, limits: Limits = DOCUMENT) -> Any:
-    """The data of a YAML text: what JSON could hold, dates too. Raises ``Unreadable``."""
-    _check_text(text)
-    loader = _loader()(text, limits)
-    return _checked(_made("YAML", loader.get_single_data, limits, loader.error), limits)
+    """Return the data of a YAML text: what JSON could hold, dates too. Raises ``Unreadable``."""
+    import yaml
+
+    tree = compose_yaml(text, limits)
+    if tree.node is None:
+        return None
+    return _checked(_made("YAML", lambda: tree.loader.construct_document(tree.node), limits, yaml.YAMLError), limits)
 
 
 def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
-    """The nodes of a YAML text. Raises ``Unreadable``; of aliases, all that they stand for counts."""
-    loader = _loader()(text, limits)
-    return YamlTree(_made("YAML", loader.get_single_node, limits, loader.error), loader)
-
-
-@cache
-def _loader() -> Any:
-    """PyYAML's own composer and constructor over its parser, in C where there is one, with the limits in between."""
+    """Return the nodes of a YAML text. Raises ``Unreadable``; an alias counts as all that it stands for."""
     import yaml
-    from yaml.composer import Composer
-    from yaml.constructor import SafeConstructor
-    from yaml.resolver import Resolver
 
-    parser = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+    _check_text(text)
+    loader, parser = yaml.SafeLoader(""), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    class Loader(Composer, SafeConstructor, Resolver):
-        error = yaml.YAMLError
+    def compose() -> Any:
+        _check_events(yaml.parse(text, Loader=parser), loader, limits)
+        return yaml.compose(text, Loader=parser)
 
-        def __init__(self, text: str, limits: Limits) -> None:
-            Composer.__init__(self)
-            SafeConstructor.__init__(self)
-            Resolver.__init__(self)
-            self._events = iter(yaml.parse(text, Loader=parser))
-            self._next: Any = None
-            self._limits = limits
-            self._weights: dict[int, int] = {}  # of the nodes that are complete, the values that each stands for
-            self._count = self._depth = 0
+    return YamlTree(_made("YAML", compose, limits, yaml.YAMLError), loader)
 
-        def peek_event(self) -> Any:
-            if self._next is None:
-                self._next = next(self._events, None)
-            return self._next
 
-        def check_event(self, *kinds: type) -> bool:
-            return isinstance(self.peek_event(), kinds)
+def _check_events(events: Iterable[Any], loader: Any, limits: Limits) -> None:
+    """Refuse a YAML text that is too deep, or holds too many values once its aliases are written out."""
+    import yaml
 
-        def get_event(self) -> Any:
-            event, self._next = self.peek_event(), None
-            return event
-
-        def compose_node(self, parent: Any, index: Any) -> Any:
-            self._depth, before = self._depth + 1, self._count
-            if self._depth > self._limits.depth + 1:
-                raise _too_deep(self._limits)
-            alias = self.check_event(yaml.AliasEvent)
-            node = super().compose_node(parent, index)
-            if alias and id(node) not in self._weights:
+    count = 0
+    values: dict[Any, int | None] = {}  # of each anchor; None while what it names is open
+    inside: list[tuple[Any, int]] = []
+    for event in events:
+        anchor: Any = getattr(event, "anchor", None)
+        before = count
+        if isinstance(event, yaml.CollectionEndEvent):
+            anchor, before = inside.pop()
+            values[anchor] = count - before
+            continue
+        if isinstance(event, yaml.CollectionStartEvent):
+            inside.append((anchor, count))
+            values[anchor] = None
+            if len(inside) > limits.depth + 1:
+                raise _too_deep(limits)
+        if isinstance(event, yaml.AliasEvent):
+            meant = values.get(anchor, 0)
+            if meant is None:
                 raise Unreadable("holds an alias inside of what it stands for")
-            if isinstance(node, yaml.ScalarNode) and len(node.value) > _SCALAR:
-                if node.tag.rpartition(":")[2] in ("int", "float", "timestamp"):
-                    raise Unreadable(f"holds a number of {len(node.value)} characters")
-                self._count += 0 if alias else len(node.value) >> 8
-            self._count += self._weights[id(node)] if alias else 1
-            if self._count > self._limits.values:
-                raise Unreadable(f"holds more than {self._limits.values:,} values, its aliases written out")
-            self._weights[id(node)] = self._count - before
-            self._depth -= 1
-            return node
+            count += meant
+        elif isinstance(event, yaml.NodeEvent):
+            count += 1
+        if isinstance(event, yaml.ScalarEvent):
+            if len(event.value) > _SCALAR:
+                _check_scalar(event, loader)
+                count += len(event.value) >> 8
+            values[anchor] = count - before
+        if count > limits.values:
+            raise Unreadable(f"holds more than {limits.values:,} values, its aliases written out")
 
-    return Loader
+
+def _check_scalar(event: Any, loader: Any) -> None:
+    import yaml
+
+    tag = event.tag or loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+    if tag.rpartition(":")[2] in ("int", "float", "timestamp"):
+        raise Unreadable(f"holds a number of {len(event.value)} characters")
 
 
 def parse(text: str) -> Any:

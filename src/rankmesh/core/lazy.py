@@ -15,7 +15,10 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["loader"]
+__all__ = ["PROVIDED", "loader", "provided"]
+
+# Modules of higher packages, by the names under which lower packages use them. ``rankmesh`` itself fills it.
+PROVIDED: dict[str, str] = {}
 
 
 def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
@@ -32,3 +35,8 @@ def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
         return found
 
     return load, lambda: sorted({*vars(sys.modules[package]), *names})
+
+
+def provided(name: str) -> Any:
+    """Load the module of a higher package that ``PROVIDED`` names."""
+    return import_module(PROVIDED[name])

@@ -32,6 +32,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from functools import cached_property
+from graphlib import CycleError, TopologicalSorter
 from math import prod
 from types import EllipsisType
 from typing import Any, TypedDict
@@ -40,8 +41,7 @@ from rankmesh.core.axes import AxesLike, axis_name, axis_names, axis_size, fill,
 from rankmesh.core.groups import Groups
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.strided import Strided
-from rankmesh.core.views import check_shared, factors
-from rankmesh.errors import LayoutError, first_line, quoted
+from rankmesh.errors import LayoutError, first_line, listed, quoted
 
 __all__ = ["Mesh", "MeshData"]
 
@@ -318,10 +318,23 @@ class Mesh:
         rankmesh.errors.LayoutError: view 'expert' shares 'pp' with the mesh, but its groups differ: \
 the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one stride in both, or leave it out of shared
         """
-        view = self._with(sizes=factors(name, sizes, self.size), parts={}, views={})
+        view = self._with(sizes=_factors(name, sizes, self.size), parts={}, views={})
         if axis_name(name) in self._views:
             raise LayoutError(f"the mesh has a view {name!r} already; give the second one another name", view=name)
-        check_shared(self, view, name, shared)
+        known = {*self._sizes, *self._parts}
+        for axis in [axis for axis in sizes if axis in known] if shared is None else axis_names(shared):
+            ours, theirs = self.groups(axis), view.groups(axis)
+            # Equal patterns tile the ranks in one way only: the lowest one not yet covered must start a group.
+            if ours.members != theirs.members:
+                raise LayoutError(
+                    f"view {name!r} shares {axis!r} with the mesh, but its groups differ: the mesh has "
+                    f"{listed(ours[0])}, the view has {listed(theirs[0])}; give {axis!r} one size and one stride in "
+                    "both, or leave it out of shared",
+                    view=name,
+                    axis=axis,
+                    mesh_groups=ours,
+                    view_groups=theirs,
+                )
         return self._with(views={**self._views, name: view})
 
     def split(self, axis: str, /, *, view: str | None = None, **sizes: int | EllipsisType) -> Mesh:
@@ -419,10 +432,10 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         sizes, apart = _unique(data["axes"]), data.get("consecutive") is False
         mesh = cls.of(sizes, offset=data["offset"], rank_map=None if apart else data.get("rank_map"))
         if apart:
-            mesh = mesh._with(rank_range=RankRange.listed(data["rank_map"], mesh.size))
+            mesh = mesh._with(rank_range=mesh._rank_range.ordered(data["rank_map"], consecutive=False))
         views = {}
         for name, view in data.get("views", {}).items():
-            other = mesh._with(sizes=factors(axis_name(name), _unique(view["axes"]), mesh.size))
+            other = mesh._with(sizes=_factors(axis_name(name), _unique(view["axes"]), mesh.size))
             views[name] = other._with(parts=other._checked_parts(view.get("parts", {})))
         return mesh._with(parts=mesh._checked_parts(data.get("parts", {})), views=views)
 
@@ -434,7 +447,16 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
                 raise LayoutError(
                     f"parts {quoted(leaves)} of axis {name!r} are no axes of the mesh; name axes", axis=name
                 )
-        _check_acyclic(split)
+        try:
+            TopologicalSorter(split).prepare()
+        except CycleError as error:
+            cycle = tuple(dict.fromkeys(error.args[1]))
+            raise LayoutError(
+                f"the parts of {', '.join(cycle)} are each other's; list each split axis with the axes of the mesh "
+                "that replace it",
+                axes=cycle,
+                parts=split,
+            ) from error
         return split
 
     @cached_property
@@ -472,6 +494,22 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         return f"Mesh({', '.join(words)}){views}"
 
 
+def _factors(name: str, sizes: Mapping[str, int], total: int) -> dict[str, int]:
+    """Check the sizes of a view, whose product must be the ``total`` of the mesh."""
+    checked = {axis_name(axis): axis_size(axis, size) for axis, size in sizes.items()}
+    product = prod(checked.values())
+    if product != total:
+        shown = " x ".join(f"{axis} {size}" for axis, size in checked.items())
+        raise LayoutError(
+            f"view {name!r} has {shown} = {product} ranks, but the mesh has {total}; change its sizes, as a view is "
+            "another factorisation of the same ranks",
+            view=name,
+            product=product,
+            size=total,
+        )
+    return checked
+
+
 def _digit(name: str, size: int, coordinate: Mapping[str, int]) -> int:
     if name not in coordinate:
         if size == 1:
@@ -495,18 +533,3 @@ def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
     listed = [(axis_name(name), size) for name, size in pairs]
     axis_names([name for name, _ in listed])
     return dict(listed)
-
-
-def _check_acyclic(parts: Mapping[str, tuple[str, ...]]) -> None:
-    open_axes = dict(parts)
-    while open_axes:
-        done = [name for name, leaves in open_axes.items() if open_axes.keys().isdisjoint(leaves)]
-        if not done:
-            raise LayoutError(
-                f"the parts of {', '.join(open_axes)} are each other's; list each split axis with the axes of the mesh "
-                "that replace it",
-                axes=tuple(open_axes),
-                parts=dict(parts),
-            )
-        for name in done:
-            del open_axes[name]

@@ -22,7 +22,7 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import EllipsisType, MappingProxyType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from rankmesh.core.axes import integer
 from rankmesh.core.groups import Groups
@@ -260,10 +260,16 @@ class Plan:
 
     @classmethod
     def from_json(cls, text: str) -> Plan:
-        """The plan of ``to_json``; a text that is no plan, or of a newer schema, is refused."""
-        saved = load(text)
-        plan = cls(saved.mesh, saved.specs, world_size=saved.world_size, name=saved.name)
-        return plan._with(options=saved.options, view_options=saved.view_options)
+        """Return the plan that ``to_json`` wrote. Raises ``PlanError`` for another text, and for a newer schema."""
+        return load(text, cls._from_dict)
+
+    @classmethod
+    def _from_dict(cls, data: Mapping[str, Any]) -> Plan:
+        specs = [GroupSpec.from_dict(spec) for spec in data["groups"]]
+        plan = cls(Mesh.from_dict(data["mesh"]), specs, world_size=data.get("world_size"), name=data.get("name", ""))
+        of_views = {view: Options(**options) for view, options in data.get("view_options", {}).items()}
+        # The groups have what they inherited; only groups to come inherit these.
+        return plan._with(options=Options(**data.get("options", {})), view_options=of_views)
 
     def __eq__(self, other: object) -> bool:
         return self.digest == other.digest if isinstance(other, Plan) else NotImplemented

@@ -58,21 +58,11 @@ class RankRange:
         ascending = np.array_equal(ranks, np.arange(first, first + len(ranks)))
         return cls(first, len(ranks), None if ascending else tuple(ranks.tolist()))
 
-    @classmethod
-    def listed(cls, ranks: Iterable[int], size: int) -> RankRange:
-        """``size`` different ranks, in this order; they may be apart."""
-        listed = np.asarray([integer(rank, "rank of a rank_map", least=0) for rank in ranks], dtype=np.int64)
-        if listed.shape != (size,) or len(np.unique(listed)) < size:
-            raise LayoutError(
-                f"rank_map {quoted(listed.tolist())} has {listed.size} entries for a mesh of {size} ranks; list {size} "
-                "different ranks, in the order of positions",
-                received=tuple(listed.tolist()),
-                size=size,
-            )
-        return cls.at(listed)
+    def ordered(self, rank_map: Iterable[int] | None, *, consecutive: bool = True) -> RankRange:
+        """Return the range in the order of a map, which lists each of its ranks once; None: ascending.
 
-    def ordered(self, rank_map: Iterable[int] | None) -> RankRange:
-        """The same ranks in the order of a map, which lists each of them once; None: ascending."""
+        A map that is not ``consecutive`` lists as many other ranks, which may be apart.
+        """
         if rank_map is None:
             return self if self.rank_map is None else RankRange.at(self.ascending)
         if not isinstance(rank_map, Iterable):
@@ -81,10 +71,12 @@ class RankRange:
                 received=rank_map,
             )
         ranks = np.asarray(list(rank_map))
-        if ranks.shape != (self.size,) or ranks.dtype.kind not in "iu" or (np.sort(ranks) != self.ascending).any():
+        integers = ranks.shape == (self.size,) and ranks.dtype.kind in "iu" and int(ranks.min()) >= 0
+        if not integers or not np.array_equal(np.sort(ranks), self.ascending if consecutive else np.unique(ranks)):
+            wanted = f"each of {self}" if consecutive else f"{self.size} different ranks"
             raise LayoutError(
-                f"rank_map {quoted(ranks.tolist())} has {ranks.size} entries for a mesh of {self.size} ranks from "
-                f"{self.offset}; list each of {self} exactly once, in the order of positions",
+                f"rank_map {quoted(ranks.tolist())} has {ranks.size} entries for a mesh of {self.size} ranks; list "
+                f"{wanted} exactly once, in the order of positions",
                 received=tuple(ranks.tolist()),
                 offset=self.offset,
                 size=self.size,

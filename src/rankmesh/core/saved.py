@@ -12,18 +12,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, NamedTuple, TypedDict
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any, TypedDict
 
-from rankmesh.core.mesh import Mesh, MeshData
-from rankmesh.core.options import Options
-from rankmesh.core.spec import GroupSpec, SpecData
+from rankmesh.core.mesh import MeshData
+from rankmesh.core.spec import SpecData
 from rankmesh.errors import PlanError, quoted
 
 if TYPE_CHECKING:
     from rankmesh.core.plan import Plan
 
-__all__ = ["SCHEMA", "PlanData", "SavedPlan", "contents", "digest_of", "dump", "load"]
+__all__ = ["SCHEMA", "PlanData", "contents", "digest_of", "dump", "load"]
 
 SCHEMA = 1
 _FORM = "a plan has a mesh and groups; write one with Plan.to_json()"
@@ -68,38 +67,17 @@ def _inherited(plan: Plan) -> dict[str, Mapping[str, object]]:
     return {key: value for key, value in data.items() if value}
 
 
-class SavedPlan(NamedTuple):
-    """What a JSON text holds; ``options`` and ``view_options`` are what groups to come inherit."""
-
-    mesh: Mesh
-    specs: list[GroupSpec]
-    world_size: int | None
-    name: str
-    options: Options
-    view_options: dict[str, Options]
-
-
-def load(text: str) -> SavedPlan:
-    """The plan that a JSON text holds. Raises ``PlanError`` for one that holds none."""
-    from rankmesh.core.documents import refused_as
-
-    data = _document(text)
-    with refused_as(PlanError, "the saved plan", _FORM):
-        return SavedPlan(
-            mesh=Mesh.from_dict(data["mesh"]),
-            specs=[GroupSpec.from_dict(spec) for spec in data["groups"]],
-            world_size=data.get("world_size"),
-            name=data.get("name", ""),
-            options=Options(**data.get("options", {})),
-            view_options={view: Options(**options) for view, options in data.get("view_options", {}).items()},
-        )
-
-
-def _document(text: str) -> Mapping[str, Any]:
+def load(text: str, make: Callable[[Mapping[str, Any]], Plan]) -> Plan:
+    """Return the plan that ``make`` makes of a JSON text. Raises ``PlanError`` for another text."""
     from rankmesh.core.documents import INDEX, parse_json, refused_as
 
     with refused_as(PlanError, "the saved plan", _FORM):
         data = parse_json(text, INDEX)
+        _check_schema(data)
+        return make(data)
+
+
+def _check_schema(data: Any) -> None:
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise PlanError(
@@ -113,5 +91,3 @@ def _document(text: str) -> Mapping[str, Any]:
             schema=schema,
             newest=SCHEMA,
         )
-    document: Mapping[str, Any] = data
-    return document

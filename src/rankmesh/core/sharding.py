@@ -30,6 +30,7 @@ from typing import Any
 from rankmesh.core.axes import axis_names, integer
 from rankmesh.core.boxes import Box, size
 from rankmesh.core.cuts import Cut
+from rankmesh.core.lazy import provided
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.shard_map import ShardMap, at_of, shard_map
 from rankmesh.errors import LayoutError, quoted
@@ -174,18 +175,16 @@ class Sharding:
 
         Raises ``LayoutError`` for partial placements, and a mesh with gaps between its ranks.
         """
-        from rankmesh.transfer.dtensors import sharding_of
-
-        return sharding_of(tensor)  # type: ignore[arg-type]  # a DTensor, which is torch's
+        found: Sharding = provided("dtensors").sharding_of(tensor)
+        return found
 
     def to_dtensor(self, device_mesh: object) -> tuple[object, ...]:
         """The placements on a ``DeviceMesh`` of the same ranks and axes: ``DTensor.from_local(local, mesh, ...)``.
 
         Raises ``LayoutError`` for what DTensors cannot say: ``at``, ``parts``, ``padded``, views, another mesh.
         """
-        from rankmesh.transfer.dtensors import placements_of
-
-        return placements_of(self, device_mesh)  # type: ignore[arg-type]  # a DeviceMesh, which is torch's
+        placements: tuple[object, ...] = provided("dtensors").placements_of(self, device_mesh)
+        return placements
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.mesh, self.cut, self.shape, self.dtype, self.at, self.view, self.parts, self.padded)

@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING
 
 from rankmesh.core import Options, Plan, recipes
 from rankmesh.core.axes import axis_size
-from rankmesh.core.recipes.hugging_face import FLATTENED
+from rankmesh.core.recipes.frameworks import FLATTENED
 from rankmesh.errors import PlanError, quoted
 
 if TYPE_CHECKING:

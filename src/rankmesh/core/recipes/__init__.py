@@ -12,40 +12,13 @@ from typing import TYPE_CHECKING
 from rankmesh.core.lazy import loader
 
 if TYPE_CHECKING:
-    from rankmesh.core.recipes.fsdp import torchtitan
-    from rankmesh.core.recipes.hugging_face import accelerate
+    from rankmesh.core.recipes.frameworks import accelerate, axes, deepspeed, ezpz, nanotron, three_d, torchtitan
     from rankmesh.core.recipes.megatron_core import megatron, megatron_mesh
     from rankmesh.core.recipes.serving import sglang, vllm
-    from rankmesh.core.recipes.small import axes, ezpz, nanotron, three_d
-    from rankmesh.core.recipes.zero import deepspeed
 
-__all__ = [
-    "accelerate",
-    "axes",
-    "deepspeed",
-    "ezpz",
-    "megatron",
-    "megatron_mesh",
-    "nanotron",
-    "sglang",
-    "three_d",
-    "torchtitan",
-    "vllm",
-]
+__all__ = ["accelerate", "axes", "deepspeed", "ezpz", "megatron", "megatron_mesh", "nanotron", "sglang", "three_d",
+           "torchtitan", "vllm"]  # fmt: skip
 
-__getattr__, __dir__ = loader(
-    __name__,
-    {
-        "accelerate": "hugging_face",
-        "axes": "small",
-        "deepspeed": "zero",
-        "ezpz": "small",
-        "megatron": "megatron_core",
-        "megatron_mesh": "megatron_core",
-        "nanotron": "small",
-        "sglang": "serving",
-        "three_d": "small",
-        "torchtitan": "fsdp",
-        "vllm": "serving",
-    },
-)
+_ELSEWHERE = {"megatron": "megatron_core", "megatron_mesh": "megatron_core", "sglang": "serving", "vllm": "serving"}
+
+__getattr__, __dir__ = loader(__name__, {name: _ELSEWHERE.get(name, "frameworks") for name in __all__})

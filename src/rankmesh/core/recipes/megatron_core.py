@@ -42,12 +42,12 @@ _EXPERT_NAMES = {"tp": "etp", "ep": "ep", "gtp_remat": "egtp_remat", "dp": "edp"
 
 
 def megatron_mesh(world_size: int | None = None, **arguments: Any) -> Mesh:
-    """The mesh of ``megatron`` of these arguments: ``tp cp dp pp``, with the view ``expert`` of ``etp ep edp pp``."""
+    """Return the mesh of ``megatron``: ``tp cp dp pp``, with the view ``expert`` of ``etp ep edp pp``."""
     return megatron(world_size, **arguments).mesh
 
 
 def _mesh(dense: Mapping[str, int], expert: Mapping[str, int], order: str, rank_offset: int) -> Mesh:
-    """The mesh in Megatron's order, with the view of the experts; their pipeline groups are equal, as Megatron asserts.
+    """Return the mesh in Megatron's order with the view of the experts, whose pipeline groups are checked to be equal.
 
     ``order`` names the axes, fastest first; axes of size 1 may be left out. ``gtp_remat`` follows ``tp`` in the mesh,
     ``ep`` in the view.
@@ -61,7 +61,7 @@ def _mesh(dense: Mapping[str, int], expert: Mapping[str, int], order: str, rank_
 
 
 def _expert_dp(world: int, etp: int | None, tp: int, others: Mapping[str, int]) -> int:
-    """What the sizes of the experts leave of the world."""
+    """Return what the sizes of the experts leave of the world."""
     sizes = {"etp": tp if etp is None else etp, **others}
     block = prod(axis_size(name, size) for name, size in sizes.items())
     if world % block == 0:
@@ -77,7 +77,7 @@ def _expert_dp(world: int, etp: int | None, tp: int, others: Mapping[str, int]) 
 
 
 def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, ...]:
-    """The axes in their order; ``gtp_remat`` follows ``after``, or tp, unless the order names it."""
+    """Return the axes in their order; ``gtp_remat`` follows ``after``, or tp, unless the order names it."""
     names = with_pieces(axis_names(order.lower()), after)
     for name in names:
         if name not in sizes and name != "gtp_remat":
@@ -98,7 +98,7 @@ def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, .
 
 
 def with_pieces(names: tuple[str, ...], after: str) -> tuple[str, ...]:
-    """The axes with ``gtp_remat`` behind another, or behind tp, unless it is there; first where neither is."""
+    """Return the axes with ``gtp_remat`` behind another or behind tp, unless it is there; first where neither is."""
     if "gtp_remat" in names:
         return names
     anchor = after if after in names else "tp"
@@ -131,7 +131,7 @@ def megatron(
     rank_offset: int = 0,
     options: Options | None = None,
 ) -> Plan:
-    """Every group that Megatron-Core makes, as a plan.
+    """Plan every group that Megatron-Core makes.
 
     ``dp`` and ``world_size`` follow from each other; ``etp`` defaults to ``tp``. ``order`` names the axes, fastest
     first; axes of size 1 may be left out. ``optimizer_instances`` divides the data-parallel groups into that many
@@ -152,19 +152,25 @@ def megatron(
     instances = axis_size("optimizer_instances", optimizer_instances)
     shards = (divided(sizes["dp"] * sizes["cp"], instances, "dp x cp", "optimizer_instances"), instances)
     expert_shards = (divided(expert["edp"], instances, "edp", "optimizer_instances"), instances)
-    _check_remat(instances, gtp, egtp)
+    if instances > 1 and (gtp > 1 or egtp > 1):
+        raise PlanError(
+            f"optimizer_instances is {instances} with gtp {gtp} and egtp {egtp}, but Megatron shards weights with one "
+            "optimizer instance; make one of them 1",
+            instances=instances,
+        )
     if instances > 1:
         mesh = mesh.split("edp", view="expert", edp_intra=expert_shards[0], edp_inter=instances)
     expert_gloo, gloo = gloo and gtp == egtp == 1, gloo and gtp == 1
+    hierarchy = tuple(integer(size, "hierarchical_cp", least=1) for size in hierarchical_cp or ())
     whole = ("gtp_remat",) if gtp > 1 else ()
     expert_whole = ("egtp_remat",) if egtp > 1 else ()
     specs = [
         *_data(shards, all_gather, gloo),
-        *_hybrid(sizes["dp"] * sizes["cp"], hybrid_cp),
+        *(_hybrid(sizes["dp"] * sizes["cp"]) if hybrid_cp else ()),
         GroupSpec("dp"),
         *([GroupSpec("dp_gloo", "dp", backend="gloo")] if gloo else []),
         GroupSpec("cp"),
-        *_hierarchy(sizes["cp"], hierarchical_cp),
+        *(GroupSpec(f"hcp_{level}", "cp", levels=hierarchy, level=level) for level in range(len(hierarchy))),
         GroupSpec("mp", ("tp", *whole, "pp")),
         GroupSpec("tp"),
         GroupSpec("pp", backend=pp_backend),
@@ -191,10 +197,8 @@ def _data(shards: tuple[int, int], all_gather: bool, gloo: bool) -> Iterator[Gro
         yield GroupSpec("intra_dp_cp_gloo", "dp-cp", levels=shards, level=0, backend="gloo")
 
 
-def _hybrid(size: int, wanted: bool) -> Iterator[GroupSpec]:
-    """Groups of 2, 4, 8, ... up to half of dp_cp; where one of these sizes leaves a short group over, none is made."""
-    if not wanted:
-        return
+def _hybrid(size: int) -> Iterator[GroupSpec]:
+    """Yield the groups of 2, 4, 8, ... up to half of dp_cp. Raises ``PlanError`` where one size does not fill it."""
     parts = [2**exponent for exponent in range(1, size.bit_length() - 1)]
     if size < 2 or size % 2 or any(size % part for part in parts):
         raise PlanError(
@@ -204,14 +208,6 @@ def _hybrid(size: int, wanted: bool) -> Iterator[GroupSpec]:
         )
     for part in parts:
         yield GroupSpec(f"hybrid_dp_cp_{part}", "dp-cp", levels=(part, size // part), level=0)
-
-
-def _hierarchy(cp: int, sizes: Sequence[int] | None) -> Iterator[GroupSpec]:
-    if not sizes:
-        return
-    widths = tuple(integer(size, "hierarchical_cp", least=1) for size in sizes)
-    for level in range(len(widths)):
-        yield GroupSpec(f"hcp_{level}", "cp", levels=widths, level=level)
 
 
 def _expert(shards: tuple[int, int], gloo: bool, whole: tuple[str, ...]) -> Iterator[GroupSpec]:
@@ -230,7 +226,7 @@ def _expert(shards: tuple[int, int], gloo: bool, whole: tuple[str, ...]) -> Iter
 
 
 def _remat(whole: tuple[str, ...], expert_whole: tuple[str, ...]) -> Iterator[GroupSpec]:
-    """The groups along the axes of generalised tensor parallelism, and with them."""
+    """Yield the groups along the axes of generalised tensor parallelism, and those that join these axes to others."""
     if whole:
         yield GroupSpec("gtp_remat", "gtp_remat")
         yield GroupSpec("dp_gtp", (*whole, "dp"))
@@ -239,12 +235,3 @@ def _remat(whole: tuple[str, ...], expert_whole: tuple[str, ...]) -> Iterator[Gr
         yield GroupSpec("expt_gtp_remat", "egtp_remat", view="expert")
         yield GroupSpec("ep_dp_gtp", (*expert_whole, "edp"), view="expert")
         yield GroupSpec("tp_ep_pp_gtp", ("etp", "ep", *expert_whole, "pp"), view="expert")
-
-
-def _check_remat(instances: int, gtp: int, egtp: int) -> None:
-    if instances > 1 and (gtp > 1 or egtp > 1):
-        raise PlanError(
-            f"optimizer_instances is {instances} with gtp {gtp} and egtp {egtp}, but Megatron shards weights with one "
-            "optimizer instance; make one of them 1",
-            instances=instances,
-        )

@@ -29,7 +29,7 @@ from rankmesh.core.axes import axis_size, integer
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
-from rankmesh.core.recipes.sizes import divided, recipe
+from rankmesh.core.recipes.sizes import divided, kinds, recipe
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError
 
@@ -64,7 +64,7 @@ def vllm(
     inner = _decode(tp, pcp, axis_size("dcp", dcp))
     outer = {name: sizes[name] for name in ("pp", "dp", "replica")}
     mesh = Mesh(rank_map=None, **sizes).with_view("decode", shared=tuple(outer), **inner, **outer)
-    specs = [GroupSpec(name) for name in ("tp", "pcp", "pp", "dp")]
+    specs = kinds("tp pcp pp dp")
     over_both = min(tp, pcp) > 1 and dcp == tp * pcp
     order = [part * tp + shard for shard in range(tp) for part in range(pcp)] if over_both else None
     specs += [GroupSpec("dcp", view="decode", pick=order), GroupSpec("ep", "tp-pcp-dp")]
@@ -129,9 +129,11 @@ def sglang(
         .with_view("attention", shared=("pp",), attn_tp=attention, attn_cp=attn_cp, attn_dp=attn_dp, pp=pp)
         .with_view("experts", shared=("pp",), moe_tp=moe_tp, moe_ep=ep, moe_dp=moe_dp, pp=pp)
     )
-    specs = [GroupSpec("tp"), GroupSpec("pp")]
-    specs += [GroupSpec(name, view="attention") for name in ("attn_tp", "attn_cp", "attn_dp")]
-    specs += [GroupSpec(name, view="experts") for name in ("moe_tp", "moe_ep")]
+    specs = [
+        *kinds("tp pp"),
+        *kinds("attn_tp attn_cp attn_dp", view="attention"),
+        *kinds("moe_tp moe_ep", view="experts"),
+    ]
     shared = attn_cp > moe_dp
     specs.append(GroupSpec("moe_dp", "attn_cp", view="attention") if shared else GroupSpec("moe_dp", view="experts"))
     if axis_size("dcp", dcp) > 1:

@@ -1,4 +1,4 @@
-"""What recipes share: sizes that follow from each other, and an error for an argument that a recipe does not have."""
+"""What recipes share: sizes that follow from each other, kinds by their names, the error for an unknown argument."""
 
 from __future__ import annotations
 
@@ -10,15 +10,16 @@ from typing import ParamSpec
 
 from rankmesh.core.axes import axis_size, integer
 from rankmesh.core.plan import Plan
+from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError, UnknownArgument
 
-__all__ = ["divided", "recipe", "world_and_dp"]
+__all__ = ["divided", "kinds", "recipe", "world_and_dp"]
 
 _Given = ParamSpec("_Given")
 
 
 def recipe(make: Callable[_Given, Plan]) -> Callable[_Given, Plan]:
-    """A recipe that refuses an argument that it does not have with the nearest one that it has."""
+    """Refuse an argument that the recipe does not have, and name the nearest one that it has."""
 
     @wraps(make)
     def made(*args: _Given.args, **kwargs: _Given.kwargs) -> Plan:
@@ -34,8 +35,13 @@ def recipe(make: Callable[_Given, Plan]) -> Callable[_Given, Plan]:
     return made
 
 
+def kinds(*names: str, view: str | None = None) -> list[GroupSpec]:
+    """Return the kinds along one axis each, named after it: ``kinds("tp pp")``."""
+    return [GroupSpec(name, view=view) for words in names for name in words.split()]
+
+
 def divided(total: int, parts: int, what: str, rule: str) -> int:
-    """``total / parts``, which must be whole.
+    """Return ``total / parts``, which must be whole.
 
     >>> divided(12, 5, "dp x cp", "optimizer_instances")
     Traceback (most recent call last):
@@ -51,7 +57,7 @@ def divided(total: int, parts: int, what: str, rule: str) -> int:
 
 
 def world_and_dp(world_size: int | None, dp: int | None, **model: int) -> tuple[int, int]:
-    """The world size and the data-parallel size: either may be left open, and both must fit when both are given.
+    """Return the world size and the data-parallel size; either may be None, and both must fit when both are given.
 
     >>> world_and_dp(64, None, tp=2, pp=4), world_and_dp(None, 8, tp=2, pp=4)
     ((64, 8), (64, 8))
