@@ -21,6 +21,8 @@ unexport PYTHONDONTWRITEBYTECODE
 VENV := .venv
 # What depends on torch's insides: live groups, ranks that are threads, and what stands on both.
 LIVE_TESTS := tests/groups tests/sim tests/check tests/testing tests/dialects
+# The distribution of how engines shard their weights.
+ENGINES := packages/rankmesh-engines
 BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The exact requirement that constraints.txt holds for a package: $(call pin,torch) is torch==x.y.z
@@ -78,7 +80,7 @@ test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MP
 	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/launchers $(ARGS)
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
-	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ARGS)
+	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ENGINES)/tests $(ARGS)
 
 install: $(VENV)/.installed-lint $(VENV)/.installed-launchers $(VENV)/.installed-browser  ## install what lint and tests need (root: Debian's programs too)
 
@@ -93,6 +95,7 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@$(BIN)/mypy
 	@echo '== layers: lint-imports'
 	@$(BIN)/lint-imports
+	@$(BIN)/lint-imports --config $(ENGINES)/pyproject.toml
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; else echo '== the explorer: no npm here, see make lint-page'; fi
 
 lint-page: explorer/node_modules/.installed  ## check types and style of the explorer's sources (npm)
@@ -116,16 +119,16 @@ docs: $(VENV)/.installed-docs  ## build the documentation into build/docs; a war
 
 clean:  ## remove .venv, caches and build output
 	rm -rf $(VENV) explorer/node_modules build dist .pytest_cache .mypy_cache .ruff_cache .import_linter_cache .hypothesis
-	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
+	find src tests packages -name __pycache__ -type d -prune -exec rm -rf {} +
 
 $(VENV)/.created:
 	$(PYTHON) -m venv --clear $(VENV)
 	@touch $@
 
 # torch comes first and by its exact version, so that a wheel which pip finds on this machine is taken as it is.
-$(VENV)/.installed: $(VENV)/.created pyproject.toml constraints.txt
+$(VENV)/.installed: $(VENV)/.created pyproject.toml $(ENGINES)/pyproject.toml constraints.txt
 	$(PIP) '$(call pin,torch)'
-	$(PIP) -e '.[torch]'
+	$(PIP) -e '.[torch]' -e $(ENGINES)
 	@touch $@
 
 # Others' code that tests run beside ours: what is asked of it, ranks and groups, needs none of its dependencies.
@@ -165,7 +168,7 @@ explorer/node_modules/.installed: explorer/package-lock.json
 	@touch $@
 
 # Each release of another system lies in a folder of its own, without its dependencies.
-$(VENV)/.installed-peers: $(VENV)/.installed-test tests/peers/fetch.py
+$(VENV)/.installed-peers: $(VENV)/.installed-test tests/peers/fetch.py $(ENGINES)/pins.txt
 	$(BIN)/python -m tests.peers.fetch $(VENV)/peers
 	@touch $@
 

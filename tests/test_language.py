@@ -8,7 +8,9 @@ import pytest
 
 import rankmesh
 
-SOURCES = sorted(Path(rankmesh.__file__).parent.rglob("*.py"))
+ROOT = Path(__file__).parents[1]
+PACKAGES = (Path(rankmesh.__file__).parent, ROOT / "packages" / "rankmesh-engines" / "src")
+SOURCES = sorted(path for folder in PACKAGES for path in folder.rglob("*.py"))
 
 
 def _documents(tree):
@@ -52,7 +54,6 @@ def test_no_message_begins_with_received():
 
 # -- identifiers -----------------------------------------------------------------------------------
 
-ROOT = Path(__file__).parents[1]
 # Words that were names of ours, with the word of the field. A part of an identifier or file name counts. Not here:
 # what the field uses, too (line, cell, turn, phase, choice, word, left; `roll` of torch and numpy), and `crosswise`,
 # which is a cause in `doctor --json`.
@@ -151,7 +152,7 @@ def test_an_old_word_is_seen(language, source, expected):
 
 def test_names_are_the_fields_words():
     """No identifier and no file has a name that a reader would have to learn here: the field has a word for it."""
-    folders = [ROOT / name for name in ("src", "tests", "bench", "examples", "explorer/src")]
+    folders = [ROOT / name for name in ("src", "packages", "tests", "bench", "examples", "explorer/src")]
     paths = [path for folder in folders for path in sorted((*folder.rglob("*.py"), *folder.rglob("*.ts")))]
     assert len(paths) > 400
     assert {path.suffix for path in paths} == {".py", ".ts"}

@@ -31,7 +31,7 @@ def installed(tmp_path_factory):
     """The folder of programs of an environment that holds the wheel and what pip installs with it."""
     folder = tmp_path_factory.mktemp("wheel")
     pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-    run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT)
+    run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT, ROOT / "packages" / "rankmesh-engines")
     (wheel,) = folder.glob("rankmesh-*.whl")
     run(sys.executable, "-m", "venv", folder / "venv")
     run(folder / "venv/bin/python", *pip[1:], "install", wheel)
@@ -57,6 +57,21 @@ def test_what_is_not_installed_is_named_with_its_extra(installed, tmp_path):
     )
     assert (done.returncode, done.stdout) == (2, "")
     assert done.stderr == "error: the package 'torch' is not installed; pip install 'rankmesh[torch]'\n"
+
+
+def test_the_engines_are_a_wheel_of_their_own(installed, tmp_path):
+    """Without it the command says how to install it; with it, what its side imports first and does not find."""
+    (wheel,) = installed.parents[1].glob("rankmesh_engines-*.whl")
+
+    def refused():
+        command = (installed / "rankmesh", "layout", "qwen3-8b", "--side", "vllm:tp=2")
+        done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        assert (done.returncode, done.stdout) == (2, "")
+        return done.stderr
+
+    assert refused().endswith("; pip install rankmesh-engines\n")
+    run(installed / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", wheel)
+    assert refused().endswith("; pip install torch\n")
 
 
 def test_the_four_lines_run_beside_a_torch_that_is_there(installed, tmp_path):

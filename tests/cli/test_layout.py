@@ -2,8 +2,8 @@
 
 import json
 import sys
+from importlib.metadata import EntryPoint, EntryPoints
 from pathlib import Path
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -45,31 +45,59 @@ def test_a_model_by_its_name(tmp_path, monkeypatch):
     assert config_of(_llama(Path("deepseek-v3"))) == {"model_type": "llama"}
 
 
-def test_unknown_sides_and_sizes_are_refused(monkeypatch):
+@pytest.fixture
+def installed(monkeypatch):
+    """Let these sides be the installed ones: functions by name, or what an entry point says where one is."""
+
+    def install(**made):
+        points = []
+        for name, side in made.items():
+            monkeypatch.setattr(sys.modules[__name__], f"side_{name}", side, raising=False)
+            value = side if isinstance(side, str) else f"{__name__}:side_{name}"
+            points.append(EntryPoint(name, value, "rankmesh.sides"))
+        monkeypatch.setattr(sides, "entry_points", lambda group: EntryPoints(points).select(group=group))
+
+    return install
+
+
+def test_unknown_sides_and_sizes_are_refused(installed):
     """Before anything is imported; a framework that is not installed is named."""
-    with pytest.raises(LayoutError, match="unknown side 'trt'; known are megatron, sglang, transformers, vllm"):
+    installed(vllm="a_missing_engine:side")
+    with pytest.raises(LayoutError, match="unknown side 'trt'; known are vllm"):
         sides.side("trt:tp=2", {})
     with pytest.raises(LayoutError, match="'tp=two' of side 'vllm:tp=two' is no size; write tp=8"):
         sides.side("vllm:tp=two", {})
-    monkeypatch.setitem(sys.modules, "vllm", None)
-    monkeypatch.delitem(sys.modules, "rankmesh.transfer.layouts.sides.vllm", raising=False)
-    with pytest.raises((MissingExtra, LayoutError)):
+    with pytest.raises(LayoutError, match="has tp twice"):
+        sides.side("vllm:tp=2,tp=4", {})
+    with pytest.raises(MissingExtra) as caught:
         sides.side("vllm:tp=2", {})
+    assert caught.value.name == "a_missing_engine"
 
 
-def test_what_a_framework_asserts_of_its_sizes_is_a_refusal(monkeypatch):
+def test_without_the_engines_the_command_says_how_to_install_them(tmp_path, installed, rankmesh):
+    """One line with what to run, and the exit code of wrong usage."""
+    installed()
+    done = rankmesh("layout", str(_llama(tmp_path)), "--side", "vllm:tp=2")
+    assert (done.code, done.out) == (2, "")
+    assert done.err.endswith("pip install rankmesh-engines\n")
+    assert done.err.count("\n") == 1
+    with pytest.raises(MissingExtra) as caught:
+        sides.layout("vllm:tp=2", {})
+    assert caught.value.name == "rankmesh_engines"
+
+
+def test_what_a_framework_asserts_of_its_sizes_is_a_refusal(installed):
     """SGLang and vLLM check their arguments with assertions too, some of them without a word."""
+    for message, why in ((["tp_size must divide"], "tp_size must divide"), ([], "AssertionError")):
 
-    def made(message):
-        def side(config, *, tp):
+        def side(config, *, tp, message=message):
             raise AssertionError(*message)
 
-        return SimpleNamespace(side=side)
-
-    for message, why in ((["tp_size must divide"], "tp_size must divide"), ([], "AssertionError")):
-        monkeypatch.setattr(sides, "import_module", lambda _, message=message: made(message))
+        installed(sglang=side)
         with pytest.raises(LayoutError, match=f"sglang refuses 'tp=3' for this model: {why}; change the sizes"):
             sides.side("sglang:tp=3", {})
+        with pytest.raises(LayoutError, match="sglang has no option 'cp'"):
+            sides.side("sglang:cp=3", {})
 
 
 def test_a_layout_is_printed_as_a_table_and_as_json(tmp_path, monkeypatch, rankmesh):

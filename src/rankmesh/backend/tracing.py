@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
-__all__ = ["TorchDispatchMode", "autograd_node", "settle_triton", "storage_key", "values_of"]
+__all__ = ["TorchDispatchMode", "autograd_node", "storage_key", "values_of"]
 
 
 def autograd_node() -> Any:
@@ -25,9 +25,3 @@ def values_of(frame: FrameType, names: Iterable[str]) -> list[object]:
 def storage_key(tensor: torch.Tensor) -> int:
     """What names the memory that a tensor is a view of, a meta tensor's too; valid while some tensor has it."""
     return int(tensor.untyped_storage()._cdata)
-
-
-def settle_triton() -> None:
-    """Let torch find out whether triton is installed, before a stand-in of that name answers for it."""
-    import torch._inductor.runtime.triton_compat
-    import torch.utils.flop_counter  # noqa: F401

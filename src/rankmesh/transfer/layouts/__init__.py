@@ -5,8 +5,6 @@ strided     copies between memories, as strides: without torch
 trace       a loader run on tensors without storage; where each element of its parameters came from    torch
 inference   the boxes of all ranks as one sharding, or why there is none: without torch
 layout      a model under one side: its shardings by checkpoint name, and views of its parameters
-engines     what vLLM and SGLang have in common                                                         torch
-stand_ins   modules for packages of kernels that are not installed: without torch
-sides       the frameworks: transformers, FSDP2, Megatron-Core, vLLM, SGLang                            torch
+sides       the frameworks whose layouts are read: those of rankmesh-engines, and of any entry point rankmesh.sides
 ```
 """

@@ -13,18 +13,18 @@ from tests.peers import stand_ins
 
 stand_ins.triton()
 
+import engines_beside  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories  # noqa: E402
 from tests.dialects.megatron.test_gpt_model import OnCpu, without_a_gpu  # noqa: E402
-from tests.peers import engines_beside  # noqa: E402
 
 import rankmesh as rm  # noqa: E402
 from rankmesh import sim  # noqa: E402
 from rankmesh.backend.fake_world import fake_world  # noqa: E402
 from rankmesh.transfer import Transfer  # noqa: E402
 from rankmesh.transfer.layouts.layout import read  # noqa: E402
-from rankmesh.transfer.layouts.sides import megatron  # noqa: E402
+from rankmesh_engines import megatron  # noqa: E402
 
 stand_ins.no_triton()
 

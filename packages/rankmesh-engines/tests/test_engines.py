@@ -4,11 +4,12 @@ import json
 import os
 from pathlib import Path
 
+import engines_beside
+import engines_table
 import pytest
 from filelock import FileLock
-from tests.peers import engines_beside, engines_table, fetch
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 WEIGHTS = ["Llama 3", "Llama 3, tied", "Qwen 3", "Qwen 3 MoE", "Mixtral"]
 
 
@@ -44,7 +45,7 @@ def check_transfers(rows):
 @pytest.mark.timeout(700)
 def test_a_slice_of_the_table():
     """Two models, five sides, a minute of CPU: exact, and equal after transfers; no experts, no expert parallelism."""
-    rows = engines_table.measured("quick", limit=600)
+    rows = engines_table.measured("quick")
     check_cells(rows, engines_beside.QUICK)
     check_transfers(rows)
     refused = [row for row in rows if row.get("result") == "refused"]
@@ -54,10 +55,9 @@ def test_a_slice_of_the_table():
 
 @pytest.mark.timeout(700)
 @pytest.mark.parametrize("model", ["Qwen 3 MoE"] if not os.environ.get("RANKMESH_ENGINES") else WEIGHTS)
-def test_megatron_filled_by_a_transfer_is_the_model(asked_beside, model):
+def test_megatron_filled_by_a_transfer_is_the_model(model):
     """The logits of one rank are transformers'; what each rank holds of it is what sharded_state_dict says, exactly."""
-    answer = engines_table.parsed(asked_beside("tests.peers.megatron_weights", fetch.trainers(), model, limit=600))
-    logits, *layouts = answer
+    logits, *layouts = engines_table.measured(model, program="megatron_weights")
     assert logits["error"] < 1e-4 < 0.1 < logits["spread"]
     assert len(layouts) >= 3
     assert [row for row in layouts if row["wrong"] or not row["compared"]] == []
@@ -94,7 +94,7 @@ PLAIN = {"fp8": ("norm", "embed_tokens", "lm_head"), "awq": ("norm", "embed_toke
 @pytest.mark.timeout(700)
 def test_parameters_of_a_quantised_model_are_refused_by_name():
     """fp8, AWQ, GPTQ, MXFP4: each quantised parameter with format and hook, as the engines' own quantisers say."""
-    rows = engines_table.measured("kernels", limit=600)
+    rows = engines_table.measured("kernels")
     assert [(row["model"], row["format"]) for row in rows[::4]] == engines_beside.KERNELS
     for row in rows:
         kind, engine = row["format"], row["side"].partition(":")[0]
@@ -121,7 +121,7 @@ def test_parameters_of_a_quantised_model_are_refused_by_name():
 @pytest.mark.timeout(700)
 def test_a_layout_does_not_depend_on_those_that_were_read_before_it():
     """vLLM keeps which layers a stage lacks by the id of a model, which a class has here; SGLang keeps modules."""
-    rows = engines_table.measured("again", limit=600)
+    rows = engines_table.measured("again")
     assert len(rows) == 4
     assert [row for row in rows if not row["again"] or row["refused"]] == []
 
@@ -129,7 +129,7 @@ def test_a_layout_does_not_depend_on_those_that_were_read_before_it():
 @pytest.mark.timeout(700)
 def test_what_a_side_does_not_have_is_refused():
     """An option, sizes that do not divide tp, and heads that tp does not divide: what it is, and what to give."""
-    why = {row["side"]: row["why"] for row in engines_table.measured("refusals", limit=600)}
+    why = {row["side"]: row["why"] for row in engines_table.measured("refusals")}
     assert why["sglang:tp=2,cp=2"] == "sglang has no option 'cp'; it has tp, pp, dp, ep"
     assert why["vllm:cp=2"] == "vllm has no option 'cp'; it has tp, pp, dp, ep"
     assert why["megatron:tp=2,fsdp=2"].startswith("megatron has no option 'fsdp'; it has tp, cp, dp, pp")

@@ -1,6 +1,6 @@
-"""The table of the page on layouts, from what the program says: ``python -m tests.peers.engines_table ROWS``.
+"""The table of the page on layouts, from what the program says: ``python engines_table.py ROWS``.
 
-ROWS is a file with what ``tests.peers.engines_beside all`` printed.
+ROWS is a file with what ``engines_beside.py all`` printed.
 """
 
 import json
@@ -12,17 +12,17 @@ from pathlib import Path
 
 from tests.peers import fetch
 
-REPOSITORY = Path(__file__).parents[2]
+REPOSITORY = Path(__file__).parents[3]
 PAGE = REPOSITORY / "docs" / "reference" / "layouts.md"
 BEGIN, END = "<!-- cells -->\n", "<!-- end of cells -->"
 
 
-def measured(which, limit):
-    """The rows of ``engines_beside``, ``quick`` or ``all``; the last lines of the program where it fails."""
+def measured(*arguments, program="engines_beside", limit=600):
+    """The rows of a program beside this file; the last lines of what it printed where it fails."""
     environment = {**os.environ, "PYTHONPATH": f"{fetch.trainers()}:{REPOSITORY}", "PYTHONWARNINGS": "ignore",
                    "PYTHONFAULTHANDLER": "1"}  # fmt: skip  # the engines' compiled code has crashed without a word
     done = subprocess.run(
-        [sys.executable, "-m", "tests.peers.engines_beside", which],
+        [sys.executable, Path(__file__).with_name(f"{program}.py"), *arguments],
         capture_output=True, text=True, timeout=limit, env=environment, check=False, cwd=REPOSITORY,
     )  # fmt: skip
     assert done.returncode == 0, f"{done.returncode}: {done.stdout[-1000:]}\n{done.stderr[-4000:]}"

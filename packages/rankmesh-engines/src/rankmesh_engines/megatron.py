@@ -39,7 +39,7 @@ from torch import Tensor
 from rankmesh.core.recipes import megatron as recipe
 from rankmesh.errors import LayoutError, quoted
 from rankmesh.transfer.layouts.layout import Side
-from rankmesh.transfer.layouts.sides import transformers
+from rankmesh_engines import transformers
 
 __all__ = ["side"]
 

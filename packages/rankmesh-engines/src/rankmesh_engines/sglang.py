@@ -33,25 +33,21 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from rankmesh.backend.tracing import settle_triton
 from rankmesh.core.recipes import sglang as recipe
 from rankmesh.errors import LayoutError
-from rankmesh.transfer.layouts.engines import Quantised, default_dtype, model_folder, quiet
 from rankmesh.transfer.layouts.layout import Side
-from rankmesh.transfer.layouts.sides import transformers
-from rankmesh.transfer.layouts.stand_ins import stand_ins
-
-
-def _kernels() -> Any:
-    """SGLang imports triton everywhere, torchvision for images, and vLLM's kernels where there is no GPU."""
-    return stand_ins("triton", "torchvision", hidden=() if torch.cuda.is_available() else ("vllm",))
-
+from rankmesh_engines import transformers
+from rankmesh_engines.engines import Quantised, default_dtype, model_folder, quiet
+from rankmesh_engines.stand_ins import StandIns, settle_triton
 
 # Who looks for these packages themselves does so before stand-ins answer.
 settle_triton()
 import_module("transformers.image_utils")
 
-with _kernels(), quiet():
+# SGLang imports triton everywhere, torchvision for images, and vLLM's kernels where there is no GPU.
+_KERNELS = StandIns("triton", "torchvision", hidden=() if torch.cuda.is_available() else ("vllm",))
+
+with _KERNELS, quiet():
     from sglang.srt import runtime_context
     from sglang.srt.arg_groups.overrides import model_config_of
     from sglang.srt.configs.load_config import LoadConfig
@@ -85,7 +81,7 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
     quantization = config.get("quantization_config")
     config = {name: value for name, value in config.items() if name != "quantization_config"}
     dtype = next(iter(weights.values()))[1]
-    with model_folder(config, transformers.architecture(config)) as folder, _kernels(), _unchanged(), quiet():
+    with model_folder(config, transformers.architecture(config)) as folder, _KERNELS, _unchanged(), quiet():
         asked = ServerArgs(
             model_path=folder,
             tp_size=tp,
@@ -106,7 +102,7 @@ def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep
     quantised = _Quantised(_quantization(quantization)) if quantization else None
 
     def load(rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        with _kernels(), _engine(asked, model_config, rank), default_dtype(getattr(torch, dtype)):
+        with _KERNELS, _engine(asked, model_config, rank), default_dtype(getattr(torch, dtype)):
             with next(iter(tensors.values())).device:
                 model = loader._initialize_model(model_config, LoadConfig(), quantised)
             model.load_weights(iter(tensors.items()))

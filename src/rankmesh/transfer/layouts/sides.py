@@ -6,38 +6,41 @@ vllm:tp=8                     tp, pp, dp; ep=1: --enable-expert-parallel
 sglang:tp=8,dp=2              tp, pp; of tp: dp (attention's), ep
 megatron:tp=2,pp=2,ep=2       tp, cp, dp, pp, ep, etp; vpp, first, last: stages; vocab=128: multiple of the vocabulary
 ```
+
+These are in the package rankmesh-engines. Any package can offer a side: an entry point of the group ``rankmesh.sides``
+names a function of a ``config.json`` and of sizes that returns a `Side`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from importlib import import_module
+from importlib.metadata import entry_points
 from inspect import signature
 from typing import Any
 
 from rankmesh.errors import LayoutError, MissingExtra, RankmeshError, quoted
 from rankmesh.transfer.layouts.layout import Layout, Side, read
 
-__all__ = ["SIDES", "layout", "side"]
-
-SIDES = ("megatron", "sglang", "transformers", "vllm")
+__all__ = ["layout", "side"]
 
 
 def side(text: str, config: Mapping[str, Any]) -> Side:
-    """The side that a text such as ``vllm:tp=8`` names, with the model of a ``config.json``."""
+    """Return the side that a text such as ``vllm:tp=8`` names, with the model of a ``config.json``."""
     name, _, sizes = text.partition(":")
-    if name not in SIDES:
-        raise LayoutError(f"unknown side {quoted(name)}; known are {', '.join(SIDES)}, such as vllm:tp=8", side=name)
-    given: dict[str, int] = {}
-    for part in filter(None, sizes.split(",")):
-        axis, equals, size = part.partition("=")
-        if not equals or not size.isdecimal():
-            raise LayoutError(f"{quoted(part)} of side {quoted(text)} is no size; write tp=8", side=text)
-        if axis in given:
-            raise LayoutError(f"side {quoted(text)} has {axis} twice; give it once", side=text)
-        given[axis] = int(size)
+    offered = entry_points(group="rankmesh.sides")
+    if not offered:
+        raise MissingExtra(
+            f"side {quoted(name)} needs the package 'rankmesh-engines', which is not installed; "
+            "pip install rankmesh-engines",
+            name="rankmesh_engines",
+            extra=name,
+        )
+    if name not in offered.names:
+        known = ", ".join(sorted(offered.names))
+        raise LayoutError(f"unknown side {quoted(name)}; known are {known}, such as vllm:tp=8", side=name)
+    given = _sizes(text, sizes)
     try:
-        made = import_module(f"{__name__}.{name}")
+        make = offered[name].load()
     except ModuleNotFoundError as error:
         package = (error.name or name).partition(".")[0].replace("megatron", "megatron-core")
         raise MissingExtra(
@@ -45,12 +48,12 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
             name=package,
             extra=name,
         ) from error
-    options = list(signature(made.side).parameters)[1:]
+    options = list(signature(make).parameters)[1:]
     unknown = [axis for axis in given if axis not in options]
     if unknown:
         raise LayoutError(f"{name} has no option {unknown[0]!r}; it has {', '.join(options)}", side=text)
     try:
-        found: Side = made.side(config, **given)
+        found: Side = make(config, **given)
     except RankmeshError:
         raise
     except (AssertionError, TypeError, ValueError) as error:
@@ -63,5 +66,17 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
 
 
 def layout(text: str, config: Mapping[str, Any]) -> Layout:
-    """How a side shards every tensor of a model's checkpoint: ``layout("vllm:tp=8", config)``."""
+    """Return how a side shards every tensor of a model's checkpoint: ``layout("vllm:tp=8", config)``."""
     return read(side(text, config))
+
+
+def _sizes(text: str, sizes: str) -> dict[str, int]:
+    given: dict[str, int] = {}
+    for part in filter(None, sizes.split(",")):
+        axis, equals, size = part.partition("=")
+        if not equals or not size.isdecimal():
+            raise LayoutError(f"{quoted(part)} of side {quoted(text)} is no size; write tp=8", side=text)
+        if axis in given:
+            raise LayoutError(f"side {quoted(text)} has {axis} twice; give it once", side=text)
+        given[axis] = int(size)
+    return given

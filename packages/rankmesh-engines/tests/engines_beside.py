@@ -1,6 +1,6 @@
 """A program: every model under every side, against that side's own loader on random weights; rows of JSON.
 
-``python -m tests.peers.engines_beside all`` takes minutes, ``quick`` a slice of it. A row has ``model``, ``side`` and
+``python engines_beside.py all`` takes minutes, ``quick`` a slice of it. A row has ``model``, ``side`` and
 ``result``: "exact", with the tensors that were compared, or "refused" and why; or ``from`` and ``to`` of a transfer.
 
 ``again`` reads layouts after others have been read, and gives a row for each: whether it is the same.
@@ -223,7 +223,7 @@ if __name__ == "__main__":
     resource.setrlimit(resource.RLIMIT_AS, (MEMORY, MEMORY))
     # Megatron-Core imports triton, and vLLM and transformers look whether there is one.
     stand_ins.triton()
-    import_module("rankmesh.transfer.layouts.sides.megatron")
+    import_module("rankmesh_engines.megatron")
     stand_ins.no_triton()
     programs = {"kernels": kernels, "again": again, "refusals": refusals}
     if sys.argv[1] in programs:

@@ -6,7 +6,7 @@ from importlib.util import find_spec
 
 import pytest
 
-from rankmesh.transfer.layouts.stand_ins import stand_ins
+from rankmesh_engines.stand_ins import StandIns
 
 ABSENT = "a_package_of_kernels"
 
@@ -22,7 +22,7 @@ def installed(tmp_path, monkeypatch):
 
 def test_any_module_of_a_missing_package_is_found():
     """Submodules, decorators with and without options, classes to inherit from and to ask for."""
-    with stand_ins(ABSENT):
+    with StandIns(ABSENT):
         language = import_module(f"{ABSENT}.language.extra")
         assert language.jit(len) is len
         assert language.jit(fast=True)(len) is len
@@ -32,27 +32,28 @@ def test_any_module_of_a_missing_package_is_found():
 
 def test_the_same_stand_in_is_found_again_and_by_nobody_between():
     """What was imported from it before is what is imported from it later; a search for the package finds none."""
-    with stand_ins(ABSENT):
+    kernels = StandIns(ABSENT)
+    with kernels:
         first = import_module(f"{ABSENT}.language")
     assert find_spec(ABSENT) is None
     with pytest.raises(ModuleNotFoundError):
         import_module(f"{ABSENT}.language")
-    with stand_ins(ABSENT):
+    with kernels:
         assert import_module(f"{ABSENT}.language") is first
 
 
 def test_what_is_installed_stays_unless_it_is_hidden(installed):
     """A package that is installed is imported itself; a hidden one comes back, with its modules, when they end."""
-    with stand_ins(installed):
+    with StandIns(installed):
         assert import_module(installed).value == 7
     itself = sys.modules[installed]
-    with stand_ins(hidden=[installed]):
+    with StandIns(hidden=[installed]):
         assert import_module(installed).value != 7
     assert sys.modules[installed] is itself
 
 
 def test_an_error_ends_them_too():
     """As for a package that SGLang wants and nobody has."""
-    with pytest.raises(ModuleNotFoundError, match="another_one"), stand_ins(ABSENT):
+    with pytest.raises(ModuleNotFoundError, match="another_one"), StandIns(ABSENT):
         import_module("another_one")
     assert find_spec(ABSENT) is None
