@@ -23,7 +23,7 @@ def ended(*calls):
 
 
 def test_one_process():
-    """One that reports, one that hangs, one that dies and one that fails: what is printed is dropped, nobody is left."""
+    """One reports, one hangs, one dies and one fails: what is printed is dropped, and nobody is left."""
     found = ended(
         "run_isolated(lambda: [print('noise'), {'a': 1}][1], limit=200)",
         "run_isolated(lambda: time.sleep(600), limit=1)",
