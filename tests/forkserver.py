@@ -11,6 +11,7 @@ in the child. So rank 0 serves the store, on a socket of the supervisor, until a
 
 from __future__ import annotations
 
+import gc
 import importlib
 import json
 import os
@@ -179,7 +180,11 @@ def serve(connection):
         except EOFError:
             return
         # The test's module is loaded here, once, so that ranks inherit it.
-        importlib.import_module(request["module"])
+        if request["module"] not in sys.modules:
+            importlib.import_module(request["module"])
+            # A collection in a rank would visit, and so copy, every page of what was imported before the fork.
+            gc.collect()
+            gc.freeze()
         threads = len(list(Path("/proc/self/task").iterdir()))
         if threads != 1:
             raise RuntimeError(f"the server has {threads} threads; children of a fork may find locks held for ever")
