@@ -16,7 +16,9 @@ import threading
 import time
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 import torch
@@ -26,6 +28,7 @@ from tests.torch_lacks import listed_keys
 
 import rankmesh as rm
 from rankmesh.backend import recorder
+from rankmesh.backend.default import default_group
 from rankmesh.debug import watch
 from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.folder import read_folder
@@ -483,6 +486,26 @@ def _forks(me, folder):
 def test_a_fork_is_no_rank(ranks, tmp_path):
     """2 ranks: the end of a process that one of them forks off is not the end of its program."""
     assert ranks(2, _forks, str(tmp_path)) == [False, False]
+
+
+class _CutOff(dist.TCPStore):
+    """A store to which no further connection comes about, and none is refused."""
+
+    def clone(self):
+        threading.Event().wait()
+
+
+def _store_is_cut_off(me, folder):
+    """A watch whose store cannot be reached: the rank goes on."""
+    world = replace(default_group(), store=_CutOff("127.0.0.1", 0, is_master=True, wait_for_workers=False))
+    with patch("rankmesh.debug.watch.watch.default_group", lambda: world), watch.start(folder, limit=60) as here:
+        _steps()
+    return here.verdict
+
+
+def test_a_watch_waits_for_no_store(ranks, tmp_path):
+    """2 ranks: where the store takes no more connections, the watch gives up, and the program does not wait."""
+    assert ranks(2, _store_is_cut_off, str(tmp_path)) == [None, None]
 
 
 def test_what_killed_ranks_left(tmp_path, monkeypatch):

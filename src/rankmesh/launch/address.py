@@ -22,7 +22,7 @@ from typing import Any
 from rankmesh.errors import ConnectError, quoted
 from rankmesh.launch.started import Launch
 
-__all__ = ["is_local", "resolved"]
+__all__ = ["family_of", "is_local", "resolved"]
 
 # How long Slurm may take to answer, in seconds: a busy controller answers late, and one that is gone never.
 _SLURM = 5.0
@@ -79,6 +79,15 @@ def _of_slurm(node: str, seconds: float) -> tuple[str | None, str]:
         if found is not None and _resolves(found[1]):
             return found[1], ""
     return None, f"scontrol show node {node} names no address that resolves"
+
+
+def family_of(address: str) -> socket.AddressFamily:
+    """Return the family of a numeric address.
+
+    >>> family_of("::1").name, family_of("10.0.0.1").name
+    ('AF_INET6', 'AF_INET')
+    """
+    return socket.AF_INET6 if ":" in address else socket.AF_INET
 
 
 def is_local(family: int, place: Any) -> bool:

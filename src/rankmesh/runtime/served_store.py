@@ -27,7 +27,7 @@ from typing import Any
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import ConnectError, first_line
-from rankmesh.launch.address import is_local, resolved
+from rankmesh.launch.address import family_of, is_local, resolved
 from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 from rankmesh.rendezvous.waiting import submit
@@ -113,8 +113,7 @@ def serve_at(address: str, port: int = 0, timeout: timedelta = _DEFAULT) -> TCPS
     Torch's own choice is a socket of IPv6 at all addresses, on which others have addresses such as ::ffff:10.0.0.1: it
     asks a name server for the name of each, as no /etc/hosts has it. Raises ``OSError`` if the port is taken.
     """
-    family = socket.AF_INET6 if ":" in address else socket.AF_INET
-    with socket.create_server((address, port), family=family, backlog=_BACKLOG) as listening:
+    with socket.create_server((address, port), family=family_of(address), backlog=_BACKLOG) as listening:
         return TCPStore(
             address,
             int(listening.getsockname()[1]),

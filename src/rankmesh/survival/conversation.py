@@ -14,6 +14,7 @@ import selectors
 import socket
 from typing import Any, NamedTuple
 
+from rankmesh.launch.address import family_of
 from rankmesh.launch.job_key import JobKey
 from rankmesh.survival.sealed import LARGEST, NONCE, ForeignLine, SealedLines, new_nonce
 
@@ -33,7 +34,7 @@ class Address(NamedTuple):
 
 def begun(host: str, port: int) -> tuple[socket.socket, int]:
     """Return a connection that does not block, and its error number so far, 0 if it may succeed."""
-    one = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET, socket.SOCK_STREAM)
+    one = socket.socket(family_of(host), socket.SOCK_STREAM)
     one.setblocking(False)
     error = one.connect_ex((host, port))
     return one, 0 if error == errno.EINPROGRESS else error

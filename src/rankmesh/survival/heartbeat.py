@@ -26,6 +26,7 @@ from functools import partial
 from typing import Literal
 
 from rankmesh.errors import ConnectError
+from rankmesh.launch.address import family_of
 from rankmesh.launch.job_key import JobKey
 from rankmesh.survival.conversation import ENDED, Address, Conversation, begun
 from rankmesh.survival.listener import LOOK, Listener, Message
@@ -62,9 +63,9 @@ class Heartbeat:
         self._looked, self._longest = time.monotonic(), 0.0
         self._over = threading.Event()
         with ExitStack() as made:
-            family = socket.AF_INET6 if ":" in host else socket.AF_INET
-            self._listening = made.enter_context(socket.create_server((host, 0), family=family, backlog=1024))
-            self._liveness = LivenessPort(host, family)
+            server = socket.create_server((host, 0), family=family_of(host), backlog=1024)
+            self._listening = made.enter_context(server)
+            self._liveness = LivenessPort(host)
             made.pop_all()
         self.port = int(self._listening.getsockname()[1])
         self._wake, self._woken = socket.socketpair()

@@ -21,6 +21,8 @@ import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from rankmesh.launch.address import family_of
+
 __all__ = ["LivenessPort"]
 
 # Of close_range(2): in a copy of the table, this thread's from now on. Containers that forbid unshare(2) allow it.
@@ -33,14 +35,14 @@ _BACKLOG, _SEMAPHORE = 4096, 64
 class LivenessPort:
     """The port of this process, 0 where the system has no such table: Linux since 5.9, with glibc since 2.34."""
 
-    def __init__(self, host: str, family: int = socket.AF_INET) -> None:
+    def __init__(self, host: str) -> None:
         self.port = 0
         self._library = ctypes.CDLL(None)
         self._end, self._holder = ctypes.create_string_buffer(_SEMAPHORE), ctypes.c_ulong()
         if not hasattr(self._library, "close_range"):
             return
         self._library.sem_init(self._end, 0, 0)
-        with socket.create_server((host, 0), family=family, backlog=_BACKLOG) as listening, _no_collection():
+        with socket.create_server((host, 0), family=family_of(host), backlog=_BACKLOG) as listening, _no_collection():
             started: list[bool] = []
             starts = threading.Thread(target=self._start, args=(listening.fileno(), started), name="rankmesh-liveness")
             starts.start()

@@ -26,7 +26,7 @@ from rankmesh.debug.watch.overdue import Overdue
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
-from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, StoreChannel
+from rankmesh.rendezvous import BoundedChannel, Channel, FallbackChannel, StoreChannel
 from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.runtime.world import World
 
@@ -68,9 +68,7 @@ class Watch:
         if anew:
             self._overdue.reported = time.monotonic()
         self._pace = Pace(patience, self._recorder.world_size)
-        self._store = None if world.store is None else world.store.clone()
-        if self._store is not None:
-            self._store.set_timeout(_PATIENCE)
+        self._store = world.store
         self._process = os.getpid()
         self._number = next(_sessions)
         self._recordings: Recordings | None = None
@@ -90,11 +88,11 @@ class Watch:
     # -- the session -------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        store = None if self._store is None else BoundedChannel(StoreChannel(self._store, self._key), _PATIENCE.seconds)
         try:
+            store = self._connected()
             session = self._session(store)
             host = HostRanks(session, self._recorder.rank)
-        except (ChannelLost, OSError) as error:
+        except (OSError, RuntimeError) as error:  # ChannelLost and torch's are among them
             _log.warning("rankmesh: no watch on rank %s: %s", self._recorder.rank, error)
             return
         folder = None if self.folder is None else BoundedChannel(FolderChannel(self.folder / f".watch-{session}"))
@@ -113,6 +111,20 @@ class Watch:
     def _key(self) -> str:
         """The prefix of this session's keys in the store."""
         return f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
+
+    def _connected(self) -> BoundedChannel | None:
+        """Connect to the world's store once more, within the limit; None if the world has none."""
+        if self._store is None:
+            return None
+        shared = self._store
+
+        def clone(_: Channel) -> StoreChannel:
+            store = shared.clone()
+            store.set_timeout(_PATIENCE)
+            return StoreChannel(store, self._key)
+
+        bounded = BoundedChannel(StoreChannel(shared, self._key), _PATIENCE.seconds)
+        return BoundedChannel(bounded.ask(clone), _PATIENCE.seconds)
 
     def _session(self, store: BoundedChannel | None) -> str:
         """A token that this session's ranks share: the first of them makes it up."""
