@@ -129,13 +129,13 @@ def test_the_page_has_the_facts_and_escapes_them() -> None:
     source = read("megatron:world=16,tp=2,cp=2,pp=2,ep=2")
     text = page(source, overview(source, gpus_per_node=8))
     assert all(f"<td>{name}</td>" in text for name in source.plan.kinds)
-    assert "11 per rank, 53 in the job" in text
+    assert "communicators per rank: 11; in the job: 53" in text
     assert "&lt;" not in text
     assert "<svg" in text
     large = read("llama3-405b")
     text = page(large, overview(large))
     assert "16384 ranks, of which 128 are drawn (dp=0 of 128)" in text
-    heads = re.search(r"<tr><th>name</th>(.*?)</tr>", text)
+    heads = re.search(r"<tr><th>group</th>(.*?)</tr>", text)
     assert heads is not None
     assert heads[1].endswith("<th>members</th>")
 

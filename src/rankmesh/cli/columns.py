@@ -12,79 +12,20 @@ tp       2  [0, 1]    tp       2
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
-from functools import cached_property
+from collections.abc import Iterable, Iterator, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 from rich.text import Text
 
+from rankmesh.viz.tables import Column
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Column", "cut", "pages", "print_columns", "ranks_text"]
+__all__ = ["Column", "pages", "print_columns", "print_facts"]
 
 _GAP = 2
-
-
-@dataclass(frozen=True)
-class Column:
-    """A heading and its cells. A column with ``fit`` takes what is left of the line, ``least`` or more.
-
-    ``shorten`` makes a cell of a fitting column shorter; by default it is cut at a space.
-    """
-
-    head: str
-    cells: Sequence[str]
-    right: bool = False
-    style: str = ""
-    fit: bool = False
-    least: int = 24
-    shorten: Callable[[int, int], str] | None = None
-
-    @cached_property  # each line asks for it
-    def width(self) -> int:
-        """The width that every cell needs."""
-        return max(map(len, (self.head, *self.cells)))
-
-    @property
-    def need(self) -> int:
-        """The width below which the column goes to another table."""
-        return min(self.width, self.least) if self.fit else self.width
-
-    def fitted(self, width: int) -> Column:
-        """The column no wider than ``width``."""
-        if not self.fit or self.width <= width:
-            return self
-        shorten = self.shorten or (lambda row, width: cut(self.cells[row], width))
-        cells = [shorten(row, width) for row in range(len(self.cells))]
-        return Column(self.head, cells, self.right, self.style)
-
-
-def cut(text: str, width: int) -> str:
-    """The text if it fits, else its first words and an ellipsis.
-
-    >>> cut("one two three", 9), cut("one two three", 13)
-    ('one two …', 'one two three')
-    """
-    if len(text) <= width:
-        return text
-    words = text[: width - 1].rsplit(" ", 1)[0] if " " in text[: width - 1] else text[: width - 1]
-    return f"{words} …" if len(words) + 2 <= width else f"{words[: width - 1]}…"
-
-
-def ranks_text(ranks: Sequence[int], size: int, width: int) -> str:
-    """A group of ``size`` ranks by its first ones, as many as fit: whole numbers, never a part of one.
-
-    >>> ranks_text(range(0, 256, 2), 128, 20), ranks_text((0, 10), 2, 20)
-    ('[0, 2, 4, …] of 128', '[0, 10]')
-    """
-    for shown in range(len(ranks), 0, -1):
-        tail = "]" if shown == size else f", …] of {size:,}"
-        text = f"[{', '.join(map(str, ranks[:shown]))}{tail}"
-        if len(text) <= width:
-            return text
-    return "…"
 
 
 def pages(columns: Sequence[Column], width: int) -> list[list[Column]]:
@@ -123,6 +64,15 @@ def print_columns(console: Console, columns: Sequence[Column]) -> None:
         if number:
             console.print()
         console.print(Text("\n").join(_lines(page)), soft_wrap=True)
+
+
+def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
+    """Print names with their texts beside them, wrapped to the width."""
+    listed = list(facts)
+    margin = max(len(name) for name, _ in listed) + _GAP
+    for name, text in listed:
+        for number, line in enumerate(wrap(text, max(40, console.width - margin))):
+            console.print(f"{'' if number else name:<{margin}}{line}", soft_wrap=True)
 
 
 def _lines(page: list[Column]) -> Iterator[Text]:

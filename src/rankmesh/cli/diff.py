@@ -9,11 +9,12 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from rankmesh.cli.columns import Column, print_columns, ranks_text
+from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.options import Json, Variables, WorldSize, config_of, noted, source_of, spec_argument
 from rankmesh.cli.shell import ExitCode
 from rankmesh.core.difference import Difference, KindDiff, OnlyKind, difference
+from rankmesh.viz.tables import ranks_text
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -153,17 +154,13 @@ def _groups(found: Difference) -> list[Column]:
         Column("kind", heads(lambda kind: kind.name), style="bold"),
         Column("ranks", heads(lambda kind: "all" if kind.ranks == world else f"{kind.ranks:,}"), right=True),
         Column("rank", [f"{example.rank:,}" for _, _, example in rows], right=True),
-        _side("left", [(example.left, kind.left_size) for kind, _, example in rows]),
-        _side("right", [(example.right, kind.right_size) for kind, _, example in rows]),
+        Column("left", [_group(example.left, kind.left_size) for kind, _, example in rows], fit=True, least=16),
+        Column("right", [_group(example.right, kind.right_size) for kind, _, example in rows], fit=True, least=16),
     ]
 
 
-def _side(head: str, groups: list[tuple[tuple[int, ...] | None, int]]) -> Column:
-    def shorten(row: int, width: int) -> str:
-        return "none" if (ranks := groups[row][0]) is None else ranks_text(ranks, groups[row][1], width)
-
-    cells = [shorten(row, 10**6) for row in range(len(groups))]
-    return Column(head, cells, fit=True, least=16, shorten=shorten)
+def _group(ranks: tuple[int, ...] | None, size: int) -> str:
+    return "none" if ranks is None else ranks_text(ranks, size)
 
 
 def _lines(found: Difference) -> Iterator[str]:

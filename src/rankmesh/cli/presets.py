@@ -7,10 +7,9 @@
 from __future__ import annotations
 
 from dataclasses import asdict, dataclass
-from textwrap import wrap
 
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import out, write, write_json
+from rankmesh.cli.columns import Column, print_columns, print_facts
+from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import Json, PresetName
 from rankmesh.core import presets
 from rankmesh.readers.source import read
@@ -74,7 +73,6 @@ def _print_table(rows: tuple[PresetRow, ...]) -> None:
 
 
 def _print_one(row: PresetRow) -> None:
-    console = out()
     lines = {
         row.name: row.title,
         "spec": row.spec,
@@ -83,7 +81,4 @@ def _print_one(row: PresetRow) -> None:
         "source": row.source,
         "note": row.note,
     }
-    margin = max(map(len, lines)) + 2
-    for name, text in lines.items():
-        for number, line in enumerate(wrap(text, console.width - margin)):
-            write(f"{'' if number else name:<{margin}}{line}")
+    print_facts(out(), lines.items())

@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from math import inf
-from textwrap import wrap
 from typing import Annotated, Any
 
 import typer
 
 from rankmesh.cli.check import progress_bar
 from rankmesh.cli.cluster import described
-from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.columns import Column, print_columns, print_facts
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.options import Json, RequiredCluster
 from rankmesh.core.documents import parse, read_text, refused_as
@@ -169,7 +168,8 @@ def command(
     else:
         _print_rows(rows[:top])
         _print_parts(rows[explain - 1], explain)
-        _print_assumptions(assumed)
+        write("\nassumed")
+        print_facts(out(), ((name.replace("_", " "), text) for name, text in assumed.items()))
     note("predicted, not measured; docs/benchmarks.md has predictions beside published runs")
 
 
@@ -211,11 +211,3 @@ def _print_parts(found: Found, number: int) -> None:
         Column("memory", [f"{size / 1e9:.2f} GB" for size in parts.values()], right=True),
     ]
     print_columns(out(), columns)
-
-
-def _print_assumptions(assumed: Mapping[str, str]) -> None:
-    write("\nassumed")
-    margin = max(map(len, assumed)) + 2
-    for name, text in assumed.items():
-        for number, line in enumerate(wrap(text, max(40, out().width - margin))):
-            write(f"{'' if number else name.replace('_', ' '):<{margin}}{line}")

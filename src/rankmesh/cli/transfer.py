@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import numpy as np
 import typer
 
-from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.columns import Column, print_columns, print_facts
 from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import Cluster, Json, WorldSize, cluster_of, noted, source_of, spec_argument
 from rankmesh.core.mesh import Mesh
@@ -114,9 +114,7 @@ def _print(console: Console, moves: Transfer, ranks: int) -> None:
             facts.append(("busiest link", f"{link.unit} to {link.level}: {_size(link.out)} out, {_size(link.into)} in"))
         facts.append(("predicted", f"{seconds(moves.flows, moves.cluster):.3g} s by the cluster's bandwidths"))
     facts.append(("digest", moves.digest))
-    width = max(len(name) for name, _ in facts)
-    for name, fact in facts:
-        console.print(f"{name:<{width}}  {fact}", soft_wrap=True)
+    print_facts(console, facts)
     order = np.argsort(-(moves.outgoing + moves.incoming), kind="stable")[:ranks].tolist()
     if order:
         console.print()

@@ -3,6 +3,7 @@
 ```
 overview        the facts that every way of showing a plan has in common
 communicators   which groups use which communicator, for all ranks at once
+tables          an overview as columns of text
 sheet           where each rank of a mesh is drawn
 grid            a mesh as text
 svg             a mesh as a picture, coloured by the groups of a kind

@@ -10,15 +10,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from html import escape
 from string import Template
 
 from rankmesh.readers.source import Source
-from rankmesh.viz.overview import KindRow, LayoutRow, Overview, nodes_text
+from rankmesh.viz.overview import Overview
 from rankmesh.viz.svg import picture, pictured_kinds
+from rankmesh.viz.tables import Column, axes, communicators, header, kinds
 
 __all__ = ["page"]
+
+_NUMBER = ' class="number"'
 
 TEMPLATE = Template("""<!doctype html>
 <html lang="en">
@@ -51,88 +54,28 @@ $body
 
 
 def page(source: Source, facts: Overview) -> str:
-    """The page of a plan; of a world of more than 512 ranks one part is pictured."""
-    sections = [
-        _header(facts),
-        *(_section(f"View {layout.view}" if layout.view else "Mesh", _axes(layout)) for layout in facts.layouts),
-        _section("Groups", _kinds(facts)),
-        _section("Communicators", _communicators(facts)),
-        _section("Pictures", _pictures(source, facts)),
-    ]
-    return TEMPLATE.substitute(title=escape(facts.origin.title or facts.origin.spec), body="\n".join(sections))
-
-
-def _header(facts: Overview) -> str:
-    words = [f"{facts.world_size:,} ranks", f"digest <code>{facts.digest[:12]}</code>"]
-    if facts.nodes is not None:
-        words.append(nodes_text(facts))
-    lines = [f"<p><code>{escape(facts.origin.spec)}</code></p>", f"<p>{'; '.join(words)}</p>"]
-    lines += [f'<p class="note">{escape(text)}</p>' for text in (facts.origin.source, facts.origin.note) if text]
-    return "\n".join(lines)
-
-
-def _section(heading: str, body: str) -> str:
-    return f"<h2>{escape(heading)}</h2>\n{body}"
-
-
-def _axes(layout: LayoutRow) -> str:
-    rows = [(axis.name, axis.size, axis.stride, "shared" if axis.shared else "") for axis in layout.axes]
-    return table(("axis", "size", "stride", ""), rows)
-
-
-def _kinds(facts: Overview) -> str:
-    heads = ["name", "axes", "view", "groups", "size", "stride", "communicator"]
-    heads += ["crossing", "nodes", "hops"] if facts.nodes is not None else []
-    return table([*heads, "members"], (_kind(kind) for kind in facts.kinds))
-
-
-def _kind(kind: KindRow) -> tuple[object, ...]:
-    axes = "-".join(kind.axes) + (f" ({kind.part})" if kind.part else "")
-    examples = " ".join(_members(ranks, kind.size) for ranks in kind.examples[:2])
-    row = (
-        kind.name,
-        axes,
-        kind.view or "",
-        kind.count,
-        kind.size,
-        kind.stride,
-        str(kind.communicator),
-    )
-    if kind.crossings is None:
-        return (*row, examples)
-    return (*row, kind.crossings.crossing, kind.crossings.nodes, kind.crossings.hops, examples)
-
-
-def _members(ranks: tuple[int, ...], size: int) -> str:
-    return f"[{', '.join(map(str, ranks))}{', …' if len(ranks) < size else ''}]"
-
-
-def _communicators(facts: Overview) -> str:
-    least, most = facts.communicators_least, facts.communicators_most
-    number = str(least) if least == most else f"{least} to {most}"
-    lines = [f"<p>{number} per rank, {facts.communicators_total:,} in the job.</p>"]
-    lines += [
-        f"<p>{escape(pair.kind)} has the members of {escape(pair.other)} and a communicator of its own: "
-        f"{escape(pair.why)}.</p>"
-        for pair in facts.unshared
-    ]
-    return "\n".join(lines)
-
-
-def _pictures(source: Source, facts: Overview) -> str:
+    """Return the page of a plan; of a world of more than 512 ranks one part is pictured."""
+    origin = facts.origin
     listed = [kind.name for kind in facts.kinds]
     names = [name for name in pictured_kinds(source.plan) if name in listed] or listed
-    return picture(source.plan, names, cluster=facts.cluster)
+    sections = [
+        f"<p><code>{escape(origin.spec)}</code></p>\n<p>{escape(header(facts))}</p>",
+        *(f'<p class="note">{escape(text)}</p>' for text in (origin.source, origin.note) if text),
+        f"<h2>Axes</h2>\n{_table(axes(facts))}",
+        f"<h2>Groups</h2>\n{_table(kinds(facts))}",
+        "<h2>Communicators</h2>",
+        *(f"<p>{escape(line)}</p>" for line in communicators(facts)),
+        f"<h2>Pictures</h2>\n{picture(source.plan, names, cluster=facts.cluster)}",
+    ]
+    return TEMPLATE.substitute(title=escape(origin.title or origin.spec), body="\n".join(sections))
 
 
-def table(heads: Sequence[str], rows: Iterable[Sequence[object]]) -> str:
-    """A table of escaped cells, numbers to the right."""
-    head = "".join(f"<th>{escape(text)}</th>" for text in heads)
-    body = "\n".join("<tr>" + "".join(map(_cell, row)) + "</tr>" for row in rows)
+def _table(columns: Sequence[Column]) -> str:
+    """Return a table of escaped cells."""
+    head = "".join(f"<th>{escape(column.head)}</th>" for column in columns)
+    rows = [
+        "".join(f"<td{_NUMBER * column.right}>{escape(column.cells[row])}</td>" for column in columns)
+        for row in range(len(columns[0].cells))
+    ]
+    body = "\n".join(f"<tr>{row}</tr>" for row in rows)
     return f'<div class="scroll"><table>\n<tr>{head}</tr>\n{body}\n</table></div>'
-
-
-def _cell(value: object) -> str:
-    if isinstance(value, int):
-        return f'<td class="number">{value:,}</td>'
-    return f"<td>{escape(str(value))}</td>"
