@@ -111,17 +111,13 @@ def _used_by(engine: str, strategy: object) -> tuple[str, ...]:
 def _one_engine(settled: Settled, engine: str, sizes: dict[str, int], megatron: dict[str, int], path: str) -> None:
     """Sizes of an engine that is not the one that the file chooses are refused."""
     if prod(megatron.values()) > 1 and engine != "MEGATRON_LM":
-        wrong = next(
-            reading for reading in settled.readings if reading.argument.startswith("megatron_") and reading.value != 1
-        )
+        wrong = [each for each in settled.readings if each.argument.startswith("megatron_") and each.value != 1]
     elif prod(sizes.values()) > 1 and engine in ("MEGATRON_LM", "DEEPSPEED"):
-        wrong = next(reading for reading in settled.readings if sizes.get(reading.argument, 1) > 1)
+        wrong = [each for each in settled.readings if sizes.get(each.argument, 1) > 1]
     else:
         return
-    entry = Entry((wrong.key,), wrong.value, wrong.line)
-    raise refused(
-        path, entry, f"distributed_type {engine} lays its ranks out without it", "remove it, or change the type"
-    )
+    rule = f"distributed_type {engine} lays its ranks out without it"
+    raise refused(path, wrong[0], rule, "remove it, or change the type")
 
 
 def _shards(settled: Settled, machines: int | None, strategy: object, version: int | None, path: str) -> dict[str, int]:
@@ -138,5 +134,4 @@ def _shards(settled: Settled, machines: int | None, strategy: object, version: i
 
 
 def _entry(settled: Settled, argument: str) -> Entry:
-    reading = next(reading for reading in settled.readings if reading.argument == argument)
-    return Entry((reading.key,), reading.value, reading.line)
+    return next(reading for reading in settled.readings if reading.argument == argument)

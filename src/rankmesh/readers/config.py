@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, field
+from dataclasses import dataclass, field
 from math import prod
 from typing import Any
 
@@ -12,7 +12,7 @@ from rankmesh.core.documents import refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
-from rankmesh.readers import accelerate, axolotl, deepspeed, gpt_neox, megatron, nanotron, nemo_rl, torchtitan, verl
+from rankmesh.readers import accelerate, deepspeed, frameworks, megatron, verl
 from rankmesh.readers.documents import entries
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
@@ -55,7 +55,13 @@ class Config:
         return {
             "format": self.format,
             "path": self.path,
-            "lines": [{**asdict(reading), "line": reading.line or None} for reading in self.readings],
+            "lines": [
+                {
+                    "line": each.line or None,
+                    **{name: getattr(each, name) for name in ("key", "value", "argument", "also")},
+                }
+                for each in self.readings
+            ],
             "notes": [{"line": line or None, "text": text} for line, text in self.notes],
         }
 
@@ -68,9 +74,9 @@ def _source(reading: Reading) -> str:
 
 @dataclass(frozen=True)
 class _Format:
-    """A format: what makes its plan, the argument without which that needs the world size, the module that reads it.
+    """A format: what makes its plan, the argument without which that needs the world size, and what reads it.
 
-    Those without a module are layouts that files of another format may have.
+    Those that nothing reads are layouts that files of another format may have.
     """
 
     plan: Callable[..., Plan]
@@ -106,17 +112,17 @@ def _verl(world: int | None, sp: int = 1, fsdp: int | None = None) -> Plan:
 
 _FORMATS: Mapping[str, _Format] = {
     "megatron": _Format(recipes.megatron, "dp", "a YAML of Megatron's arguments", megatron),
-    "gpt_neox": _Format(_neox, "world_size", "a GPT-NeoX config", gpt_neox),
-    "nemo_rl": _Format(recipes.megatron, "dp", "a NeMo-RL config", nemo_rl),
+    "gpt_neox": _Format(_neox, "world_size", "a GPT-NeoX config", frameworks.GPT_NEOX),
+    "nemo_rl": _Format(recipes.megatron, "dp", "a NeMo-RL config", frameworks.NEMO_RL),
     "verl": _Format(_verl, "world_size", "a verl config", verl),
     "axolotl": _Format(
         lambda world, **sizes: recipes.accelerate(world, **_shards(world, sizes)),
         "world_size",
         "an axolotl config",
-        axolotl,
+        frameworks.AXOLOTL,
     ),
-    "nanotron": _Format(recipes.nanotron, "dp", "a nanotron config", nanotron),
-    "torchtitan": _Format(recipes.torchtitan, "dp_shard", "a torchtitan config", torchtitan),
+    "nanotron": _Format(recipes.nanotron, "dp", "a nanotron config", frameworks.NANOTRON),
+    "torchtitan": _Format(recipes.torchtitan, "dp_shard", "a torchtitan config", frameworks.TORCHTITAN),
     "deepspeed": _Format(recipes.deepspeed, "dp", "a DeepSpeed config", deepspeed),
     "accelerate": _Format(recipes.accelerate, "dp_shard", "an Accelerate config", accelerate),
     "experts": _Format(lambda world, ep: recipes.axes(Mesh.parse(f"ep={ep}", world_size=world))),

@@ -10,8 +10,8 @@ it looks like a parallel size.
 
 >>> table = Table({"tp_degree": Read("tp")})
 >>> settled = settle(table, [Entry(("tp_degree",), 4, 7)], "run.toml")
->>> settled.arguments, settled.readings[0]
-({'tp': 4}, Reading(line=7, key='tp_degree', value=4, argument='tp', also=()))
+>>> settled.arguments, str(settled.readings[0]), settled.readings[0].line
+({'tp': 4}, 'tp_degree = 4', 7)
 >>> settle(table, [Entry(("tp_degre",), 4, 7)], "run.toml")
 Traceback (most recent call last):
 rankmesh.errors.PlanError: run.toml:7: tp_degre = 4; this looks like a parallel size, and is none that is \
@@ -89,17 +89,10 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Reading:
-    """A line that shaped the plan: what it says, and the argument of the recipe that it sets."""
+class Reading(Entry):
+    """A setting that shaped the plan, with the argument of the recipe that it sets."""
 
-    line: int
-    key: str
-    value: Any
-    argument: str
-    also: tuple[int, ...] = ()
-
-    def __str__(self) -> str:
-        return f"{cut(self.key)} = {cut(_shown(self.value))}"
+    argument: str = ""
 
 
 @dataclass(frozen=True)
@@ -155,7 +148,7 @@ class Settled:
                 "keep one of the two",
             )
         self.arguments[argument] = value
-        self.readings.append(Reading(entry.line, entry.key, entry.value, argument, entry.also))
+        self.readings.append(Reading(**{**vars(entry), "argument": argument}))
 
 
 def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:

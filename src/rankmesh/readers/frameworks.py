@@ -1,0 +1,241 @@
+"""Configs of nanotron, GPT-NeoX, torchtitan, axolotl and NeMo-RL: the keys of each, and what only each has.
+
+```
+nanotron     parallelism: {tp, pp, dp, ...}
+gpt_neox     model-parallel-size, pipe-parallel-size      hyphens or underscores
+torchtitan   [parallelism], [training], [experimental]    shards of -1 are what is left of the world
+axolotl      sizes beside base_model                      Accelerate's mesh, or expert_parallel_size alone
+nemo_rl      policy.megatron_cfg, policy.dtensor_cfg      the layout of Megatron, or of torchtitan
+```
+
+Sources: ``nanotron.config.parallelism_config``, ``megatron/neox_arguments`` of GPT-NeoX,
+``torchtitan.config.job_config``, ``axolotl.utils.distributed``, and ``nemo_rl.models.policy`` of NVIDIA NeMo-RL.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+
+from rankmesh.errors import PlanError
+from rankmesh.readers import megatron
+from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, refused, settle, unless
+
+__all__ = ["AXOLOTL", "GPT_NEOX", "NANOTRON", "NEMO_RL", "TORCHTITAN"]
+
+
+@dataclass(frozen=True)
+class _Framework:
+    """A format: whether a document is of it, and how its entries become arguments."""
+
+    matches: Callable[[Iterable[Entry]], bool]
+    from_document: Callable[[list[Entry], str], Settled]
+
+
+def _top(entry: Entry) -> str | None:
+    return entry.path[0] if len(entry.path) == 1 else None
+
+
+# -- nanotron -------------------------------------------------------------------------------------------------------
+
+
+def _in_parallelism(entry: Entry) -> str | None:
+    return ".".join(entry.path[1:]) if entry.path[0] == "parallelism" and len(entry.path) > 1 else None
+
+
+_NANOTRON = Table(
+    reads={
+        "tp": Read("tp"),
+        "pp": Read("pp"),
+        "dp": Read("dp"),
+        "context_parallel_size": Read("cp"),
+        "cp": Read("cp"),
+        "expert_parallel_size": Read("ep"),
+    },
+    mentioned={
+        "tp_mode": "says what the tp groups are used for; the groups are the same",
+        "pp_engine": "is a schedule; the groups are the same",
+        **dict.fromkeys(
+            ("tp_linear_async_communication", "tp_recompute_allgather", "recompute_layer", "moe_layer_recompute"),
+            "does not shape the layout",
+        ),
+    },
+    key=_in_parallelism,
+    closed=True,
+)
+NANOTRON = _Framework(
+    lambda entries: {"tp", "pp", "dp"} <= {_in_parallelism(entry) for entry in entries},
+    lambda entries, path: settle(_NANOTRON, entries, path),
+)
+
+
+# -- GPT-NeoX -------------------------------------------------------------------------------------------------------
+
+
+def _neox_key(entry: Entry) -> str | None:
+    name = _top(entry)
+    return name and name.replace("-", "_")
+
+
+_GPT_NEOX = Table(
+    reads={
+        "model_parallel_size": Read("tp"),
+        # Both 0 and 1 are no pipeline.
+        "pipe_parallel_size": Read("pp", unless(0)),
+        "world_size": Read("world_size"),
+        "global_num_gpus": Read("world_size"),
+    },
+    refused={
+        "moe_expert_parallel_size": Refused("its expert groups are DeepSpeed's, inside of data parallelism"),
+        "context_parallel_size": Refused("its context groups are none of this layout's"),
+    },
+    mentioned={"sequence_parallel": "uses the tp groups; it makes none"},
+    key=_neox_key,
+)
+GPT_NEOX = _Framework(
+    lambda entries: any(_neox_key(entry) in ("model_parallel_size", "pipe_parallel_size") for entry in entries),
+    lambda entries, path: settle(_GPT_NEOX, entries, path),
+)
+
+
+# -- torchtitan -----------------------------------------------------------------------------------------------------
+
+
+def _titan_key(entry: Entry) -> str | None:
+    if entry.path == ("fault_tolerance", "enable"):
+        return entry.key
+    section, *names = entry.path
+    if section not in ("parallelism", "training", "experimental") or len(names) != 1:
+        return None
+    return names[0] if section == "parallelism" or re.search("parallel", names[0]) else None
+
+
+_TORCHTITAN = Table(
+    reads={
+        "data_parallel_replicate_degree": Read("dp_replicate"),
+        "data_parallel_shard_degree": Read("dp_shard", unless(-1)),
+        "context_parallel_degree": Read("cp"),
+        "tensor_parallel_degree": Read("tp"),
+        "pipeline_parallel_degree": Read("pp"),
+        "expert_parallel_degree": Read("ep"),
+        "expert_tensor_parallel_degree": Read("etp"),
+    },
+    refused={
+        "fault_tolerance.enable": Refused("replica groups then come and go, so the world has no fixed layout"),
+        "expert_parallel_mode": Refused("modes of expert parallelism lay experts out in their own ways", ("none",)),
+    },
+    mentioned={
+        "pipeline_parallel_layers_per_stage": "splits the stages of a rank; the groups are the same",
+        **dict.fromkeys(
+            (
+                "pipeline_parallel_microbatch_size",
+                "pipeline_parallel_first_stage_less_layers",
+                "pipeline_parallel_last_stage_less_layers",
+                "pipeline_parallel_schedule",
+            ),
+            "is a schedule; the groups are the same",
+        ),
+    },
+    key=_titan_key,
+    closed=True,
+)
+
+
+def _from_titan(entries: list[Entry], path: str) -> Settled:
+    settled = settle(_TORCHTITAN, entries, path)
+    for entry in entries:
+        if _titan_key(entry) == "data_parallel_shard_degree" and entry.value == -1:
+            settled.notes.append((entry.line, f"{entry} is inferred from the world"))
+    return settled
+
+
+TORCHTITAN = _Framework(lambda entries: any(_titan_key(entry) in _TORCHTITAN.reads for entry in entries), _from_titan)
+
+
+# -- axolotl --------------------------------------------------------------------------------------------------------
+
+_AXOLOTL = Table(
+    reads={
+        "dp_replicate_size": Read("dp_replicate"),
+        "dp_shard_size": Read("dp_shard"),
+        "context_parallel_size": Read("cp"),
+        "sequence_parallel_degree": Read("cp"),
+        "tensor_parallel_size": Read("tp"),
+        "expert_parallel_size": Read("ep"),
+    },
+    key=_top,
+)
+
+
+def _is_axolotl(entries: Iterable[Entry]) -> bool:
+    """Whether a document has a size, and the model and data as only axolotl names them."""
+    top = {entry.path[0] for entry in entries}
+    return (
+        any(_top(entry) in _AXOLOTL.reads for entry in entries)
+        and not top.isdisjoint({"base_model", "base_model_config"})
+        and not top.isdisjoint({"datasets", "pretraining_dataset", "rl", "micro_batch_size"})
+    )
+
+
+def _from_axolotl(entries: list[Entry], path: str) -> Settled:
+    """Settle the sizes above 1: the mesh has no axis for a size of 1."""
+    settled = settle(_AXOLOTL, entries, path)
+    sizes = {name: size for name, size in settled.arguments.items() if size > 1}
+    if not sizes:
+        raise PlanError(f"{path}: no parallel size of this axolotl config is more than 1; state one", path=path)
+    if "ep" in sizes and len(sizes) > 1:
+        entry = next(entry for entry in entries if _top(entry) == "expert_parallel_size")
+        raise refused(path, entry, "no recipe has an expert axis beside these sizes", "describe it with axes")
+    settled.arguments.clear()
+    settled.arguments.update(sizes, recipe="experts" if "ep" in sizes else "axolotl")
+    return settled
+
+
+AXOLOTL = _Framework(_is_axolotl, _from_axolotl)
+
+
+# -- NeMo-RL --------------------------------------------------------------------------------------------------------
+
+_ENGINES = ("megatron_cfg", "dtensor_cfg")
+_CLUSTER = (("cluster", "num_nodes"), ("cluster", "gpus_per_node"))
+_DTENSOR = Table(
+    reads={
+        "tensor_parallel_size": Read("tp"),
+        "context_parallel_size": Read("cp"),
+        "expert_parallel_size": Read("ep"),
+        "dp_replicate_size": Read("dp_replicate"),
+    },
+    refused={"data_parallel_size": Refused("it is what the world leaves", (None,))},
+    mentioned={"sequence_parallel": "uses the tp groups; it makes none"},
+)
+
+
+def _from_nemo_rl(entries: list[Entry], path: str) -> Settled:
+    """Settle the arguments of the policy's engine, and the world of its cluster."""
+
+    def value(*keys: str) -> object:
+        return next((entry.value for entry in entries if entry.path == keys), None)
+
+    engines = [name for name in _ENGINES if value("policy", name, "enabled") is True]
+    if len(engines) != 1:
+        enabled = " and ".join(engines) if engines else "neither megatron_cfg nor dtensor_cfg"
+        raise PlanError(f"{path}: {enabled} of policy is enabled; enable one of them", path=path)
+    is_megatron = engines == ["megatron_cfg"]
+    settings = [entry for entry in entries if entry.path[:2] == ("policy", engines[0]) and len(entry.path) == 3]
+    settled = settle(megatron.TABLE if is_megatron else _DTENSOR, settings, path)
+    sizes = settled.arguments
+    if not is_megatron and sizes.get("ep", 1) > 1 and max(sizes.get("tp", 1), sizes.get("cp", 1)) > 1:
+        raise PlanError(
+            f"{path}: expert_parallel_size beside tensor or context parallelism is not read here", path=path
+        )
+    sizes["recipe"] = "megatron" if is_megatron else "torchtitan"
+    if value("policy", "generation", "colocated", "enabled") is not False:
+        add_world(settled, entries, _CLUSTER, path)
+    return settled
+
+
+NEMO_RL = _Framework(
+    lambda entries: any(entry.path[:2] in [("policy", name) for name in _ENGINES] for entry in entries),
+    _from_nemo_rl,
+)
