@@ -23,7 +23,7 @@ RESERVED = frozenset({"offset", "rank_map", "view", "shared"})
 
 
 def integer(value: object, what: str, *, least: int) -> int:
-    """``value`` as an int of at least ``least``; floats, strings and booleans are refused, never rounded.
+    """Return ``value`` as an int of at least ``least``; floats, strings and booleans are refused, never rounded.
 
     >>> integer(2.0, "size of axis 'tp'", least=1)
     Traceback (most recent call last):
@@ -44,7 +44,7 @@ def integer(value: object, what: str, *, least: int) -> int:
 
 
 def axis_name(name: object) -> str:
-    """``name`` if it can name an axis: a Python identifier that is no argument of the layout's own methods."""
+    """Return ``name`` if it can name an axis: a Python identifier that is not an argument of the layout's methods."""
     if not isinstance(name, str) or not name.isidentifier():
         raise LayoutError(
             f"{quoted(name)} cannot name an axis; use letters, digits and underscores, such as tp or dp_shard",
@@ -59,12 +59,12 @@ def axis_name(name: object) -> str:
 
 
 def axis_size(name: str, size: object) -> int:
-    """The size of one axis, at least 1."""
+    """Return the size of one axis, at least 1."""
     return integer(size, f"size of axis {name!r}", least=1)
 
 
 def axis_names(axes: AxesLike) -> tuple[str, ...]:
-    """The names in ``"dp-cp"`` or in a sequence of names, in the order of request, each once.
+    """Return the names in ``"dp-cp"`` or in a sequence of names, in the order of request, each once.
 
     >>> axis_names("dp-cp"), axis_names(("tp",))
     (('dp', 'cp'), ('tp',))
@@ -85,7 +85,7 @@ def axis_names(axes: AxesLike) -> tuple[str, ...]:
 
 
 def _listed(axes: object) -> tuple[str, ...]:
-    """What was given as axes, if it is a string or a sequence of names."""
+    """Return what was given as axes, if it is a string or a sequence of names."""
     given = axes.split("-") if isinstance(axes, str) else axes
     # Lists and tuples first: asking whether something is an Iterable takes ten times as long.
     listed: tuple[object, ...] = tuple(given) if isinstance(given, list | tuple | Iterable) else (given,)
@@ -96,7 +96,7 @@ def _listed(axes: object) -> tuple[str, ...]:
 
 
 def parse_axes(text: str) -> dict[str, int | None]:
-    """The sizes in an axis string, ``None`` where the text says ``*``.
+    """Return the sizes in an axis string, ``None`` where the text says ``*``.
 
     >>> parse_axes("tp=2, dp=*")
     {'tp': 2, 'dp': None}
@@ -166,7 +166,7 @@ def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[
 
 
 def _product(sizes: Mapping[str, int | None]) -> str:
-    """The sizes that are given, and their product: ``tp 2 x dp 4 = 8``, or ``tp=2``."""
+    """Return the sizes that are given, and their product: ``tp 2 x dp 4 = 8``, or ``tp=2``."""
     given = {name: size for name, size in sizes.items() if size is not None}
     if len(given) == 1:
         return next(f"{name}={size}" for name, size in given.items())
@@ -183,7 +183,7 @@ def _fitting(sizes: Mapping[str, int | None], total: int) -> str:
 
 
 def find(name: str, known: Iterable[str], what: str = "axis") -> str:
-    """``name`` if it is known, else ``UnknownAxis`` with the nearest name."""
+    """Return ``name`` if it is known. Raises ``UnknownAxis`` with the nearest name."""
     names = tuple(known)
     if name not in names:
         raise UnknownAxis(name, names, what)

@@ -24,18 +24,18 @@ Box = tuple[tuple[int, int], ...]
 
 
 def size(box: Box) -> int:
-    """How many elements a box has; that of a scalar, without dimensions, has one."""
+    """Return how many elements a box has; the box of a scalar, without dimensions, has one."""
     return prod(stop - start for start, stop in box)
 
 
 def meet(one: Box, other: Box) -> Box | None:
-    """What two boxes share; None where they do not meet."""
+    """Return what two boxes share; None where they do not meet."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return shared if all(start < stop for start, stop in shared) else None
 
 
 def minus(box: Box, other: Box) -> list[Box]:
-    """What of a box is not in another one, as boxes that do not meet.
+    """Return what of a box is not in another one, as boxes that do not meet.
 
     >>> minus(((0, 4), (0, 4)), ((1, 2), (2, 6)))
     [((0, 1), (0, 4)), ((2, 4), (0, 4)), ((1, 2), (0, 2))]
@@ -52,7 +52,7 @@ def minus(box: Box, other: Box) -> list[Box]:
 
 
 def uncovered(box: Box, parts: Iterable[Box]) -> int:
-    """How many elements of a box are in none of the parts, which lie inside of it and may overlap.
+    """Return how many elements of a box are in none of the parts, which lie inside of it and may overlap.
 
     >>> uncovered(((0, 4),), [((0, 2),), ((0, 2),)])
     2
@@ -70,7 +70,7 @@ def uncovered(box: Box, parts: Iterable[Box]) -> int:
 
 
 def stretch(boxes: Iterable[Box], start: int, stop: int) -> list[Box]:
-    """The elements ``start`` to ``stop - 1`` of boxes, counted row by row through one after the other, as boxes.
+    """Return the elements ``start`` to ``stop - 1`` of boxes, counted row by row through one after the other, as boxes.
 
     >>> stretch([((0, 3), (0, 4))], 2, 9)
     [((0, 1), (2, 4)), ((1, 2), (0, 4)), ((2, 3), (0, 1))]
@@ -85,7 +85,7 @@ def stretch(boxes: Iterable[Box], start: int, stop: int) -> list[Box]:
 
 
 def _stretch(box: Box, start: int, stop: int) -> Iterator[Box]:
-    """The same of one box: what is left of the first row, whole rows, the beginning of the last."""
+    """Yield a stretch of one box: the rest of the first row, whole rows, the beginning of the last."""
     count = size(box)
     if start == 0 and stop == count:
         yield box

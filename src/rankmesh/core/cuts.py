@@ -53,7 +53,7 @@ class Cut:
         return prod(self.sizes)
 
     def intervals(self, digits: Sequence[int]) -> list[tuple[int, int, int]]:
-        """What the shard at these positions holds: (start, stop, where it starts in the shard) of each part.
+        """Return what the shard at these positions holds: (start, stop, where it starts in the shard) of each part.
 
         >>> Cut((2,), (8, 2, 2), 12).intervals((1,))
         [(4, 8, 0), (9, 10, 4), (11, 12, 5)]
@@ -71,7 +71,7 @@ class Cut:
         return found
 
     def extent(self, digits: Sequence[int]) -> int:
-        """How long the shard at these positions is, its padding included."""
+        """Return how long the shard at these positions is, its padding included."""
         pieces = (_piece(stored, self.sizes, digits) for stored in self._stored)
         return sum(high - low for low, high in pieces)
 
@@ -81,7 +81,7 @@ class Cut:
         return (self.padded,) if len(self.parts) == 1 else self.parts
 
     def bounds(self) -> tuple[IntArray, IntArray]:
-        """Where pieces start, ascending, and the shard of each; together they cover the dimension."""
+        """Return where pieces start, ascending, and the shard of each; together they cover the dimension."""
         shards = np.arange(self.shards, dtype=np.int64)
         starts, owners, begin = [], [], 0
         for length, stored in zip(self.parts, self._stored, strict=True):
@@ -103,7 +103,7 @@ def _piece(length: int, sizes: Sequence[int], digits: Sequence[int]) -> tuple[in
 
 
 def _pieces(length: int, sizes: Sequence[int], shards: IntArray) -> tuple[IntArray, IntArray]:
-    """``_piece`` of many shards at once."""
+    """Return ``_piece`` of many shards at once."""
     low, high = np.zeros_like(shards), np.full_like(shards, length)
     rest = prod(sizes)
     for size in sizes:
@@ -128,14 +128,14 @@ class Overlaps:
     pairs: tuple[IntArray, IntArray, IntArray]
 
     def between(self, source: int, target: int) -> list[tuple[int, int]]:
-        """The intervals that this pair of shards has in common."""
+        """Return the intervals that this pair of shards has in common."""
         both = (self.source == source) & (self.target == target)
         return list(zip(self.start[both].tolist(), self.stop[both].tolist(), strict=True))
 
 
 @lru_cache(maxsize=1024)
 def overlaps(source: Cut, target: Cut) -> Overlaps:
-    """Each element of the dimension in one interval: both cuts cover it, so their bounds together do.
+    """Return where the shards of two cuts meet; each element of the dimension is in one interval.
 
     >>> found = overlaps(Cut((2,), (12,), 12), Cut((3,), (12,), 12))
     >>> [array.tolist() for array in (found.source, found.target, found.start, found.stop)]

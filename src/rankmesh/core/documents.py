@@ -142,7 +142,7 @@ def refused_as(error: type[RankmeshError], what: str, fix: str, **values: object
 
 
 def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
-    """The file of a path, open to read. Raises ``Unreadable`` for anything but a regular file, without waiting for it.
+    """Open a regular file to read it. Raises ``Unreadable`` for anything else, without waiting for it.
 
     >>> open_regular("/dev/zero")
     Traceback (most recent call last):
@@ -160,7 +160,7 @@ def opened(
     folder: int | None = None,
     follow: bool = True,
 ) -> int:
-    """A descriptor of what is at a path, which may be relative to an open ``folder``, once ``check`` has passed it.
+    """Open what is at a path, which may be relative to an open ``folder``, once ``check`` has passed it.
 
     Without ``follow`` a symbolic link is not followed.
     """
@@ -196,13 +196,13 @@ def check_regular(found: os.stat_result) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> bytes:
-    """What a regular file holds, at most ``size`` bytes. Raises ``Unreadable``."""
+    """Return what a regular file holds, at most ``size`` bytes. Raises ``Unreadable``."""
     with open_regular(path) as file, _reading():
         return limited(file, size)
 
 
 def limited(file: BinaryIO, size: int) -> bytes:
-    """The rest of an open file. Raises ``Unreadable`` where that is more than ``size`` bytes."""
+    """Return the rest of an open file. Raises ``Unreadable`` where that is more than ``size`` bytes."""
     data = file.read(size + 1)
     if len(data) > size:
         raise Unreadable(f"is larger than {_bytes(size)}")
@@ -210,7 +210,7 @@ def limited(file: BinaryIO, size: int) -> bytes:
 
 
 def read_text(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> str:
-    """The text of a regular file, at most ``size`` bytes of UTF-8 without NUL bytes. Raises ``Unreadable``."""
+    """Return the text of a regular file, at most ``size`` bytes of UTF-8 without NUL bytes. Raises ``Unreadable``."""
     data = read_bytes(path, size)
     try:
         text = data.decode("utf-8")
@@ -229,7 +229,7 @@ def _bytes(size: int) -> str:
 
 
 def parse_json(text: str, limits: Limits = DOCUMENT) -> Any:
-    """The data of a JSON text. Raises ``Unreadable``.
+    """Return the data of a JSON text. Raises ``Unreadable``.
 
     >>> parse_json('{"tp": NaN}')
     Traceback (most recent call last):
@@ -263,7 +263,7 @@ def _integer(digits: str) -> int:
 
 
 def parse_toml(text: str, limits: Limits = DOCUMENT) -> dict[str, Any]:
-    """The data of a TOML text. Raises ``Unreadable``."""
+    """Return the data of a TOML text. Raises ``Unreadable``."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -281,7 +281,7 @@ def _dots(text: str) -> int:
 
 
 def _made(syntax: str, make: Callable[[], _T], limits: Limits, *errors: type[Exception]) -> _T:
-    """What a parser makes; ``errors`` are those of its own that no built-in is a base of."""
+    """Return what a parser makes; ``errors`` are those of its own that no built-in is a base of."""
     refused = (*_MALFORMED, *errors)
     try:
         return make()
@@ -305,7 +305,7 @@ def _too_deep(limits: Limits) -> Unreadable:
 
 
 def _checked(data: _T, limits: Limits, *, texts: bool = True) -> _T:
-    """The data, if its depth, numbers and texts are those of a document. Its values were counted; it has no cycles."""
+    """Return the data if its depth, numbers and texts may be in a document. It has no cycles."""
     depth = 0
     layer: list[object] = [data]
     while layer:
@@ -427,7 +427,7 @@ def _check_scalar(event: Any, loader: Any) -> None:
 
 
 def parse(text: str) -> Any:
-    """The data of a text that is JSON, as large as programs write it, or YAML. Raises ``Unreadable``.
+    """Return the data of a text that is JSON, as large as programs write it, or YAML. Raises ``Unreadable``.
 
     >>> parse("levels: [{name: host}]") == parse('{"levels": [{"name": "host"}]}')
     True

@@ -89,7 +89,7 @@ def _reason(mesh: Mesh, local: LocalGroup) -> str:
 
 
 def explain(plan: Plan, rank: int) -> str:
-    """``describe`` as text, one line a group.
+    """Return ``describe`` as text, one line a group.
 
     >>> from rankmesh.core import Mesh
     >>> from rankmesh.core import GroupSpec, Plan

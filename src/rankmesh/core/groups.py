@@ -103,7 +103,7 @@ class Group(Sequence[int]):
         return rank in self.ranks
 
     def index(self, rank: int, start: int = 0, stop: int | None = None) -> int:
-        """The position of a rank in the group."""
+        """Return the position of a rank in the group."""
         return self.ranks.index(rank, start, len(self) if stop is None else stop)
 
     def __array__(self, dtype: npt.DTypeLike | None = None, copy: bool | None = None) -> npt.NDArray[Any]:
@@ -147,7 +147,7 @@ class Groups(Sequence[Group]):
 
     @cached_property
     def bases(self) -> Strided:
-        """The pattern of what tells groups apart: that of the axes left out."""
+        """The pattern of the axes that are left out, which tells groups apart."""
         return self.members.complement(self.rank_range.size)
 
     @property
@@ -179,7 +179,7 @@ class Groups(Sequence[Group]):
         return self._group(self.bases.value(base), piece)
 
     def __contains__(self, ranks: object) -> bool:
-        """Whether these ranks, in this order, are one of the groups; a single rank is refused, as it is no group."""
+        """Return whether these ranks, in this order, are a group. Raises ``LayoutError`` for a single rank."""
         if isinstance(ranks, int | np.integer):
             raise LayoutError(
                 f"rank {ranks} is tested for membership in a kind of group, whose elements are groups; "
@@ -237,7 +237,7 @@ class Groups(Sequence[Group]):
         return replace(self, level=(prod(widths[:level]), widths[level]))
 
     def pick(self, pick: PickLike) -> Groups:
-        """The same groups with only the picked positions; other ranks are in none of them."""
+        """Keep only the picked positions of each group; other ranks are in none of them."""
         if self.picked is not None:
             raise LayoutError("these groups are picked already; pick once, with all positions")
         picked = Pick.of(pick, self._width).positions_in(self._width)
@@ -255,16 +255,16 @@ class Groups(Sequence[Group]):
         return _frozen(self.rank_range.ranks(whole))
 
     def tolist(self) -> list[list[int]]:
-        """All groups as lists of ints."""
+        """Return all groups as lists of ints."""
         ranks: list[list[int]] = self.array.tolist()
         return ranks
 
     def of(self, rank: int) -> Group:
-        """The group of one rank, without listing the others; ``NotAMember`` if a pick leaves the rank out."""
+        """Return the group of one rank, without listing the others; ``NotAMember`` if a pick leaves the rank out."""
         return self.locate(rank)[0]
 
     def locate(self, rank: int) -> tuple[Group, int]:
-        """The group of one rank, and the position of the rank in it; ``NotAMember`` as in ``of``."""
+        """Return the group of one rank, and the position of the rank in it; ``NotAMember`` as in ``of``."""
         base, piece, position = self._locate(rank)
         if self.picked is None:
             return self._group(base, piece), position
@@ -279,27 +279,27 @@ class Groups(Sequence[Group]):
         return self._group(base, piece), self.picked.index(position)
 
     def has(self, rank: int) -> bool:
-        """Whether the rank is in a group of this kind; O(axes)."""
+        """Return whether the rank is in a group of this kind; O(axes)."""
         if rank not in self.rank_range:
             return False
         return self.picked is None or self._locate(rank)[2] in self.picked
 
     def index_of(self, rank: int) -> int:
-        """The index of the group of one rank: ``self[self.index_of(rank)] == self.of(rank)``."""
+        """Return the index of the group of one rank: ``self[self.index_of(rank)] == self.of(rank)``."""
         base, piece, _ = self._locate(rank)
         return self.bases.position(base) * self._pieces + piece
 
     def position_of(self, rank: int) -> int:
-        """The position of a rank inside its group, which is its rank in the live group; ``NotAMember`` as in ``of``."""
+        """Return a rank's position in its group: its rank in the live group. Raises ``NotAMember`` as ``of`` does."""
         return self.locate(rank)[1]
 
     def coordinate_of(self, rank: int) -> dict[str, int]:
-        """The coordinate that all members of this rank's group agree on."""
+        """Return the coordinate that all members of this rank's group agree on."""
         position = self.rank_range.position(rank)
         return {axis: position // stride % size for axis, (size, stride) in self.fixed.items()}
 
     def piece_of(self, rank: int) -> int | None:
-        """Which piece of its whole group a rank's group is at this level; None for whole groups."""
+        """Return which piece of its whole group a rank's group is at this level; None for whole groups."""
         return None if self.level is None else self._locate(rank)[1]
 
     @property
@@ -310,7 +310,7 @@ class Groups(Sequence[Group]):
         return self.rank_range, members, self.picked
 
     def _locate(self, rank: int) -> tuple[int, int, int]:
-        """The base of a rank's group, the piece of it at this level, and the position in the piece."""
+        """Return the base of a rank's group, the piece of it at this level, and the position in the piece."""
         number = base = self.rank_range.position(rank)
         position, weight = 0, 1
         for size, stride in self.members.pairs:  # one rank's part of a plan is this, for each kind

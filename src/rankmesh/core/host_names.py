@@ -42,7 +42,7 @@ Key = tuple[tuple[int, str], ...]
 
 
 def natural(name: str) -> tuple[Key, str]:
-    """A sort key: numbers by value, the rest letter by letter, whatever their case; addresses as numbers.
+    """Return a sort key: numbers by value, the rest letter by letter, whatever their case; addresses as numbers.
 
     Only 0 to 9 are digits, and of any length; names that differ in leading zeros or case alone are ordered as strings.
     """
@@ -70,7 +70,7 @@ def _ipv6(name: str) -> int | None:
 
 
 def host_list(text: str | Iterable[str]) -> tuple[str, ...]:
-    """The hosts of a list as Slurm and PBS write it, in its order: ``node[1-4,7],login1``; numbers keep their zeros.
+    """Return the hosts of a list of Slurm or PBS, in its order: ``node[1-4,7],login1``; numbers keep their zeros.
 
     Raises ``ClusterError`` for brackets that do not close, ranges that run backwards, and more than 32,768 hosts.
     """
@@ -82,7 +82,7 @@ def host_list(text: str | Iterable[str]) -> tuple[str, ...]:
 
 
 def listed_hosts(hosts: str | Iterable[str], known: Collection[str]) -> tuple[str, ...]:
-    """The hosts of a list, each of which is known and is listed once.
+    """Return the hosts of a list, each of which is known and is listed once.
 
     >>> listed_hosts("node[1-2]", ["node1", "node2", "node3"])
     ('node1', 'node2')
@@ -104,7 +104,7 @@ def listed_hosts(hosts: str | Iterable[str], known: Collection[str]) -> tuple[st
 
 
 def _words(text: object) -> Iterator[str]:
-    """The words between commas and spaces that are outside of brackets."""
+    """Yield the words between commas and spaces that are outside of brackets."""
     if not isinstance(text, str):
         raise _refused(text, "a host is a name")
     word, depth = "", 0
@@ -123,7 +123,7 @@ def _words(text: object) -> Iterator[str]:
 
 
 def _expand(word: str, text: str) -> Iterator[str]:
-    """Every name of one word, in Slurm's order: the last bracket fastest, then from the first one on.
+    """Yield every name of one word, in Slurm's order: the last bracket fastest, then from the first one on.
 
     An IPv6 address in brackets is a name.
     """
@@ -153,7 +153,7 @@ def _numbers(inside: str, text: str) -> Iterator[str]:
 
 
 def task_counts(text: str) -> tuple[int, ...]:
-    """The tasks of each host as Slurm counts them; ``ClusterError`` for anything else.
+    """Return the tasks of each host as Slurm counts them; ``ClusterError`` for anything else.
 
     >>> task_counts("4(x2),2")
     (4, 4, 2)

@@ -65,7 +65,7 @@ class Job(Mapping[str, Mesh]):
         return dict(self._meshes)
 
     def of(self, rank: int) -> tuple[str, ...]:
-        """The names of the meshes that a rank is in; several when they are colocated."""
+        """Return the names of the meshes that a rank is in; several when they are colocated."""
         number = integer(rank, "rank", least=0)
         if number >= self.world_size:
             raise LayoutError(

@@ -126,7 +126,7 @@ class ByKind(Mapping[str, _Group]):
     @overload
     def get(self, name: str, /, default: _Default) -> _Group | _Default: ...
     def get(self, name: str, /, default: object = None) -> object:
-        """The group of one kind, or ``default`` where this rank is in none of that kind.
+        """Return the group of one kind, or ``default`` where this rank is in none of that kind.
 
         ``UnknownGroup`` for a name that the plan does not have: a misspelt name is a mistake with a default too.
         """

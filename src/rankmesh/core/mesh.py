@@ -69,7 +69,7 @@ class Mesh:
     clusters whose rank numbers do not follow the wiring; the identity map is the same mesh as no map. The ranks are
     consecutive, but for a ``slice`` of another mesh.
 
-    Raises ``LayoutError`` for sizes that are not integers of at least 1, and for a map that is no permutation.
+    Raises ``LayoutError`` for sizes that are not integers of at least 1, and for a map that is not a permutation.
     """
 
     _sizes: dict[str, int]
@@ -108,7 +108,7 @@ class Mesh:
         parts: dict[str, tuple[str, ...]] | None = None,
         views: dict[str, Mesh] | None = None,
     ) -> Mesh:
-        """The mesh with these checked values in place of its own."""
+        """Return the mesh with these checked values in place of its own."""
         return object.__new__(Mesh)._set(
             self._sizes if sizes is None else sizes,
             self._rank_range if rank_range is None else rank_range,
@@ -118,7 +118,7 @@ class Mesh:
 
     @classmethod
     def of(cls, sizes: Mapping[str, int], *, offset: int = 0, rank_map: Iterable[int] | None = None) -> Mesh:
-        """The mesh of sizes that a program holds in a mapping, in its order.
+        """Return the mesh of sizes that a program holds in a mapping, in its order.
 
         >>> Mesh.of({"tp": 2, "dp": 4})
         Mesh(tp=2, dp=4)
@@ -138,7 +138,7 @@ class Mesh:
         offset: int = 0,
         rank_map: Iterable[int] | None = None,
     ) -> Mesh:
-        """The mesh of an axis string; with ``world_size``, one size may be ``*``: it is inferred.
+        """Return the mesh of an axis string; with ``world_size``, one size may be ``*``: it is inferred.
 
         >>> Mesh.parse("tp=2,cp=2,dp=*,pp=2", world_size=32)
         Mesh(tp=2, cp=2, dp=4, pp=2)
@@ -191,13 +191,13 @@ class Mesh:
         return dict(self._views)
 
     def view(self, name: str | None) -> Mesh:
-        """The factorisation of one view as a mesh of its own; None is the mesh itself."""
+        """Return the factorisation of one view as a mesh of its own; None is the mesh itself."""
         return self if name is None else self._views[find(name, self._views, "view")]
 
     # -- ranks and coordinates ----------------------------------------------------------------------------------
 
     def coordinate(self, rank: int, *, view: str | None = None) -> dict[str, int]:
-        """The position of a global rank along each axis (of a view).
+        """Return the position of a global rank along each axis (of a view).
 
         >>> Mesh(tp=2, dp=2, offset=4).coordinate(6)
         {'tp': 0, 'dp': 1}
@@ -207,7 +207,7 @@ class Mesh:
         return {name: position // stride % size for name, (size, stride) in mesh._pairs.items()}
 
     def rank(self, /, *, view: str | None = None, **coordinate: int) -> int:
-        """The global rank at a coordinate; axes of size 1 may be left out.
+        """Return the global rank at a coordinate; axes of size 1 may be left out.
 
         >>> Mesh(tp=2, dp=2, offset=4).rank(tp=0, dp=1)
         6
@@ -221,7 +221,7 @@ class Mesh:
         return self._rank_range.rank(position)
 
     def groups(self, axes: AxesLike, *, view: str | None = None, ordered: bool = False) -> Groups:
-        """All groups along a set of axes: ``"dp-cp"``, or a sequence of names.
+        """Return all groups along a set of axes: ``"dp-cp"``, or a sequence of names.
 
         The members of a group are in the order of the mesh, whatever the order of request, so ``"dp-cp"`` and
         ``"cp-dp"`` are one kind. With ``ordered=True`` the first axis *named* varies fastest instead.
@@ -249,7 +249,7 @@ class Mesh:
         return {name: self._pairs[name] for name in (named if ordered else self._sizes) if ordered or name in named}
 
     def slice(self, axes: AxesLike, of: int, *, view: str | None = None) -> Mesh:
-        """The sub-mesh of some axes through one rank, the others fixed where that rank is.
+        """Return the sub-mesh of some axes through one rank, the others fixed where that rank is.
 
         Axes stand in the order of the mesh. Its ranks may be apart: they are those of ``groups(axes).of(rank)``.
 
@@ -263,7 +263,7 @@ class Mesh:
         return self._with(sizes=sizes, rank_range=RankRange.at(ranks), parts={}, views={})
 
     def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
-        """The sub-mesh of some axes, where it is the same for every rank: the other axes have size 1.
+        """Return the sub-mesh of some axes, where it is the same for every rank: the other axes have size 1.
 
         >>> Mesh(tp=2, dp=2, pp=1)["dp", "tp"]
         Mesh(tp=2, dp=2)
@@ -281,7 +281,7 @@ class Mesh:
         return self.slice(axes, of=self.offset)
 
     def _leaves(self, names: tuple[str, ...]) -> tuple[str, ...]:
-        """The names with every split axis replaced by its sub-axes."""
+        """Return the names with every split axis replaced by its sub-axes."""
         if not self._parts:
             return tuple([find(name, self._sizes) for name in names])
         leaves: list[str] = []
@@ -295,7 +295,7 @@ class Mesh:
     # -- other meshes from this one -----------------------------------------------------------------------------
 
     def replace(self, *, offset: int | None = None, rank_map: Iterable[int] | EllipsisType | None = ...) -> Mesh:
-        """The same axes and views over other ranks; a map that is not given moves along with the offset.
+        """Lay the axes and views over other ranks; a map that is not given moves along with the offset.
 
         >>> Mesh(tp=2, dp=2).replace(offset=4, rank_map=(4, 6, 5, 7)).groups("tp").tolist()
         [[4, 6], [5, 7]]
@@ -308,7 +308,7 @@ class Mesh:
         )
 
     def with_view(self, name: str, /, *, shared: Iterable[str] | None = None, **sizes: int) -> Mesh:
-        """The mesh with one more factorisation of its ranks, whose ``shared`` axes are checked to be equal.
+        """Return the mesh with one more factorisation of its ranks, whose ``shared`` axes are checked to be equal.
 
         By default every axis that both name is shared. Two axes are equal when they give the same groups in the
         same order: same size and same stride.
@@ -338,7 +338,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         return self._with(views={**self._views, name: view})
 
     def split(self, axis: str, /, *, view: str | None = None, **sizes: int | EllipsisType) -> Mesh:
-        """The mesh with one axis replaced by sub-axes, the first adjacent; one size may be ``...``: it is inferred.
+        """Replace one axis by sub-axes, the first adjacent; one size may be ``...``: it is inferred.
 
         The split axis can still be named: it stands for all of its sub-axes.
 
@@ -372,7 +372,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         return self._with(sizes=leaves, parts={**self._parts, axis: tuple(filled)})
 
     def reorder(self, order: AxesLike) -> Mesh:
-        """The same axes and sizes in another rank order; axes of size 1 may be left out. Views do not carry over.
+        """Put the axes in another rank order; axes of size 1 may be left out. Views do not carry over.
 
         A split axis stands for its sub-axes, the first adjacent.
 
@@ -415,7 +415,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Mesh:
-        """The mesh of ``to_dict``; sizes, map and parts are checked as in the constructor."""
+        """Return the mesh of ``to_dict``; sizes, map and parts are checked as in the constructor."""
         try:
             return cls._from_dict(data)
         except LayoutError:
@@ -481,7 +481,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         return rank in self._rank_range
 
     def __str__(self) -> str:
-        """The axis string: ``Mesh.parse`` reads it."""
+        """Return the axis string: ``Mesh.parse`` reads it."""
         return ",".join(f"{name}={size}" for name, size in self._sizes.items())
 
     def __repr__(self) -> str:

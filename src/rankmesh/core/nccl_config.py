@@ -36,7 +36,7 @@ _HIGH_PRIORITY = "is_high_priority_stream"
 
 
 def with_nccl_config(plan: Plan, config: str | Path | Mapping[str, Mapping[str, Any]]) -> Plan:
-    """The plan with these NCCL options over its own.
+    """Return the plan with these NCCL options over its own.
 
     ``config`` is the YAML text, the path of a file (as a ``Path``), or the mapping itself. Raises ``UnknownGroup`` for
     a section that names no group of the plan, ``PlanError`` for a file that cannot be read.

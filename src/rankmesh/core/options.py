@@ -54,7 +54,7 @@ def _text(name: str, value: object) -> str:
 
 
 def flag(name: str, value: object) -> bool:
-    """``value`` if it is a bool."""
+    """Return ``value`` if it is a bool."""
     if isinstance(value, bool):
         return value
     raise _refused(name, value, "give True or False")
@@ -68,7 +68,7 @@ def _seconds(name: str, value: object) -> float:
 
 
 def time_limit(timeout: object) -> timedelta:
-    """The time limit of a call, seconds or a timedelta, as a timedelta. Raises ``PlanError`` for none, 0 or less.
+    """Return the time limit of a call, given in seconds or as a timedelta. Raises ``PlanError`` for none, 0 or less.
 
     >>> time_limit(1.5)
     datetime.timedelta(seconds=1, microseconds=500000)
@@ -111,7 +111,7 @@ def _plain(setting: NcclValue) -> NcclValue:
 
 
 def _checked(check: Callable[[str, object], object]) -> Any:
-    """A field that ``check`` normalises or refuses, by name and value."""
+    """Return a field that ``check`` normalises or refuses, by name and value."""
     return field(default=None, metadata={"check": check})
 
 
@@ -147,19 +147,19 @@ class Options:
                 values[name] = _CHECKS[name](name, value)
 
     def over(self, inherited: Options) -> Options:
-        """These options, with what they leave open taken from ``inherited``."""
+        """Return these options, with what they leave open taken from ``inherited``."""
         ours, theirs = vars(self), vars(inherited)
         return Options(**{**theirs, **ours}) if ours and theirs else self if ours else inherited
 
     def effective(self) -> Options:
-        """The same options with what is the default anyway left out, so that equal behaviour is equal options."""
+        """Leave out what is the default anyway, so that equal behaviour is equal options."""
         defaults = {"share": True, "lazy": False, "high_priority": False}
         given = vars(self)
         kept = {name: value for name, value in given.items() if defaults.get(name) is not value}
         return Options(**kept) if len(kept) < len(given) else self
 
     def to_dict(self) -> dict[str, OptionValue]:
-        """The options that are set, as plain data, in the order of the fields."""
+        """Return the options that are set, as plain data, in the order of the fields."""
         given = {name: value for name in _CHECKS if (value := vars(self).get(name)) is not None and name != "nccl"}
         return given | ({"nccl": dict(self.nccl)} if self.nccl is not None else {})
 

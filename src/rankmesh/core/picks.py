@@ -40,12 +40,12 @@ class Pick:
 
     @classmethod
     def at(cls, positions: Iterable[int]) -> Pick:
-        """The pick of these positions, whatever the size of the groups."""
+        """Return the pick of these positions, whatever the size of the groups."""
         return cls(_integers(positions, positions))
 
     @classmethod
     def of(cls, pick: PickLike, size: int) -> Pick:
-        """A checked pick for groups of ``size`` ranks; a callable is asked with ``range(size)``."""
+        """Return a checked pick for groups of ``size`` ranks; a callable is asked with ``range(size)``."""
         if isinstance(pick, Pick):
             chosen = pick
         elif callable(pick):
@@ -56,7 +56,7 @@ class Pick:
         return chosen
 
     def positions_in(self, size: int) -> tuple[int, ...]:
-        """The positions inside a group of ``size`` ranks, each once, in the order of choice."""
+        """Return the positions inside a group of ``size`` ranks, each once, in the order of choice."""
         for position in self.positions:
             if not -size <= position < size:
                 raise LayoutError(

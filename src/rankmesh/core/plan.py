@@ -112,7 +112,7 @@ class Plan:
         view_options: Mapping[str, Options] | None = None,
         name: str | None = None,
     ) -> Plan:
-        """The plan with these values, whose specs inherit nothing more."""
+        """Return the plan with these values, whose specs inherit nothing more."""
         other = object.__new__(Plan)
         other._hold(
             self.mesh if mesh is None else mesh,
@@ -145,18 +145,18 @@ class Plan:
         return dict(self._kinds)
 
     def groups(self, name: str) -> Groups:
-        """All groups of one kind: a sequence of groups; ``array`` is the whole world."""
+        """Return all groups of one kind: a sequence of groups; ``array`` is the whole world."""
         if name not in self._kinds:
             raise UnknownGroup(name, self._kinds)
         return self._kinds[name]
 
     def spec(self, name: str) -> GroupSpec:
-        """The spec of one kind."""
+        """Return the spec of one kind."""
         self.groups(name)
         return next(spec for spec in self.specs if spec.name == name)
 
     def of(self, rank: int) -> LocalGroups:
-        """The groups that one rank is in, by name; O(groups · axes), whatever the size of the world."""
+        """Return the groups that one rank is in, by name; O(groups · axes), whatever the size of the world."""
         number = integer(rank, "rank", least=0)
         if number >= self.world_size:
             self.mesh.rank_range.position(number)
@@ -179,7 +179,7 @@ class Plan:
         return explain(self, rank)
 
     def describe(self, rank: int) -> RankFacts:
-        """What ``explain`` says, as plain data."""
+        """Return what ``explain`` says, as plain data."""
         from rankmesh.core.explain import describe
 
         return describe(self, rank)
@@ -195,7 +195,7 @@ class Plan:
         world_size: int | EllipsisType | None = ...,
         name: str | None = None,
     ) -> Plan:
-        """The plan with these things changed, the rest as it is.
+        """Return the plan with these things changed, the rest as it is.
 
         ``rank_map`` is that of the mesh: the global rank at each position, None for ascending ranks. Groups that the
         plan has keep their options, new ones inherit the plan's; ``world_size=None`` leaves it to the mesh.
@@ -212,7 +212,7 @@ class Plan:
         return self._with(mesh=placed, specs=chosen, world_size=world_size, name=name)
 
     def with_groups(self, *specs: GroupSpec) -> Plan:
-        """The plan with more kinds of group, last in its order; they inherit its options, and so may share.
+        """Return the plan with more kinds of group, last in its order; they inherit its options, and so may share.
 
         >>> from rankmesh.core import Mesh
         >>> plan = Plan(Mesh(dp=2, cp=2), [GroupSpec("dp_cp", "dp-cp")], options=Options(timeout=60))
@@ -222,13 +222,13 @@ class Plan:
         return self.replace(specs=(*self.specs, *specs))
 
     def without(self, *names: str) -> Plan:
-        """The plan without these kinds of group."""
+        """Return the plan without these kinds of group."""
         for name in names:
             self.groups(name)
         return self.replace(specs=[spec for spec in self.specs if spec.name not in names])
 
     def with_options(self, options: Options, *names: str) -> Plan:
-        """The plan with ``options`` over those of these kinds; of every kind, and of groups to come, if none is named.
+        """Put ``options`` over those of these kinds; over those of every kind, and of groups to come, if none is named.
 
         >>> from rankmesh.core import Mesh
         >>> plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp"), GroupSpec("dp")])
@@ -255,7 +255,7 @@ class Plan:
         return digest_of(self)
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The plan as JSON text with a schema version."""
+        """Return the plan as JSON text with a schema version."""
         return dump(self, indent=indent)
 
     @classmethod
@@ -291,7 +291,7 @@ def _resolved(
     view_options: Mapping[str, Options],
     known: tuple[GroupSpec, ...] = (),
 ) -> tuple[GroupSpec, ...]:
-    """The specs with what they inherit; those that are ``known`` have it."""
+    """Return the specs with what they inherit; those that are ``known`` have it."""
 
     def inherited(view: str | None) -> Options:
         of_view = view_options.get(view or "")

@@ -40,7 +40,7 @@ def _all() -> dict[str, Preset]:
 
 
 def names() -> tuple[str, ...]:
-    """The names of all presets."""
+    """Return the names of all presets."""
     return tuple(_all())
 
 

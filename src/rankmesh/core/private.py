@@ -49,20 +49,20 @@ class PrivateFolder(ExitStack):
         return cls(path, within)
 
     def names(self) -> list[str]:
-        """The names in the folder, in any order."""
+        """Return the names in the folder, in any order."""
         return os.listdir(self.descriptor)  # noqa: PTH208  - a Path has no descriptor
 
     def read(self, name: str, size: int) -> bytes:
-        """The bytes of a file. Raises ``Unreadable`` where it has more than ``size``, or is none of this user's."""
+        """Return the bytes of a file. Raises ``Unreadable`` where it has more than ``size``, or is not this user's."""
         with os.fdopen(self.open(name), "rb") as file:
             return limited(file, size)
 
     def open(self, name: str) -> int:
-        """A descriptor to read a file. Raises ``Unreadable`` for anything but a regular file of this user."""
+        """Return a descriptor to read a file. Raises ``Unreadable`` for anything but a regular file of this user."""
         return open_file(name, self.descriptor)
 
     def create_file(self, name: str) -> int:
-        """A descriptor to read and write a new file. Raises ``FileExistsError`` where there is one."""
+        """Return a descriptor to read and write a new file. Raises ``FileExistsError`` where there is one."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
 
     def write(self, name: str, content: bytes, move: Callable[..., object] = os.replace) -> None:
@@ -100,7 +100,7 @@ def _check_owner(found: os.stat_result) -> None:
 
 
 def open_file(path: str | Path, folder: int | None = None) -> int:
-    """A descriptor to read a file of this user, whose path may be relative to an open ``folder``."""
+    """Return a descriptor to read a file of this user, whose path may be relative to an open ``folder``."""
     return opened(path, os.O_RDONLY, _check_file, folder=folder, follow=False)
 
 

@@ -43,13 +43,13 @@ class RankRange:
 
     @classmethod
     def of(cls, offset: object, size: int, rank_map: Iterable[int] | None) -> RankRange:
-        """Consecutive ranks from ``offset`` on, in any order; the identity map is no map."""
+        """Return consecutive ranks from ``offset`` on, in any order; the identity map counts as none."""
         start = integer(offset, "offset", least=0)
         return cls(start, size).ordered(rank_map)
 
     @classmethod
     def at(cls, ranks: IntArray) -> RankRange:
-        """These ranks, all different, in this order; they may be apart.
+        """Return these ranks, all different, in this order; they may be apart.
 
         >>> RankRange.at(np.array([1, 5])), RankRange.at(np.array([4, 5]))
         (RankRange(offset=1, size=2, rank_map=(1, 5)), RankRange(offset=4, size=2, rank_map=None))
@@ -84,7 +84,7 @@ class RankRange:
         return RankRange.at(ranks)
 
     def moved(self, offset: int) -> RankRange:
-        """The same order with the lowest rank at ``offset``."""
+        """Move all ranks so that the lowest is ``offset``; their order stays."""
         step = offset - self.offset
         return RankRange(offset, self.size, self.rank_map and tuple(rank + step for rank in self.rank_map))
 
@@ -129,20 +129,20 @@ class RankRange:
         return positions
 
     def ranks(self, positions: IntArray) -> IntArray:
-        """The global ranks at these positions, same shape."""
+        """Return the global ranks at these positions, same shape."""
         return positions + self.offset if self.rank_map is None else self._ranks[positions]
 
     def rank(self, position: int) -> int:
-        """The global rank at one position."""
+        """Return the global rank at one position."""
         return self.offset + position if self.rank_map is None else self.rank_map[position]
 
     def positions(self, ranks: IntArray) -> IntArray:
-        """The position of each of these ranks, same shape; -1 for those outside."""
+        """Return the position of each of these ranks, same shape; -1 for those outside."""
         inside = (ranks >= self.offset) & (ranks < self.stop)
         return np.where(inside, self._positions[np.where(inside, ranks - self.offset, 0)], -1)
 
     def position(self, rank: object) -> int:
-        """The position of one global rank; a rank outside is refused."""
+        """Return the position of one global rank; a rank outside is refused."""
         number = integer(rank, "rank", least=0)
         if number not in self:
             raise LayoutError(
@@ -155,7 +155,7 @@ class RankRange:
         return number - self.offset if self.rank_map is None else int(self._positions[number - self.offset])
 
     def __str__(self) -> str:
-        """The ranks for a message: ``ranks 4 to 7``, or ``ranks 1, 3, 5, 7`` where they are apart."""
+        """Return the ranks for a message: ``ranks 4 to 7``, or ``ranks 1, 3, 5, 7`` where they are apart."""
         if self.consecutive:
             return f"ranks {self.offset} to {self.stop - 1}"
         return in_words(self.members)

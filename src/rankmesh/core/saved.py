@@ -38,7 +38,7 @@ class PlanData(TypedDict, total=False):
 
 
 def contents(plan: Plan) -> PlanData:
-    """What a plan says, as plain data: the same on every rank."""
+    """Return what a plan says, as plain data: the same on every rank."""
     data: PlanData = {"mesh": plan.mesh.to_dict(), "groups": [spec.to_dict() for spec in plan.specs]}
     if plan.fixed_world:
         data["world_size"] = plan.world_size
@@ -48,13 +48,13 @@ def contents(plan: Plan) -> PlanData:
 
 
 def digest_of(plan: Plan) -> str:
-    """The SHA-256 of the canonical JSON of a plan's contents."""
+    """Return the SHA-256 of the canonical JSON of a plan's contents."""
     text = json.dumps(contents(plan), sort_keys=True, separators=(",", ":"))
     return hashlib.sha256(text.encode()).hexdigest()
 
 
 def dump(plan: Plan, *, indent: int | None) -> str:
-    """The JSON text of a plan."""
+    """Return the JSON text of a plan."""
     return json.dumps({"schema": SCHEMA, **contents(plan), **_inherited(plan)}, indent=indent)
 
 

@@ -48,7 +48,7 @@ class ShardMap:
         return tuple(prod(sizes) for sizes in self.sizes)
 
     def digits(self, rank: int) -> tuple[tuple[int, ...], ...] | None:
-        """The position of a rank along the axes of each dimension; None for a rank that holds nothing. O(axes)."""
+        """Return a rank's position along the axes of each dimension; None for a rank that holds nothing. O(axes)."""
         if rank not in self.mesh:
             return None
         position = self.mesh.rank_range.position(rank)
@@ -85,7 +85,7 @@ class ShardMap:
         return self.mesh.rank_range.ranks(self._order)
 
     def shard_of(self, ranks: IntArray) -> IntArray:
-        """The shard of each of these ranks, -1 for those that hold nothing."""
+        """Return the shard of each of these ranks, -1 for those that hold nothing."""
         positions = self.mesh.rank_range.positions(ranks)
         return np.where(positions < 0, -1, self._shard_of_position[positions])
 
@@ -101,7 +101,7 @@ class ShardMap:
 def shard_map(
     mesh: Mesh, view: str | None, cut: tuple[Names, ...], at: tuple[tuple[str, tuple[int, ...]], ...]
 ) -> ShardMap:
-    """The shard map of checked names; an axis that is named twice is refused, as a rank has one position along it."""
+    """Return the shard map of checked names. Raises ``LayoutError`` for an axis that is named twice."""
     taken: set[str] = set()
     axes = tuple(tuple(axis for name in names for axis in _axes(mesh, view, name, taken)) for names in cut)
     fixed: list[tuple[Axis, tuple[int, ...]]] = []
@@ -111,7 +111,7 @@ def shard_map(
 
 
 def _axes(mesh: Mesh, view: str | None, name: str, taken: set[str]) -> tuple[Axis, ...]:
-    """The axes that a name stands for, outermost first: one, or the sub-axes of a split one."""
+    """Return the axes that a name stands for, outermost first: one, or the sub-axes of a split one."""
     pairs = mesh.view(view).axis_pairs(name, ordered=True)
     for axis in pairs:
         if axis in taken:
@@ -148,7 +148,7 @@ def _fixed(axes: tuple[Axis, ...], name: str, kept: tuple[int, ...]) -> list[tup
 
 
 def at_of(at: Mapping[str, object] | None) -> tuple[tuple[str, tuple[int, ...]], ...]:
-    """``at`` as a value: each axis with the positions at which the tensor is."""
+    """Return ``at`` as a value: each axis with the positions at which the tensor is."""
     found = []
     for name, places in (at or {}).items():
         listed = tuple(places) if isinstance(places, tuple | list | range) else (places,)

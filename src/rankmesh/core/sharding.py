@@ -124,7 +124,7 @@ class Sharding:
         return prod(self.shape) * self.itemsize
 
     def of(self, rank: int) -> Shard:
-        """The shard of one rank, in closed form: O(axes · boxes). A rank outside the mesh holds nothing."""
+        """Return the shard of one rank, in closed form: O(axes · boxes). A rank outside the mesh holds nothing."""
         digits = self.shard_map.digits(integer(rank, "rank", least=0))
         if digits is None:
             return Shard((), (), (0,) * len(self.shape))
@@ -134,11 +134,11 @@ class Sharding:
         return Shard(boxes, places, tuple(cut.extent(places) for cut, places in zip(self.cuts, digits, strict=True)))
 
     def holds(self, rank: int) -> bool:
-        """Whether the rank has a tensor of this sharding at all, be it empty."""
+        """Return whether the rank has a tensor of this sharding at all, be it empty."""
         return self.shard_map.digits(rank) is not None
 
     def to_dict(self) -> dict[str, object]:
-        """The sharding as plain data, without its mesh."""
+        """Return the sharding as plain data, without its mesh."""
         data = {
             "shape": list(self.shape),
             "dtype": self.dtype,
@@ -152,7 +152,7 @@ class Sharding:
 
     @classmethod
     def from_dict(cls, mesh: Mesh, data: Mapping[str, Any]) -> Sharding:
-        """The sharding on a mesh that ``to_dict`` gave as plain data, also after JSON.
+        """Return the sharding on a mesh that ``to_dict`` gave as plain data, also after JSON.
 
         >>> one = Sharding(Mesh(tp=2, pp=2), ("tp", None), shape=(8, 6), at={"pp": 1})
         >>> Sharding.from_dict(one.mesh, one.to_dict()) == one
@@ -171,7 +171,7 @@ class Sharding:
 
     @classmethod
     def from_dtensor(cls, tensor: object) -> Sharding:
-        """The sharding of a DTensor: its global shape on its mesh, FSDP2's strided shards too.
+        """Return the sharding of a DTensor: its global shape on its mesh, FSDP2's strided shards too.
 
         Raises ``LayoutError`` for partial placements, and a mesh with gaps between its ranks.
         """
@@ -179,7 +179,7 @@ class Sharding:
         return found
 
     def to_dtensor(self, device_mesh: object) -> tuple[object, ...]:
-        """The placements on a ``DeviceMesh`` of the same ranks and axes: ``DTensor.from_local(local, mesh, ...)``.
+        """Return the placements on a ``DeviceMesh`` of these ranks and axes: ``DTensor.from_local(local, mesh, ...)``.
 
         Raises ``LayoutError`` for what DTensors cannot say: ``at``, ``parts``, ``padded``, views, another mesh.
         """
@@ -232,7 +232,7 @@ def _axes(axes: str) -> tuple[str, ...]:
 
 
 def _by_dimension(given: object, names: tuple[tuple[str, ...], ...], dimensions: int) -> dict[int, tuple[int, ...]]:
-    """``parts`` by dimension; a bare list is of the one dimension that is cut, or the first where none is."""
+    """Return ``parts`` by dimension; a bare list is of the one dimension that is cut, or the first where none is."""
     if given is None:
         return {}
     if isinstance(given, Mapping):

@@ -156,7 +156,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
 
 
 def recipe_arguments(name: str) -> tuple[str, ...]:
-    """The arguments of a recipe as they are typed in a SPEC.
+    """Return the arguments of a recipe as they are typed in a SPEC.
 
     >>> recipe_arguments("three_d")
     ('world', 'tp', 'pp', 'dp')

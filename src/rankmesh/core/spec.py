@@ -97,18 +97,18 @@ class GroupSpec:
         )
 
     def groups(self, mesh: Mesh) -> Groups:
-        """The groups of this kind on a mesh, each rank's in O(axes)."""
+        """Return the groups of this kind on a mesh, each rank's in O(axes)."""
         groups = mesh.groups(self.axes, view=self.view)
         if self.levels is not None and self.level is not None:
             groups = groups.level_of(self.levels, self.level)
         return groups if self.pick is None else groups.pick(self.pick)
 
     def on(self, mesh: Mesh, inherited: Options) -> GroupSpec:
-        """The same kind with its options resolved and its pick asked, so that it is plain data."""
+        """Resolve the options and call the pick, so that the spec is plain data."""
         return self._replace(self.options.over(inherited).effective(), self._asked(mesh))
 
     def with_options(self, options: Options) -> GroupSpec:
-        """The same kind with other options."""
+        """Replace the options."""
         return self._replace(options, self.pick)
 
     def _replace(self, options: Options, pick: PickLike | None) -> GroupSpec:
@@ -119,7 +119,7 @@ class GroupSpec:
         return other
 
     def _asked(self, mesh: Mesh) -> Pick | None:
-        """The pick as data. A callable must choose by position: it is asked with real ranks too, and must agree."""
+        """Return the pick as data. A callable must choose by position; calls with real ranks check that."""
         if self.pick is None or isinstance(self.pick, Pick):
             return self.pick
         whole = GroupSpec(self.name, self.axes, view=self.view, levels=self.levels, level=self.level).groups(mesh)
@@ -156,7 +156,7 @@ class GroupSpec:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> GroupSpec:
-        """The spec of ``to_dict``."""
+        """Return the spec of ``to_dict``."""
         pick = data.get("pick")
         return cls(
             data["name"],
@@ -211,7 +211,7 @@ def _levels(levels: object, group: str) -> tuple[int, ...]:
 
 
 def check_specs(specs: Iterable[GroupSpec]) -> tuple[GroupSpec, ...]:
-    """The specs as a tuple: each a GroupSpec, no two with one name."""
+    """Return the specs as a tuple: each a GroupSpec, no two with one name."""
     if not isinstance(specs, Iterable):
         raise PlanError(f"the groups of a plan are {quoted(specs)}; list them: [GroupSpec('tp')]", received=specs)
     checked = tuple(_checked(spec) for spec in specs)

@@ -60,7 +60,7 @@ class Strided:
         return prod([size for size, _ in self.pairs])
 
     def value(self, index: int) -> int:
-        """The number at position ``index``; O(pairs)."""
+        """Return the number at position ``index``; O(pairs)."""
         total = 0
         for size, stride in self.pairs:
             index, digit = divmod(index, size)
@@ -68,7 +68,7 @@ class Strided:
         return total
 
     def position(self, number: int) -> int:
-        """The position of a number of the pattern; of any other, that of its part along the pairs."""
+        """Return the position of a number, of which only the part along the pairs counts."""
         index, weight = 0, 1
         for size, stride in self.pairs:
             index += number // stride % size * weight
@@ -76,7 +76,7 @@ class Strided:
         return index
 
     def values(self) -> IntArray:
-        """All numbers in order, shape ``(size,)``."""
+        """Return all numbers in order, shape ``(size,)``."""
         total = np.zeros(1, dtype=np.int64)
         for size, stride in self.pairs:
             steps = np.arange(size, dtype=np.int64) * stride
@@ -84,7 +84,7 @@ class Strided:
         return total
 
     def complement(self, size: int) -> Strided:
-        """The pattern of what the numbers below ``size`` are left to differ by: each is one value of both, added.
+        """Return the pattern of the rest: each number below ``size`` is one value of this pattern plus one of the rest.
 
         >>> Strided(((2, 1), (4, 8))).complement(64)
         Strided(pairs=((4, 2), (2, 32)))
@@ -96,7 +96,7 @@ class Strided:
         return Strided((*pairs, (size // covered, covered)))
 
     def between(self, stride: int, width: int) -> Strided | None:
-        """The pattern of the positions ``0, stride, ... (width - 1) * stride``; None where no pattern lists them.
+        """Return the pattern at positions ``0, stride, ... (width - 1) * stride``; None where no pattern lists them.
 
         >>> Strided(((2, 1), (4, 8))).between(2, 4)
         Strided(pairs=((4, 8),))

@@ -62,13 +62,13 @@ _INSTANCES: Mapping[str, int] = {
 
 
 def is_nodes(data: Mapping[str, Any]) -> bool:
-    """Whether a document is what ``kubectl get nodes -o json`` prints, of one node or of several."""
+    """Return whether a document is what ``kubectl get nodes -o json`` prints, of one node or of several."""
     items = data.get("items")
     return data.get("kind") == "Node" or (isinstance(items, list) and data.get("kind") in ("List", "NodeList"))
 
 
 def read_nodes(data: Mapping[str, Any]) -> Machine:
-    """The machine of Kubernetes nodes; nodes without devices are left out where others have some."""
+    """Return the machine of Kubernetes nodes; nodes without devices are left out where others have some."""
     nodes = [node for node in data.get("items", [data]) if node.get("kind", "Node") == "Node"]
     devices = {_name(node): _count(node) for node in nodes}
     known = [node for node in nodes if devices[_name(node)] or not any(devices.values())]
@@ -98,7 +98,7 @@ def _count(node: Mapping[str, Any]) -> int:
 
 
 def read_aws(data: Mapping[str, Any]) -> Machine:
-    """The machine of ``describe-instance-topology``; hosts are instance ids."""
+    """Return the machine of ``describe-instance-topology``; hosts are instance ids."""
     if data.get("NextToken"):
         raise ClusterError(
             f"the listing has {len(data['Instances'])} instances and a NextToken: more follow; list them all, without "
@@ -119,6 +119,6 @@ def read_aws(data: Mapping[str, Any]) -> Machine:
 
 
 def read_switches(data: Mapping[str, Any]) -> Machine:
-    """The machine of ``{host: switch}``, or of ``{host: [switch, the one above, ...]}``."""
+    """Return the machine of ``{host: switch}``, or of ``{host: [switch, the one above, ...]}``."""
     chains = {name: (value,) if isinstance(value, str) else tuple(map(str, value)) for name, value in data.items()}
     return Machine(outward(chains), {name: Site(chain) for name, chain in chains.items()})

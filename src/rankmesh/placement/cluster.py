@@ -91,7 +91,7 @@ class Level:
         return tuple(cls.unmeasured(name, number) for number, name in enumerate(names))
 
     def is_default(self, number: int) -> bool:
-        """Whether the figures are those of ``unmeasured``: what is taken where nobody gave or measured any.
+        """Return whether the figures are those of ``unmeasured``: what is taken where nobody gave or measured any.
 
         >>> Level.unmeasured("leaf", 1).is_default(1), Level("leaf", 5e-6, 25e9).is_default(1)
         (True, False)
@@ -145,7 +145,7 @@ class Cluster:
         object.__setattr__(self, "rank_map", rank_map)
 
     def _given(self, hosts: tuple[Host, ...]) -> IntArray:
-        """The rank of each device, in the order in which the hosts were given."""
+        """Return the rank of each device, in the order in which the hosts were given."""
         size = sum(host.devices for host in hosts)
         largest = max(hosts, key=lambda host: host.devices)
         of_it = f"the cluster, with {quoted(largest.devices)} in {quoted(largest.name)},"
@@ -165,7 +165,7 @@ class Cluster:
 
     @classmethod
     def parse(cls, text: str, *, world_size: int | None = None, hosts: str | Iterable[str] | None = None) -> Cluster:
-        """The cluster of an axis string of the machine: innermost first, each size in units of the level before.
+        """Return the cluster of an axis string of the machine: innermost first, each size in units of the level before.
 
         With ``world_size``, one size may be ``*``, which is inferred. ``hosts`` names them, in the launcher's order; in
         natural order they fill the levels. Without, they are node0, node1 and so on.
@@ -218,7 +218,7 @@ class Cluster:
         hosts: str | Iterable[str] | None = None,
         gpus_per_node: int | None = None,
     ) -> Cluster:
-        """The cluster of a file: ``rankmesh cluster --json``, Slurm, Kubernetes, AWS, or ``{host: switch}``.
+        """Return the cluster of a file: ``rankmesh cluster --json``, Slurm, Kubernetes, AWS, or ``{host: switch}``.
 
         ``hosts`` are those of the job, in the order of its launcher, as names or as a list (``node[1-4,7]``); without,
         all hosts of the file. ``gpus_per_node`` is for files that do not say how many devices a host has.
@@ -236,7 +236,7 @@ class Cluster:
         return sum(host.devices for host in self.hosts)
 
     def level(self, name: str) -> int:
-        """The number of a level by its name, 0 for the host; ``ClusterError`` where there is none."""
+        """Return the number of a level by its name, 0 for the host; ``ClusterError`` where there is none."""
         names = [level.name for level in self.levels]
         if name not in names:
             raise ClusterError(
@@ -266,16 +266,16 @@ class Cluster:
         return np.arange(self.size) if self.rank_map is None else np.array(self.rank_map, dtype=np.int64)
 
     def hosts_of(self, ranks: npt.ArrayLike) -> IntArray:
-        """The number of the host of each rank, same shape."""
+        """Return the number of the host of each rank, same shape."""
         numbers: IntArray = self.units[0][self._checked(ranks)]
         return numbers
 
     def host_of(self, rank: int) -> Host:
-        """The host of one rank."""
+        """Return the host of one rank."""
         return self.hosts[int(self.hosts_of(integer(rank, "rank", least=0)))]
 
     def level_of(self, left: npt.ArrayLike, right: npt.ArrayLike) -> IntArray:
-        """The number of the innermost level that two ranks share, for arrays of ranks that broadcast."""
+        """Return the number of the innermost level that two ranks share, for arrays of ranks that broadcast."""
         one, two = self._checked(left), self._checked(right)
         apart = np.zeros(np.broadcast_shapes(one.shape, two.shape), dtype=np.int64)
         for units in self.units[:-1]:
@@ -299,13 +299,13 @@ class Cluster:
         return tuple(level.name for number, level in enumerate(self.levels) if level.is_default(number))
 
     def with_levels(self, levels: Iterable[Level]) -> Cluster:
-        """The same hosts with levels of the same names that cost something else, as measured."""
+        """Replace the costs of the levels, as measured; their names stay."""
         return replace(self, levels=tuple(levels))
 
     # -- value semantics ------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
-        """The document of ``rankmesh cluster --json``."""
+        """Return the document of ``rankmesh cluster --json``."""
         names = [level.name for level in self.levels[1:]]
         data: dict[str, Any] = {
             "schema": SCHEMA,
@@ -319,7 +319,7 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
-        """The cluster of ``to_dict``; by hand, a host may be a list (``node[1-4]``), a number absent."""
+        """Return the cluster of ``to_dict``; by hand, a host may be a list (``node[1-4]``), a number absent."""
         from rankmesh.placement.document import cluster_of
 
         return cluster_of(data)
@@ -384,7 +384,7 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
 
 
 def _check_nesting(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
-    """A unit lies in one unit of the level around it."""
+    """Refuse a unit that lies in two units of the level around it."""
     for number in range(len(levels) - 2):
         around: dict[str, Host] = {}
         for host in hosts:
@@ -402,7 +402,7 @@ def _check_nesting(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
 
 
 def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[Level, ...], tuple[Host, ...]]:
-    """The same with one unit at the outermost level: whatever is left apart is joined by a network."""
+    """Join what the outermost level leaves apart by a network around it."""
     tops = {host.places[-1] if host.places else host.name for host in hosts}
     if len(tops) == 1:
         return levels, hosts

@@ -210,7 +210,7 @@ def _again(training: Training, forward: dict[str, float], cheap: float) -> float
 def _ends(
     model: Transformer, training: Training, sizes: Sizes, stage: int, device: Device, speed: float | None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    """The embedding of the first stage; output and loss of the last, in bfloat16 and single precision."""
+    """Return the embedding of the first stage; output and loss of the last, in bfloat16 and single precision."""
     tokens, memory = _tokens(training, sizes), MOVING * device.bandwidth
     there = {"matrices": 0.0, "kernels": 0.0}
     if stage == 0 and speed is None:

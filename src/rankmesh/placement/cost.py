@@ -66,7 +66,7 @@ class Machine:
 
     @classmethod
     def of(cls, cluster: Cluster, ranks: IntArray) -> Machine:
-        """The devices of these ranks; ``units[:, i]`` belongs to ``ranks[i]``."""
+        """Return the devices of these ranks; ``units[:, i]`` belongs to ``ranks[i]``."""
         return cls(cluster.levels, cluster.units[:, ranks].astype(np.int32))
 
 
@@ -89,7 +89,7 @@ class Lay:
         self._waiting: dict[int, FloatArray] = {}
 
     def units(self, level: int) -> IntArray:
-        """The unit of each member at a level, ``(placements, groups, size)``."""
+        """Return the unit of each member at a level, ``(placements, groups, size)``."""
         if level not in self._units:
             self._units[level] = self.machine.units[level][self._placed]
         return self._units[level]
@@ -107,11 +107,11 @@ class Lay:
         return found
 
     def edges(self, collective: str, level: int) -> IntArray:
-        """The most hops of all groups that leave one unit of a level; of an all-to-all (member, peer) pairs."""
+        """Return the most hops of all groups that leave one unit of a level; of an all-to-all (member, peer) pairs."""
         return self.most(_HOPS.get(collective, "around" if self.backend == "nccl" else "loop"), level)
 
     def waiting(self, level: int) -> FloatArray:
-        """The most pairs, each as many times as its data take longer for waiting for each other."""
+        """Return the most pairs, each as many times as its data take longer for waiting for each other."""
         if not (self.widest > level).any():
             return np.zeros(self.many)
         if level not in self._waiting:
@@ -127,7 +127,7 @@ class Lay:
         return self._waiting[level]
 
     def most(self, what: str, level: int) -> IntArray:
-        """The most of these at a level.
+        """Return the most of these at a level.
 
         ``around``, ``loop``, ``chain``  hops that leave one unit: of sorted members; from member to next, and last to
                                          first; not closed
@@ -143,7 +143,7 @@ class Lay:
 
 
 def _leaving(units: IntArray, what: str, count: int) -> IntArray:
-    """The most hops, in the order of the members, that leave one unit."""
+    """Return the most hops, in the order of the members, that leave one unit."""
     start, end = hops(units) if what == "loop" else (units[..., :-1], units[..., 1:])
     left = np.nonzero(start != end)
     return _busiest(left[0] * count + start[left], None, len(units), count)
@@ -161,7 +161,7 @@ def _runs(units: IntArray, count: int) -> tuple[IntArray, IntArray]:
 
 
 def _in_runs(units: IntArray, what: str, count: int) -> IntArray:
-    """The same of sorted members: each unit is entered and left once, whatever the length of its run."""
+    """Return the most of sorted members: each unit is entered and left once, whatever the length of its run."""
     many, _, size = units.shape
     owner, members = _runs(units, count)
     outside = size - members
@@ -181,7 +181,7 @@ def _busiest(owner: IntArray, weight: npt.NDArray[Any] | None, many: int, count:
 
 
 def seconds(messages: Iterable[Message], lying: Lay, levels: Sequence[Level], *, backend: str = "nccl") -> FloatArray:
-    """The seconds of a step that a kind takes under each placement; 0 for groups of one rank."""
+    """Return the seconds of a step that a kind takes under each placement; 0 for groups of one rank."""
     if backend not in BACKENDS:
         raise PlacementError(f"unknown backend {quoted(backend)}; costs are known for nccl and gloo", received=backend)
     total = np.zeros(lying.many)
@@ -192,7 +192,7 @@ def seconds(messages: Iterable[Message], lying: Lay, levels: Sequence[Level], *,
 
 
 def steps_and_volume(collective: str, ranks: int, size: float, backend: str) -> tuple[float, float]:
-    """The row of the table: how many latencies, and how many bytes go over each hop; over each pair of an all-to-all.
+    """Return how many latencies, and how many bytes over each hop, or each pair of an all-to-all: a row of the table.
 
     >>> steps_and_volume("all-reduce", 4, 8.0, "gloo")
     (6, 12.0)
@@ -233,7 +233,7 @@ def _one(collective: str, size: float, lying: Lay, levels: Sequence[Level], back
 def _over(
     lying: Lay, levels: Sequence[Level], steps: float, volume: float, collective: str, behind: float = 0.0
 ) -> FloatArray:
-    """``steps`` latencies and ``volume`` bytes over each hop, uplinks shared by all groups."""
+    """Return the time of ``steps`` latencies and ``volume`` bytes over each hop, uplinks shared by all groups."""
     latency = np.array([level.latency for level in levels])[lying.widest]
     volume *= _turns(1, behind)
     time = volume / np.minimum.accumulate([level.bandwidth for level in levels])[lying.widest]
@@ -245,7 +245,7 @@ def _over(
 
 
 def _all_to_all(part: float, lying: Lay, levels: Sequence[Level], behind: float) -> FloatArray:
-    """Each member sends a part to each other one: by its own links, and by the uplinks that all share."""
+    """Return the time in which each member sends a part to each other one: by its own links, and by shared uplinks."""
     latency = np.array([level.latency for level in levels])[lying.widest]
     peers = lying.size - 1
     time: FloatArray = np.full(lying.many, part * peers * _turns(peers, behind) / levels[0].bandwidth)
@@ -259,7 +259,7 @@ def _all_to_all(part: float, lying: Lay, levels: Sequence[Level], behind: float)
 
 
 def _turns(pairs: npt.ArrayLike, behind: float) -> Any:
-    """How many times as long a link takes for these pairs if a part of their data waits; see the table.
+    """Return how many times as long a link takes for these pairs if a part of their data waits; see the table.
 
     E|S| / k by a root that is exact for one pair and for many, and within 3 % between.
 

@@ -46,12 +46,12 @@ class Crossings:
 
 
 def hops(ranks: IntArray) -> tuple[IntArray, IntArray]:
-    """Where each hop of a ring starts and ends; groups along the last axis, same shape."""
+    """Return where each hop of a ring starts and ends; groups along the last axis, same shape."""
     return ranks, np.roll(ranks, -1, axis=-1)
 
 
 def reach(ranks: IntArray, cluster: Cluster) -> IntArray:
-    """The number of the innermost level that holds each group; groups along the last axis."""
+    """Return the number of the innermost level that holds each group; groups along the last axis."""
     cluster.hosts_of(ranks)
     units = cluster.units[:, ranks]
     apart: IntArray = (units != units[..., :1]).any(axis=-1).sum(axis=0)
@@ -59,7 +59,7 @@ def reach(ranks: IntArray, cluster: Cluster) -> IntArray:
 
 
 def widest(groups: Groups, cluster: Cluster) -> Level:
-    """The innermost level that holds every group of a kind."""
+    """Return the innermost level that holds every group of a kind."""
     return cluster.levels[int(reach(groups.array, cluster).max())]
 
 

@@ -52,7 +52,7 @@ DEVICES: Mapping[str, Device] = {
 
 
 def device(name: str) -> Device:
-    """The device of this name; ``PlacementError`` lists those that are known."""
+    """Return the device of this name; ``PlacementError`` lists those that are known."""
     if name not in DEVICES:
         raise PlacementError(f"unknown device {quoted(name)}; give one of {', '.join(DEVICES)}", received=name)
     return DEVICES[name]

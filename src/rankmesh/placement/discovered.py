@@ -52,7 +52,7 @@ class Witness:
 
 
 def discovered(witnesses: Sequence[Witness]) -> Cluster:
-    """The cluster of all ranks of a world, whoever says it first."""
+    """Return the cluster of all ranks of a world, whoever says it first."""
     ordered = sorted(witnesses, key=lambda each: each.rank)
     hosts: dict[_Identity, list[Witness]] = {}
     for each in ordered:
@@ -71,7 +71,7 @@ def discovered(witnesses: Sequence[Witness]) -> Cluster:
 
 
 def _names(identities: Sequence[_Identity]) -> Mapping[_Identity, str]:
-    """The name of each host; the second and further ones of one name get a number."""
+    """Return the name of each host; the second and further ones of one name get a number."""
     count: dict[str, int] = {}
     names = {}
     for identity in identities:
@@ -99,7 +99,7 @@ def _notes(names: Mapping[_Identity, str]) -> Iterator[str]:
 def _levels(
     hosts: Mapping[_Identity, Sequence[Witness]],
 ) -> tuple[tuple[str, ...], Mapping[_Identity, tuple[str, ...]], tuple[str, ...]]:
-    """The levels around hosts, the units of each host, and what was left out because the ranks do not agree on it."""
+    """Return the levels around hosts, the units of each host, and notes of what the ranks do not agree on."""
     first = {identity: members[0] for identity, members in hosts.items()}
     notes = []
     depths = {len(each.switches) for each in first.values()}

@@ -29,7 +29,7 @@ _FORM = "a cluster has levels, each with a name, and hosts, each with a name and
 
 
 def cluster_of(data: Mapping[str, Any]) -> Cluster:
-    """The cluster of a document; ``ClusterError`` says what is wrong with it."""
+    """Return the cluster of a document; ``ClusterError`` says what is wrong with it."""
     schema = data.get("schema", SCHEMA)
     if schema != SCHEMA:
         raise ClusterError(
@@ -51,7 +51,7 @@ def cluster_of(data: Mapping[str, Any]) -> Cluster:
 
 
 def _unnamed(rows: list[Mapping[str, Any]], levels: list[str]) -> tuple[str, ...]:
-    """The outermost levels that no host names: all hosts are in one unit of them."""
+    """Return the outermost levels that no host names: all hosts are in one unit of them."""
     named = [number for number, level in enumerate(levels[1:], 1) if any(level in row for row in rows)]
     return tuple(levels[max(named, default=0) + 1 :])
 

@@ -40,7 +40,7 @@ class Machine:
     notes: tuple[str, ...] = ()
 
     def cluster(self, hosts: str | Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
-        """The cluster of the job's hosts in the launcher's order; without a list, of all hosts in natural order."""
+        """Return the cluster of the job's hosts in the launcher's order, or of all hosts in natural order."""
         listed = sorted(self.sites, key=natural) if hosts is None else listed_hosts(hosts, self.sites)
         chosen = [(name, self.sites[name]) for name in listed]
         notes = []
@@ -59,7 +59,7 @@ class Machine:
 
 
 def outward(chains: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
-    """The names of the levels for hosts under this many switches, innermost first; all must be as deep."""
+    """Return the names of the levels for hosts under this many switches, innermost first; all must be as deep."""
     depths = {len(chain) for chain in chains.values()}
     if len(depths) > 1:
         shallow = min(chains, key=lambda name: len(chains[name]))

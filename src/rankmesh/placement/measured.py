@@ -130,11 +130,11 @@ class Measurement:
         return tuple(host for host in dict.fromkeys(self.hosts) if host in named)
 
     def hosts_of(self, ranks: Iterable[int]) -> tuple[str, ...]:
-        """The hosts of these ranks, each once."""
+        """Return the hosts of these ranks, each once."""
         return tuple(dict.fromkeys(self.hosts[rank] for rank in ranks))
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``rankmesh measure --json`` prints; ``groups`` are seconds of each, in the plan's order, all at once."""
+        """Return what ``rankmesh measure --json`` prints; ``groups``: seconds of each, in the order of the plan."""
         return {
             "backend": self.backend,
             "kinds": [
@@ -158,7 +158,7 @@ class Measurement:
 
 
 def measurement(plan: Plan, hosts: Sequence[str], backend: str, gathered: Mapping[int, Any]) -> Measurement:
-    """The measurement of what each rank said, in rows of kind, collective, bytes, seconds at once, alone or None."""
+    """Combine what each rank measured: rows of kind, collective, bytes, seconds at once, seconds alone or None."""
     times: dict[tuple[str, str, int], dict[int, tuple[float, float | None]]] = {}
     for rank, rows in gathered.items():
         for name, collective, size, together, isolated in rows:
@@ -190,7 +190,7 @@ def _row(
 
 
 def calibrated(cluster: Cluster, plan: Plan, measured: Measurement) -> Cluster:
-    """The cluster with the latency, bandwidth and uplink of each level that was measured; others stay as they were.
+    """Set the latency, bandwidth and uplink of each level that was measured; others stay as they were.
 
     Of each level: ``latency`` by the smallest messages of groups that end there, ``bandwidth`` the most that one
     device sent, ``uplink`` the most that all groups at once sent through one unit below, where that is less than their

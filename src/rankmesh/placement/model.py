@@ -56,7 +56,7 @@ class Sizes:
         return self.tp * self.replicas // (self.ep * self.etp)
 
     def stages(self, layers: int) -> tuple[int, ...]:
-        """The layers of each pipeline stage; what does not divide is left to the middle, as the ends do more.
+        """Return the layers of each pipeline stage; what does not divide is left to the middle, as the ends do more.
 
         >>> Sizes(pp=4).stages(8), Sizes(pp=4).stages(14), Sizes(pp=16).stages(126)[:3]
         ((2, 2, 2, 2), (3, 4, 4, 3), (7, 8, 8))
@@ -158,7 +158,7 @@ class Transformer:
         return 3 if self.gated else 2
 
     def expert_layers(self, start: float, stop: float) -> float:
-        """How many of the blocks from ``start`` to ``stop`` have experts: each last of ``expert_every``, none dense."""
+        """Count the blocks from ``start`` to ``stop`` with experts: each last of ``expert_every`` that is not dense."""
         if not self.experts:
             return 0
         first, last = max(start, self.dense_layers), max(stop, self.dense_layers)
@@ -251,7 +251,7 @@ class Training:
             _one_of("overlap", name, OVERLAP)
 
     def splits_tokens(self, tp: int) -> bool:
-        """Whether tensor parallel ranks split the tokens between their layers."""
+        """Return whether tensor parallel ranks split the tokens between their layers."""
         return tp > 1 and self.sequence_parallel is not False
 
     def microbatches(self, replicas: int) -> float:

@@ -39,7 +39,7 @@ class Factor:
 
 
 def mesh_factors(mesh: Mesh) -> tuple[Factor, ...]:
-    """The axes of a mesh, cut where an axis of a view ends inside of them; axes of size 1 are left out."""
+    """Return the axes of a mesh, cut where an axis of a view ends inside of them; axes of size 1 are left out."""
     cuts = sorted({stride for layout in (mesh, *mesh.views.values()) for stride in layout.strides.values()})
     factors = []
     for axis, size in mesh.axes.items():
@@ -54,7 +54,7 @@ def mesh_factors(mesh: Mesh) -> tuple[Factor, ...]:
 
 
 def primes(factors: Sequence[Factor]) -> tuple[Factor, ...]:
-    """The same factors cut into prime sizes, so that half of an axis may stay inside a host."""
+    """Cut factors into prime sizes, so that half of an axis may stay inside a host."""
     found = []
     for factor in factors:
         left, stride, prime = factor.size, factor.stride, 2
@@ -70,12 +70,12 @@ def primes(factors: Sequence[Factor]) -> tuple[Factor, ...]:
 
 
 def positions_in(order: Sequence[Factor]) -> IntArray:
-    """All positions of the mesh in the order of its factors, the first fastest."""
+    """Return all positions of the mesh in the order of its factors, the first fastest."""
     return Strided(tuple((factor.size, factor.stride) for factor in order)).values()
 
 
 def words(mesh: Mesh, device: IntArray) -> str:
-    """The order of the axes that a placement comes to: those with neighbours on near devices first.
+    """Return the order of the axes that a placement comes to: those with neighbours on near devices first.
 
     >>> words(Mesh(tp=2, dp=2), np.array([0, 2, 1, 3]))
     'dp-tp'
@@ -96,20 +96,20 @@ class Filler:
         self._largest = [int(np.bincount(units).max()) for units in machine.units]
 
     def devices(self, sizes: Sequence[int]) -> IntArray:
-        """The devices in order for blocks of these nested sizes (each divides the next)."""
+        """Return the devices in order for blocks of these nested sizes (each divides the next)."""
         blocks = tuple(max([1, *(size for size in sizes if size <= most)]) for most in self._largest)
         if blocks not in self._known:
             self._known[blocks] = self._fill(blocks)
         return self._known[blocks]
 
     def place(self, positions: IntArray, sizes: Sequence[int]) -> IntArray:
-        """The device of each position, when positions in this order take the devices."""
+        """Return the device of each position, when positions in this order take the devices."""
         devices = np.empty(len(positions), dtype=np.int64)
         devices[positions] = self.devices(sizes)
         return devices
 
     def of(self, order: Sequence[Factor]) -> IntArray:
-        """The device of each position under an order of factors."""
+        """Return the device of each position under an order of factors."""
         return self.place(positions_in(order), list(accumulate((factor.size for factor in order), mul)))
 
     def _fill(self, blocks: tuple[int, ...]) -> IntArray:
@@ -139,7 +139,7 @@ def _cut(whole: list[int], rest: list[int], block: int) -> tuple[list[int], list
 
 
 def labelings(counts: Sequence[int], most: int) -> IntArray | None:
-    """Every way to give ``counts[h]`` positions to each host ``h``; None if there are more than ``most``.
+    """Return every way to give ``counts[h]`` positions to each host ``h``; None if there are more than ``most``.
 
     >>> labelings((1, 2), 10).tolist()
     [[0, 1, 1], [1, 0, 1], [1, 1, 0]]

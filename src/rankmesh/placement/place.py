@@ -88,7 +88,7 @@ class Placed:
     notes: tuple[str, ...] = ()
 
     def to_dict(self) -> dict[str, Any]:
-        """What ``rankmesh place --json`` prints."""
+        """Return what ``rankmesh place --json`` prints."""
         return {
             "order": self.order,
             "rank_map": list(self.rank_map),
@@ -102,7 +102,7 @@ class Placed:
         }
 
     def by_host(self) -> dict[str, str]:
-        """What each host holds, by axes: ``{"node2": "tp 0-7 of dp 0"}``; hosts in natural order."""
+        """Return what each host holds, by axes: ``{"node2": "tp 0-7 of dp 0"}``; hosts in natural order."""
         from rankmesh.placement.report import by_host
 
         return by_host(self)
@@ -183,7 +183,7 @@ def place(
     backend: str = "nccl",
     exact: bool = True,
 ) -> Placed:
-    """The placement of a plan on a cluster that costs least; the plan's own rank map is the launcher's order.
+    """Return the placement of a plan on a cluster that costs least; the plan's own rank map is the launcher's order.
 
     ``within``   the level that each group of a kind must stay inside, by name: ``{"tp": "host"}``
     ``traffic``  what a step sends in each kind; without, that of a usual transformer on the same axes
@@ -244,7 +244,7 @@ def _traffic(
 
 
 def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArray]:
-    """The ranks of the plan in nested order of their devices, the machine that these are, and the order given."""
+    """Return the plan's ranks in nested order of their devices, the machine of these, and the order given."""
     rank_range = plan.mesh.rank_range
     ranks = rank_range.ascending
     cluster.hosts_of(ranks)
@@ -260,7 +260,7 @@ def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArra
 def _search(
     mesh: Mesh, costing: Costing, filler: Filler, found: Sequence[Bound], given: IntArray, exact: bool
 ) -> tuple[IntArray, bool]:
-    """The cheapest devices, and whether they are the least of all placements."""
+    """Return the cheapest devices, and whether they are the least of all placements."""
     costing.dearest_first(given)
     hosts = costing.machine.units[0]
     starts = np.flatnonzero(np.diff(hosts, prepend=-1))
@@ -291,7 +291,7 @@ def _unmet(costing: Costing, found: Sequence[Bound]) -> PlacementError:
 
 
 def _evaluated(costing: Costing, filler: Filler, orders: Sequence[Order], limit: float = np.inf) -> FloatArray:
-    """The cost of each order, one after the other; of those that are no better than the best so far, a part of it."""
+    """Return the cost of each order; of one that is no better than the best so far, a part of its cost."""
     found: list[float] = []
     for order in orders:
         found.append(float(costing.costs(filler.of(order)[None], min(found, default=limit))[0]))
@@ -299,7 +299,7 @@ def _evaluated(costing: Costing, filler: Filler, orders: Sequence[Order], limit:
 
 
 def _least(costing: Costing, devices: IntArray) -> tuple[IntArray, float]:
-    """The first of the placements that costs least: one that comes earlier is kept where nothing is gained."""
+    """Return the first of the placements that costs least: one that comes earlier is kept where nothing is gained."""
     costs = costing.costs(devices)
     least = float(costs.min())
     chosen = int(np.argmax(costs <= least * _SAME))
@@ -307,7 +307,7 @@ def _least(costing: Costing, devices: IntArray) -> tuple[IntArray, float]:
 
 
 def _orders(factors: Sequence[Factor]) -> list[Order]:
-    """Every order of the factors, as they stand first; of too many, these and the reverse."""
+    """Return every order of the factors, as they stand first; of too many, these and the reverse."""
     if factorial(len(factors)) <= _ORDERS:
         return list(permutations(factors))
     return [tuple(factors), tuple(reversed(factors))]
@@ -316,7 +316,7 @@ def _orders(factors: Sequence[Factor]) -> list[Order]:
 def _moved(
     costing: Costing, filler: Filler, orders: Sequence[Order], costs: FloatArray, steps: int
 ) -> tuple[IntArray, float]:
-    """The best order; from there, moves of one prime part of an axis at a time, while they help and steps are left."""
+    """Move one prime part of an axis at a time from the best order, while that helps and steps are left."""
     chosen = int(np.argmax(costs <= float(costs.min()) * _SAME))
     order, cost = orders[chosen], float(costs[chosen])
     parts = primes(order)

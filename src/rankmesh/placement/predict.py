@@ -84,7 +84,7 @@ class Step:
 
 
 def search_plan(sizes: Sizes, training: Training) -> Plan:
-    """The groups of a layout that send enough to count, in Megatron's order."""
+    """Return the groups of a layout that send enough to count, in Megatron's order."""
     mesh = megatron_mesh(sizes.world, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp, ep=sizes.ep, etp=sizes.etp)
     dense, experts = _shards(sizes.replicas, training), _shards(sizes.expert_replicas, training)
     specs = [
@@ -108,7 +108,7 @@ def _shards(copies: int, training: Training) -> tuple[int, int]:
 
 
 def reached(cluster: Cluster) -> Cluster:
-    """The cluster with what collectives reach of the bandwidths that nobody gave."""
+    """Return the cluster with what collectives reach of the bandwidths that nobody gave."""
     if not cluster.default_levels:
         return cluster
     levels = tuple(
@@ -144,7 +144,7 @@ class Links:
         return float(seconds(messages, lying, self._levels, backend=self.backend)[0])
 
     def _of_stage(self, name: str, stage: int) -> Lay:
-        """The groups of a kind that lie on one pipeline stage; all where the kind joins stages."""
+        """Return the groups of a kind that lie on one pipeline stage; all where the kind joins stages."""
         if (name, stage) not in self._by_stage:
             positions = self._plain.mesh.rank_range.positions(self._plain.groups(name).array)
             here = positions[(self._stages(positions) == stage).all(axis=1)]
@@ -153,7 +153,7 @@ class Links:
         return self._by_stage[name, stage]
 
     def _stages(self, positions: IntArray) -> IntArray:
-        """The pipeline stage of each position; 0 where the mesh has none."""
+        """Return the pipeline stage of each position; 0 where the mesh has none."""
         mesh = self._plain.mesh
         stages: IntArray = positions // mesh.strides["pp"] % mesh.axes["pp"] if "pp" in mesh.axes else 0 * positions
         return stages
@@ -181,7 +181,7 @@ class _Stage:
 
 
 def _kinds_of_stages(model: Transformer, training: Training, sizes: Sizes) -> Iterator[tuple[tuple[int, ...], int]]:
-    """The stages of one device of each kind, and how many devices of a pipeline are like it."""
+    """Return the stages of one device of each kind, and how many devices of a pipeline are like it."""
     found: dict[tuple[object, ...], list[tuple[int, ...]]] = {}
     for stage in range(sizes.pp):
         both = tuple(sorted((stage, sizes.pp - 1 - stage)))
@@ -228,7 +228,7 @@ def least(model: Transformer, training: Training, sizes: Sizes, device: Device, 
 def predict(
     model: Transformer, training: Training, sizes: Sizes, device: Device, links: Links, speed: float | None = None
 ) -> Step:
-    """The step of a layout whose groups lie as ``links`` has it; ``speed``: FLOP/s in place of the device's kernels."""
+    """Predict the step of a layout over these ``links``; ``speed``: FLOP/s in place of the device's kernels."""
     microbatches = training.microbatches(sizes.dp)
     stages = [
         (_joined([_stage(model, training, sizes, stage, device, links, speed) for stage in kept]), count)

@@ -41,7 +41,7 @@ _LINKS = re.compile(r"^GPU0\s+X\s", re.MULTILINE)
 
 
 def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node: int | None = None) -> Cluster:
-    """The cluster of a file; see ``Cluster.read``."""
+    """Return the cluster of a file; see ``Cluster.read``."""
     hosts = None if hosts is None else host_list(hosts)
     text, data = _document(path)
     try:
@@ -58,14 +58,14 @@ def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node:
 
 
 def machine_of(path: Path) -> Machine:
-    """The machine of a topology file, all of its hosts."""
+    """Return the machine of a topology file, all of its hosts."""
     text, data = _document(path)
     with refused_as(ClusterError, str(path), _FORMS, path=str(path)):
         return _machine(text, data)
 
 
 def _document(path: Path) -> tuple[str, Any]:
-    """The text of a file, and its data; None of a ``topology.conf``."""
+    """Return the text of a file, and its data; None of a ``topology.conf``."""
     with refused_as(ClusterError, str(path), _instead(str(path)), path=str(path)):
         text = read_text(path, INDEX.size)
         if not text.strip():
@@ -74,7 +74,7 @@ def _document(path: Path) -> tuple[str, Any]:
 
 
 def _instead(path: str) -> str:
-    """What to give instead of a path: for a text of levels, the call that reads it."""
+    """Return what to give instead of a path: for a text of levels, the call that reads it."""
     try:
         parse_axes(path)
     except LayoutError:
@@ -115,12 +115,12 @@ def _structured(text: str, data: Any) -> Machine | None:
 
 
 def _is_switches(value: object) -> bool:
-    """The switch of a host, or the switches from it outward; a traffic file, say, has mappings in its lists."""
+    """Return the switch of a host, or the switches from it outward; a traffic file, say, has mappings in its lists."""
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(name, str | int) for name in value))
 
 
 def _chosen(cluster: Cluster, hosts: str | Iterable[str] | None) -> Cluster:
-    """Some hosts of a cluster, in the launcher's order."""
+    """Keep some hosts of a cluster, in the launcher's order."""
     if hosts is None:
         return cluster
     known: dict[str, Host] = {host.name: host for host in cluster.hosts}
@@ -128,14 +128,14 @@ def _chosen(cluster: Cluster, hosts: str | Iterable[str] | None) -> Cluster:
 
 
 def _names(text: str) -> dict[str, int]:
-    """The line of each ``switch:``, ``block:``, ``ring:`` and ``name:`` of a topology.yaml."""
+    """Return the line of each ``switch:``, ``block:``, ``ring:`` and ``name:`` of a topology.yaml."""
     found = re.compile(r"^[\s-]*(?:switch|block|ring|name):\s*[\"']?([^\s\"'#]+)")
     lines = enumerate(text.splitlines(), start=1)
     return {match[1]: number for number, line in lines if (match := found.match(line)) is not None}
 
 
 def _line_of(text: str, name: object) -> int | None:
-    """The last line that has a name: what came later contradicts what stood before."""
+    """Return the last line that has a name: what came later contradicts what stood before."""
     if not isinstance(name, str) or not name:
         return None
     whole = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")

@@ -65,7 +65,7 @@ def _lines(placed: Placed) -> Iterator[str]:
 
 
 def saving(placed: Placed) -> str:
-    """What a step's communication costs before and after, in one sentence."""
+    """Return what a step's communication costs before and after, in one sentence."""
     before, after = placed.before, placed.cost
     if before == after:
         return f"predicted communication of a step: {duration(before)}; no other order is at least 0.5% cheaper"
@@ -80,7 +80,7 @@ def searched(placed: Placed) -> str:
 
 
 def by_host(placed: Placed, count: int | None = None) -> dict[str, str]:
-    """What each host holds, or the first ``count`` of them, by the coordinates of its ranks; see ``Placed.by_host``."""
+    """Return what each host, or the first ``count`` hosts, hold by coordinates; see ``Placed.by_host``."""
     mesh = placed.plan.mesh
     axes = {name: size for name, size in mesh.axes.items() if size > 1}
     hosts = placed.cluster.hosts_of(np.asarray(placed.rank_map))
@@ -101,7 +101,7 @@ Block = Mapping[str, frozenset[int]]
 
 
 def _merged(rows: Iterable[Block], axes: Iterable[str]) -> list[Block]:
-    """The fewest blocks that are found by joining, axis by axis, blocks that are equal along all others."""
+    """Return the fewest blocks that are found by joining, axis by axis, blocks that are equal along all others."""
     blocks = list(rows)
     for axis in axes:
         joined: dict[tuple[tuple[str, frozenset[int]], ...], Block] = {}
@@ -114,7 +114,7 @@ def _merged(rows: Iterable[Block], axes: Iterable[str]) -> list[Block]:
 
 
 def _block(block: Block, axes: Mapping[str, int]) -> str:
-    """A block in words, what varies in it first: ``tp 0-7 of dp 0``."""
+    """Return a block in words, what varies in it first: ``tp 0-7 of dp 0``."""
     if all(len(values) == axes[name] for name, values in block.items()):
         return "all ranks"
     varies = [f"{name} {_values(sorted(values))}" for name, values in block.items() if len(values) > 1]

@@ -9,7 +9,7 @@ memory           ``memory``, and LIBRARIES beside it, at most what the device ha
 seconds          ``predict``, under the placement that costs least
 ```
 
-A prediction ranks layouts; it is no measurement. docs/benchmarks.md sets it beside published runs.
+A prediction ranks layouts; it is not a measurement. docs/benchmarks.md sets it beside published runs.
 """
 
 from __future__ import annotations
@@ -51,7 +51,7 @@ class Found:
 
     @property
     def seconds(self) -> float:
-        """Of a step."""
+        """Predicted seconds of one training step."""
         return self.step.seconds
 
     @property
@@ -96,7 +96,7 @@ def search(
     free: tuple[str, ...] = FREE,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Found, ...]:
-    """The ``top`` best layouts that fit into ``capacity`` bytes a device, quickest first, predicted and not measured.
+    """Return the ``top`` quickest layouts that fit into ``capacity`` bytes a device; predicted, not measured.
 
     ``device``    what computes; ``speed``: FLOP/s that it reaches in training, in place of the model of its kernels
     ``capacity``  None: the device's memory
@@ -152,7 +152,7 @@ def evaluate(
 def _none(
     world_size: int, model: Transformer, training: Training, tight: list[float], capacity: float
 ) -> PlacementError:
-    """Why there is no layout: none fits into the memory, or no sizes divide what they cut."""
+    """Explain why there is no layout: none fits into the memory, or no sizes divide what they cut."""
     if not tight:
         return PlacementError(
             f"no sizes fit {world_size} ranks: tp divides {model.heads} heads and a host, pp is at most "
@@ -171,7 +171,7 @@ def _none(
 
 
 def candidates(world: int, widest: int, model: Transformer, training: Training) -> Iterator[Sizes]:
-    """Every sizes that cut what they can cut; ``widest``: devices of a host."""
+    """Yield every sizes that cut what they can cut; ``widest``: devices of a host."""
     for tp in _divisors(model.heads, widest):
         for pp in _divisors(world, model.layers):
             for cp in _divisors(training.sequence, max(1, training.sequence // _SHARE)):
@@ -199,7 +199,7 @@ def _fitting(
     available: float,
     tight: list[float],
 ) -> Iterator[tuple[Sizes, Training]]:
-    """The layouts that fit, each with the microbatches and virtual stages to try; what the others need in ``tight``."""
+    """Yield the layouts that fit, with microbatches and virtual stages; ``tight`` gets what the others need."""
     widest = max(host.devices for host in cluster.hosts)
     for sizes in candidates(world, widest, model, training):
         for microbatch in MICROBATCHES if "microbatch" in free else (training.microbatch,):
@@ -218,7 +218,7 @@ def _fitting(
 def _virtual(
     sizes: Sizes, model: Transformer, training: Training, microbatch: int, free: tuple[str, ...]
 ) -> tuple[int, ...]:
-    """The virtual stages to try: those that divide the fullest stage, where microbatches come in rounds of pp."""
+    """Return the virtual stages to try: they divide the fullest stage, where microbatches come in rounds of pp."""
     if training.schedule == "dualpipe":
         return (1,) if sizes.pp % 2 == 0 else ()
     if "virtual_stages" not in free:

@@ -48,7 +48,7 @@ _JOINED = 4
 
 
 def is_conf(text: str) -> bool:
-    """Whether a text is a ``topology.conf``, or what ``scontrol show topology`` prints."""
+    """Return whether a text is a ``topology.conf``, or what ``scontrol show topology`` prints."""
     return _CONF.search(text) is not None
 
 
@@ -106,7 +106,7 @@ class _Tree:
         return heights[name]
 
     def _units(self, heights: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
-        """The unit that each switch is (a part of), and notes of those that are several switches."""
+        """Return the unit that each switch is (a part of), and notes of those that are several switches."""
         units: dict[str, str] = {}
         notes = []
         for height in range(1, max(heights.values(), default=0) + 1):
@@ -122,7 +122,7 @@ class _Tree:
         return units, notes
 
     def _above(self, what: str, units: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-        """The unit above each unit of switches, or above each node, and the line that says so first."""
+        """Return the unit above each unit of switches, or above each node, and the line that says so first."""
         found: dict[str, tuple[str, int]] = {}
         for name, line in self.lines.items():
             below = self.nodes[name] if what == "node" else tuple(units[child] for child in self.switches[name])
@@ -144,7 +144,7 @@ class _Tree:
 
 
 def _chain(name: str, above: Mapping[str, tuple[str, int]], heights: Mapping[str, int], depth: int) -> tuple[str, ...]:
-    """The unit at each level: one of switches stands at its height, and for itself until the next one above."""
+    """Return the unit at each level: one of switches stands at its height, and for itself until the next one above."""
     chain, here = [], name
     for height in range(1, depth + 1):
         if here in above and heights[above[here][0]] <= height:
@@ -163,7 +163,7 @@ class _Blocks:
     joined: dict[int, dict[str, str]] = field(default_factory=dict)
 
     def join(self, name: str, nodes: str, size: int) -> None:
-        """What ``scontrol`` prints of blocks that are joined to a larger one."""
+        """Add a line that ``scontrol`` prints of blocks that are joined to a larger one."""
         self.joined.setdefault(size, {}).update(dict.fromkeys(host_list(nodes), name))
 
     def add(self, name: str, nodes: str, line: int) -> None:
@@ -202,7 +202,7 @@ class _Blocks:
 
 
 def read_conf(text: str) -> Machine:
-    """The machine of a ``topology.conf`` for ``topology/tree`` or ``topology/block``, or of ``scontrol show topology``.
+    """Read a ``topology.conf`` for ``topology/tree`` or ``topology/block``, or ``scontrol show topology``.
 
     Raises ``ClusterError`` with the line where it contradicts itself.
     """
@@ -244,7 +244,7 @@ def _too_many_hops(kind: str, name: str, line: int) -> ClusterError:
 
 
 def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
-    """The words of each line, joined where it ends in a backslash, keys in lower case."""
+    """Yield the words of each line, joined where it ends in a backslash, keys in lower case."""
     kept, start = "", 0
     for number, line in enumerate(text.splitlines(), start=1):
         kept, start = kept + line.partition("#")[0].rstrip(), start or number
@@ -260,7 +260,7 @@ def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def read_yaml(data: list[Any], line_of: Mapping[str, int]) -> Machine:
-    """The machine of a ``topology.yaml``; ``line_of`` knows where names stand."""
+    """Return the machine of a ``topology.yaml``; ``line_of`` knows where names stand."""
     rows = [row for row in data if isinstance(row, Mapping)]
     default = [row for row in rows if row.get("cluster_default")]
     row = (default or rows)[0]
@@ -307,7 +307,7 @@ def _refused(line: int, what: str, **values: object) -> ClusterError:
 
 
 def slurm_job(environment: Mapping[str, str], machine: Machine | None = None) -> Cluster:
-    """The hosts of a Slurm job, as its environment says, in ``machine`` where there is a topology file.
+    """Return the hosts of a Slurm job, as its environment says, in ``machine`` where there is a topology file.
 
     Devices are the tasks of each host, which hold the ranks in Slurm's order: by host (block), or dealt out (cyclic).
 
@@ -341,7 +341,7 @@ def _first(environment: Mapping[str, str], *names: str) -> str:
 
 
 def _dealt(environment: Mapping[str, str], tasks: Sequence[int]) -> tuple[int, ...] | None:
-    """The rank at each task, host by host; None where hosts are filled one after the other."""
+    """Return the rank at each task, host by host; None where hosts are filled one after the other."""
     how = environment.get("SLURM_DISTRIBUTION", "block").split(":")[0].split(",")[0].lower()
     if how in ("block", ""):
         return None

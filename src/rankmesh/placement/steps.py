@@ -69,7 +69,7 @@ class Roles:
 
     @classmethod
     def of(cls, plan: Plan) -> Roles:
-        """The roles that the kinds of a plan have, by their names."""
+        """Return the roles that the kinds of a plan have, by their names."""
         names = {role: next((name for name in known if name in plan.kinds), "") for role, known in _NAMES.items()}
         sizes = {role: plan.groups(name).size if name else 1 for role, name in names.items()}
         inner = {role: sizes[role] for role in ("tp", "cp", "pp", "ep", "etp")}
@@ -170,7 +170,7 @@ class _Step:
 
 
 def blocks(model: Transformer, sizes: Sizes, stage: int) -> tuple[int, int]:
-    """The blocks of a stage, and how many of them have experts; the last stage predicts later tokens, too."""
+    """Return the blocks of a stage, and how many of them have experts; the last stage predicts later tokens, too."""
     counts = sizes.stages(model.layers)
     start = sum(counts[:stage])
     experts = int(model.expert_layers(start, start + counts[stage]))
@@ -179,7 +179,7 @@ def blocks(model: Transformer, sizes: Sizes, stage: int) -> tuple[int, int]:
 
 
 def parameters(model: Transformer, sizes: Sizes, stage: int) -> tuple[float, float]:
-    """The parameters of one rank on a stage: those that all replicas hold, and those of its experts."""
+    """Return the parameters of one rank on a stage: those that all replicas hold, and those of its experts."""
     layers, experts = blocks(model, sizes, stage)
     split = layers * model.attention + (layers - experts) * model.matrices * model.hidden * model.ffn_hidden_size
     split += experts * model.shared
@@ -193,12 +193,12 @@ def parameters(model: Transformer, sizes: Sizes, stage: int) -> tuple[float, flo
 
 
 def stage_traffic(plan: Plan, model: Transformer, training: Training, stage: int) -> Traffic:
-    """What a rank of one pipeline stage sends in a step; see the table above."""
+    """Return what a rank of one pipeline stage sends in a step; see the table above."""
     return Traffic(stage_messages(Roles.of(plan), model, training, stage))
 
 
 def stage_messages(roles: Roles, model: Transformer, training: Training, stage: int) -> dict[str, list[Message]]:
-    """The same as lists, for a plan whose roles are known."""
+    """Return the messages of one stage by kind, for a plan whose roles are known."""
     step = _Step(model, training, roles, stage)
     for part in (step.tensor, step.context, step.pipeline, step.expert, step.data, step.rest):
         part()
@@ -206,7 +206,7 @@ def stage_messages(roles: Roles, model: Transformer, training: Training, stage: 
 
 
 def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
-    """The traffic of a step: of each kind that of the stage that sends most of it, as the others wait for it.
+    """Return the traffic of a step: each kind has that of the stage that sends most of it, as the others wait for it.
 
     >>> from rankmesh.core import recipes
     >>> model = Transformer(layers=2, hidden=8, heads=2, ffn_hidden_size=32, vocabulary=16)

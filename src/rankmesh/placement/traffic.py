@@ -77,7 +77,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
 
     @classmethod
     def read(cls, path: str | Path) -> Traffic:
-        """The traffic of a YAML or JSON file; ``PlacementError`` says what is wrong with it."""
+        """Return the traffic of a YAML or JSON file; ``PlacementError`` says what is wrong with it."""
         with refused_as(PlacementError, f"traffic file {quoted_path(path)}", _FORM, path=str(path)):
             try:
                 return cls(parse(read_text(path)))
@@ -89,7 +89,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
         return {name: [asdict(message) for message in messages] for name, messages in self._kinds.items()}
 
     def scaled(self, factor: float) -> Traffic:
-        """The same with every number of bytes times ``factor``."""
+        """Multiply every number of bytes by ``factor``."""
         return Traffic(
             {
                 name: [Message(each.collective, each.bytes * factor, each.times) for each in messages]

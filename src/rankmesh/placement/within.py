@@ -36,7 +36,7 @@ class Bound:
 def bounds(
     plan: Plan, cluster: Cluster, within: Mapping[str, str], groups: Mapping[str, IntArray]
 ) -> tuple[Bound, ...]:
-    """The constraints by name of kind, checked against plan and cluster; innermost level first."""
+    """Return the constraints by name of kind, checked against plan and cluster; innermost level first."""
     if not isinstance(within, Mapping):
         raise PlacementError(f"within is {quoted(within)}; give the level of each kind, such as {{'tp': 'host'}}")
     for kind in within:
@@ -49,7 +49,7 @@ def bounds(
 
 
 def joined(found: Sequence[Bound], level: int, size: int) -> IntArray:
-    """The positions that must share a unit of a level, by number: the smallest position of each such set."""
+    """Return the positions that must share a unit of a level, by number: the smallest position of each such set."""
     label = np.arange(size)
     lists = [bound.groups for bound in found if bound.level <= level and bound.groups.shape[1] > 1]
     while True:
@@ -63,7 +63,7 @@ def joined(found: Sequence[Bound], level: int, size: int) -> IntArray:
 
 
 def packing(found: Sequence[Bound], machine: Machine, size: int) -> tuple[IntArray, tuple[int, ...]]:
-    """The positions in an order that keeps joined ones next to each other, and the sizes of the joined sets."""
+    """Return the positions in an order that keeps joined ones next to each other, and the sizes of the joined sets."""
     keys = [joined(found, level, size) for level in sorted({bound.level for bound in found})]
     order = np.lexsort((np.arange(size), *keys))
     sizes = [int(np.bincount(key).max()) for key in keys]

@@ -62,12 +62,12 @@ TABLE = Table(
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Whether the document has a key of ``accelerate config`` at its top, or a size as only Accelerate names it."""
+    """Return whether a document has a key of ``accelerate config`` at its top, or a size named as in Accelerate."""
     return any(entry.path[0] in _MARKS or entry.path[-1].startswith(f"{_PARALLELISM}_") for entry in entries)
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:
-    """The arguments of the file; ``engine`` says for which recipe they are."""
+    """Return the arguments of the file; ``engine`` says for which recipe they are."""
     settled = settle(TABLE, entries, path)
     found = settled.arguments
     engine = str(found.pop("engine", "NO")).upper()

@@ -67,7 +67,7 @@ class Config:
 
 
 def _source(reading: Reading) -> str:
-    """What a line sets, and the other lines that its value comes from."""
+    """Return what a line sets, and the other lines that its value comes from."""
     lines = " and ".join(map(str, reading.also))
     return f"{reading.argument}, from line{'s' if len(reading.also) > 1 else ''} {lines}" if lines else reading.argument
 
@@ -86,7 +86,7 @@ class _Format:
 
 
 def _sharded(mesh: Mesh, shards: int | None) -> Mesh:
-    """A mesh with a view of its weights: shards among so many adjacent ranks, copies among the others."""
+    """Return a mesh with a view of its weights: shards among so many adjacent ranks, copies among the others."""
     if shards is None or shards >= mesh.size:
         return mesh.with_view("weights", shared=None, fsdp=mesh.size)
     if mesh.size % shards:
@@ -134,7 +134,7 @@ _FORMATS: Mapping[str, _Format] = {
 def read_config(
     text: str, path: str, *, world_size: int | None = None, variables: Mapping[str, str] | None = None
 ) -> Config:
-    """The plan of a config's text; ``path`` is for messages. Raises ``PlanError`` with file and line.
+    """Return the plan of a config's text; ``path`` is for messages. Raises ``PlanError`` with file and line.
 
     ``world_size`` is for files that do not state it, or as a default; one that differs from the file's is refused.
     ``variables`` are those of the environment that a launch script runs in, or that a YAML names (``${oc.env:TP}``).
@@ -179,7 +179,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
 
 
 def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Config:
-    """The plan of one run of a launch script."""
+    """Return the plan of one run of a launch script."""
     words = [shown(word) for word in run.command.words]
     if not verl.starts_verl(words):
         return _made("megatron", title, megatron.from_run(run, path), path, world_size, run)
@@ -228,7 +228,7 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
 
 
 def _overruled(settled: Settled, world_size: int | None) -> Settled:
-    """A world size that is the default of a variable gives way to one that is asked for."""
+    """Drop a world size that is the default of a variable, since another one is asked for."""
     kept = [reading for reading in settled.readings if reading.argument != "world_size"]
     default = next(reading for reading in settled.readings if reading.argument == "world_size")
     origin = "a default" if default.line else "what the script found on this machine"

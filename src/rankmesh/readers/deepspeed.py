@@ -61,7 +61,7 @@ TABLE = Table(
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Whether the document has what only DeepSpeed's has: its micro batch, a section, a batch beside its settings."""
+    """Return whether a document has a micro batch, a section, or a batch beside settings as in DeepSpeed."""
     paths = {entry.path for entry in entries}
     return (
         any(path[0] in _MARKS for path in paths)
@@ -71,12 +71,12 @@ def matches(entries: Iterable[Entry]) -> bool:
 
 
 def _is_deepspeed_key(name: str) -> bool:
-    """Whether only DeepSpeed's sections have a key of this name; of others some have a tensor_parallel.size."""
+    """Return whether only DeepSpeed's sections have a key of this name; of others some have a tensor_parallel.size."""
     return name in TABLE.reads or name in TABLE.refused or name.startswith("auto")
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:
-    """The arguments of the file."""
+    """Return the arguments of the file."""
     settled = settle(TABLE, entries, path)
     arguments = settled.arguments
     if arguments.get("sp", 1) > 1 and "dp" not in arguments:

@@ -29,7 +29,7 @@ _ENDINGS = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
 def entries(text: str, path: str) -> list[Entry]:
-    """The values of a document in the order of its lines, none where it is no mapping; a list is one value.
+    """Return the values of a document in the order of its lines, none where it is not a mapping; a list is one value.
 
     A file whose name ends as one of these forms, and whose text is broken, is refused with the reason.
     """
@@ -57,7 +57,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _walk_json(text: str, _: object) -> Iterator[Entry]:
-    """Each value of a text that is known to be JSON; its line is that of its key."""
+    """Return each value of a text that is known to be JSON; its line is that of its key."""
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     # A text before a colon is a key, and keys come in the order of the data.
     lines = (bisect_right(starts, found.start()) for found in _JSON_TEXT.finditer(text) if found[1])
@@ -73,14 +73,14 @@ def _json_entries(value: Any, path: tuple[str, ...], line: int, lines: Iterator[
 
 
 def _plain(value: Any, lines: Iterator[int]) -> Any:
-    """A value without its order of keys, whose lines are passed."""
+    """Return a value without its order of keys, whose lines are passed."""
     if isinstance(value, _Pairs):
         return {name: _plain(inner, lines) for name, inner in value if next(lines)}
     return [_plain(inner, lines) for inner in value] if isinstance(value, list) else value
 
 
 def _walk_toml(text: str, parsed: dict[str, Any]) -> Iterator[Entry]:
-    """Each value with the line of its key, or of the first table, inline too, that it is in."""
+    """Return each value with the line of its key, or of the first table, inline too, that it is in."""
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     depth = 0
@@ -103,7 +103,7 @@ def _walk_toml(text: str, parsed: dict[str, Any]) -> Iterator[Entry]:
 
 
 def _names(key: dict[str, Any]) -> tuple[str, ...]:
-    """The names of a key, which one or several mappings in each other have."""
+    """Return the names of a key, which one or several mappings in each other have."""
     ((name, inner),) = key.items()
     return (name, *(_names(inner) if isinstance(inner, dict) else ()))
 
@@ -122,7 +122,7 @@ def _yaml_mapping(text: str) -> YamlTree | None:
 
 
 def _yaml_entries(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -> Iterator[Entry]:
-    """Each value below a node; what a mapping merges comes after its own, and the first of what it merges counts."""
+    """Yield each value below a node; merged values follow a mapping's own, and the first of them counts."""
     if node.id != "mapping":
         yield Entry(path, tree.value(node), line)
         return

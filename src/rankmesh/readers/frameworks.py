@@ -169,7 +169,7 @@ _AXOLOTL = Table(
 
 
 def _is_axolotl(entries: Iterable[Entry]) -> bool:
-    """Whether a document has a size, and the model and data as only axolotl names them."""
+    """Return whether a document has a size, and the model and data as only axolotl names them."""
     top = {entry.path[0] for entry in entries}
     return (
         any(_top(entry) in _AXOLOTL.reads for entry in entries)

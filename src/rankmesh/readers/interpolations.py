@@ -39,7 +39,7 @@ class Interpolations:
         self._by_path = {entry.path: entry for entry in reversed(self.entries)}
 
     def resolved(self) -> list[Entry]:
-        """The entries with their values; one that cannot be followed stays as it is written."""
+        """Return the entries with their values; one that cannot be followed stays as it is written."""
         return [self._resolved(entry) for entry in self.entries]
 
     def _resolved(self, entry: Entry) -> Entry:
@@ -65,7 +65,7 @@ class Interpolations:
         return replace(entry, value=text, also=tuple(lines), default=entry.default or default)
 
     def _value(self, body: str) -> Entry | None:
-        """What stands for one interpolation, as an entry; None where it is of a kind that is not known."""
+        """Return what stands for one interpolation, as an entry; None where it is of a kind that is not known."""
         name, colon, rest = body.partition(":")
         if not colon:
             return self._by_path.get(tuple(body.split(".")))

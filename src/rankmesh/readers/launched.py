@@ -61,7 +61,7 @@ def run_config(
 
 
 def _the_one(runs: Sequence[tuple[Launch, Run]], path: str, world_size: int | None) -> Config:
-    """The plan that all launches have; raises ``PlanError`` where they differ.
+    """Return the plan that all launches have; raises ``PlanError`` where they differ.
 
     Launches without a parallel size, such as of an evaluation, count only where no other has one.
     """
@@ -97,7 +97,7 @@ def _key(config: Config | PlanError) -> object:
 
 
 def _nothing(found: Recording, seconds: float) -> str:
-    """Why nothing was recorded, and what to do."""
+    """Explain why nothing was recorded, and what to do."""
     others = "; ".join(cut(str(each)) for each in found.launches[:_LISTED])
     if found.status is None:
         return f"the script was stopped after {seconds:g} s, and started no training by then; give a shorter one"
@@ -113,7 +113,7 @@ def _nothing(found: Recording, seconds: float) -> str:
 
 
 def _notes(found: Recording, runs: Sequence[tuple[Launch, Run]], seconds: float) -> list[tuple[int, str]]:
-    """What a size may depend on and was not as on the cluster: lines that failed, programs that did not run."""
+    """Return what a size may depend on and was not as on the cluster: lines that failed, programs that did not run."""
     notes = [(line, f"bash: {text}") for line, text in found.failed]
     read = {id(each) for each, _ in runs}
     unrun = dict.fromkeys(cut(str(each)) for each in found.launches if each.captured and id(each) not in read)

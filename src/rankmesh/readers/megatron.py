@@ -39,7 +39,7 @@ def _sizes(entry: Entry, path: str) -> tuple[int, ...] | None:
 
 
 def _one(entry: Entry, path: str) -> int | None:
-    """A single size; in a script, words that follow it belong to the program."""
+    """Return a single size; in a script, words that follow it belong to the program."""
     value = entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
     return whole(Entry(entry.path, value, entry.line, entry.also), path)
 
@@ -123,19 +123,19 @@ _MARKS = frozenset(_READS) - {"world_size", "data_parallel_size", "context_paral
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Whether a document has an argument that only Megatron has."""
+    """Return whether a document has an argument that only Megatron has."""
     return any(_key(entry) in _MARKS for entry in _training(entries))
 
 
 def _training(entries: Iterable[Entry]) -> list[Entry]:
-    """The entries but those of a section of an inference engine, which names its sizes as Megatron does."""
+    """Return the entries but those of a section of an inference engine, which names its sizes as Megatron does."""
     found = list(entries)
     engines = {entry.path[:-1] for entry in found if entry.path[-1] == "gpu_memory_utilization"}
     return [entry for entry in found if entry.path[:-1] not in engines]
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:
-    """The arguments of a YAML; NeMo's has the ranks of its trainer, which is Lightning's."""
+    """Return the arguments of a YAML; NeMo's has the ranks of its trainer, which is Lightning's."""
     settled = settle(TABLE, _training(entries), path)
     if "world_size" not in settled.arguments:
         add_world(settled, entries, _TRAINER, path)
@@ -143,7 +143,7 @@ def from_document(entries: list[Entry], path: str) -> Settled:
 
 
 def from_run(run: Run, path: str) -> Settled:
-    """The arguments of a launch script's run."""
+    """Return the arguments of a launch script's run."""
     check_unknown(run, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)), path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
     _check_short(arguments, path)
@@ -184,7 +184,7 @@ def _deepspeed(settled: Settled, path: str) -> Settled:
 
 
 def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
-    """A run without a size is Megatron's by the name of its program, if all its arguments are known."""
+    """Refuse a run without a size, unless its program is Megatron's and all its arguments are known."""
     line = run.command.line
     if "pretrain_" not in str(run.command):
         raise PlanError(
@@ -205,7 +205,7 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
 
 
 def _switched(entry: Entry) -> Entry:
-    """A switch is true by standing there; words after it are the program's."""
+    """Make a switch true: words after it are the program's."""
     switch = _name(entry) in _SWITCHES
     return Entry(entry.path, True, entry.line, entry.also) if switch else entry
 

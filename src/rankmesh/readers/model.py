@@ -83,7 +83,7 @@ _MEGATRON: Mapping[str, str] = {
 
 
 def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer, dict[str, Any]]:
-    """The model that a path or a name means, and what the file says of its training, as fields of ``Training``.
+    """Return the model that a path or a name means, and what the file says of its training, as fields of ``Training``.
 
     ``vocabulary`` goes before the file's, which a script may leave to its tokenizer.
     Raises ``PlacementError`` for a file that is none, and for one that lacks a number.
@@ -134,7 +134,7 @@ def _values(content: str, path: str) -> dict[str, Any]:
 
 
 def model_type(config: Mapping[str, Any]) -> object:
-    """The type of a ``config.json``: its ``model_type``, else that of the class in ``architectures``, None if unknown.
+    """Return the ``model_type`` of a ``config.json``, else the type of the class in ``architectures``, None if unknown.
 
     >>> model_type({"architectures": ["LlamaForCausalLM"]}), model_type({"hidden_size": 64})
     ('llama', None)

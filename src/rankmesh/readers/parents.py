@@ -24,7 +24,7 @@ _KEY, _SELF = "defaults", "_self_"
 
 
 def with_parents(found: list[Entry], path: str) -> list[Entry]:
-    """The entries of a file and of its parents, later ones over earlier ones; a parent's have the line that names it.
+    """Merge the entries of a file over those of its parents; a parent's entries have the line that names it.
 
     Raises ``Unreadable`` for a parent that cannot be read, which is named, and for more than 64 files.
     """
@@ -50,7 +50,7 @@ def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, .
 
 
 def _names(listed: Entry) -> Iterator[tuple[str, str]]:
-    """Each file that is named, and the key that its values stand below: Hydra's ``group@package: name``."""
+    """Yield each file that is named, and the key that its values stand below: Hydra's ``group@package: name``."""
     for item in listed.value if isinstance(listed.value, list) else [listed.value]:
         group, names = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else ("", item)
         for name in names if isinstance(names, list) else [names]:

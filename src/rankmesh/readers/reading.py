@@ -103,7 +103,7 @@ class Read:
     convert: Callable[[Entry, str], Any] | None = None
 
     def value(self, entry: Entry, path: str) -> Any:
-        """The value of the argument."""
+        """Return the value of the argument."""
         return (self.convert or whole)(entry, path)
 
 
@@ -152,7 +152,7 @@ class Settled:
 
 
 def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
-    """The arguments that the entries set; raises ``PlanError`` for what is ambiguous or not modelled."""
+    """Return the arguments that the entries set; raises ``PlanError`` for what is ambiguous or not modelled."""
     settled, budget = Settled(), Budget(_SUSPECTS)
     for entry in entries:
         key = table.key(entry)
@@ -194,12 +194,12 @@ def _suspect(table: Table, key: str, entry: Entry, path: str) -> None:
 
 
 def _spelt(name: str, entry: Entry) -> str:
-    """A key as the file spells keys: ``--a-b`` where the entry is an argument."""
+    """Return a key as the file spells keys: ``--a-b`` where the entry is an argument."""
     return "--" + name.replace("_", "-") if entry.path[-1].startswith("--") else name
 
 
 def _counts(value: object) -> bool:
-    """Whether a value could be a size of more than one."""
+    """Return whether a value could be a size of more than one."""
     if isinstance(value, list) and value:
         value = value[0]
     value = _number(value)
@@ -207,12 +207,12 @@ def _counts(value: object) -> bool:
 
 
 def _number(value: Any) -> Any:
-    """A text of digits as the number that it is; another value as it is."""
+    """Return a text of digits as the number that it is; another value as it is."""
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
 
 def whole(entry: Entry, path: str) -> int | None:
-    """The value as a whole number of at least 1; None where the file says null."""
+    """Return the value as a whole number of at least 1; None where the file says null."""
     value = entry.value
     if value is None:
         return None
@@ -229,7 +229,7 @@ def whole(entry: Entry, path: str) -> int | None:
 
 
 def unless(*off: object) -> Callable[[Entry, str], int | None]:
-    """A converter: a whole number, nothing where the value is one of these, which switch the size off."""
+    """Return a converter: a whole number, nothing where the value is one of these, which switch the size off."""
     return lambda entry, path: None if entry.value in off else whole(entry, path)
 
 
@@ -250,7 +250,7 @@ def add_world(settled: Settled, entries: Sequence[Entry], keys: Sequence[tuple[s
 
 
 def flag(value: Any) -> Callable[[Entry, str], Any]:
-    """A converter: ``value`` where the entry is true, nothing where it is false."""
+    """Return a converter: ``value`` where the entry is true, nothing where it is false."""
 
     def convert(entry: Entry, path: str) -> Any:
         if entry.value in (True, "true", "True"):
@@ -263,12 +263,12 @@ def flag(value: Any) -> Callable[[Entry, str], Any]:
 
 
 def place(path: str, line: int) -> str:
-    """Where something stands; what a recorded run was given stands on no line, which is 0."""
+    """Return file and line; line 0 is none, as of what a recorded run was given."""
     return f"{path}:{line}" if line else path
 
 
 def refused(path: str, entry: Entry, rule: str, remedy: str) -> PlanError:
-    """The error for one entry: file and line, what is written there, the rule, the remedy."""
+    """Return the error for one entry: file and line, what is written there, the rule, the remedy."""
     return PlanError(
         f"{place(path, entry.line)}: {entry}; {rule}; {remedy}",
         path=path,

@@ -101,7 +101,7 @@ class Run:
 
 
 def recorded_run(launch: Launch, path: str, marks: frozenset[str] = frozenset()) -> Run | None:
-    """The run that a recorded launch starts, None for another command."""
+    """Return the run that a recorded launch starts, None for another command."""
     known = {name: Variable(((Part(value, ()),),), False, ()) for name, value in launch.environment.items()}
     command = Command(tuple((Part(word, ()),) for word in launch.words), 0, known)
     if not _is_run(command, marks):
@@ -116,12 +116,12 @@ def recorded_run(launch: Launch, path: str, marks: frozenset[str] = frozenset())
 
 
 def _last_of_each(arguments: tuple[Entry, ...]) -> tuple[Entry, ...]:
-    """Of an option that is given twice the last, as programs take it."""
+    """Keep the last of an option that is given twice, as programs do."""
     return tuple({entry.key.replace("_", "-"): entry for entry in arguments}.values())
 
 
 def _given_again(arguments: tuple[Entry, ...], marks: frozenset[str]) -> tuple[tuple[int, str], ...]:
-    """A note for each size that a later one overrules."""
+    """Return a note for each size that a later one overrules."""
     last = {entry.key.replace("_", "-"): entry for entry in arguments if entry.key in marks}
     pairs = [(entry, last[entry.key.replace("_", "-")]) for entry in arguments if entry.key in marks]
     return tuple((0, f"{entry} is given again; {after} counts") for entry, after in pairs if entry.value != after.value)
@@ -130,7 +130,7 @@ def _given_again(arguments: tuple[Entry, ...], marks: frozenset[str]) -> tuple[t
 def read_run(
     text: str, path: str, marks: frozenset[str] = frozenset(), given: Mapping[str, str] | None = None
 ) -> Run | None:
-    """The one run of a script, None if it starts none; ``marks`` are arguments that only a run has.
+    """Return the one run of a script, None if it starts none; ``marks`` are arguments that only a run has.
 
     ``given`` are variables of the environment: they beat defaults, and stand in where the script leaves one open.
     """
@@ -162,7 +162,7 @@ def read_run(
 
 
 def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
-    r"""The run of a file that holds nothing but its arguments, None for another file.
+    r"""Return the run of a file that holds nothing but its arguments, None for another file.
 
     >>> str(read_arguments("--tp 4  # adjacent\n--pp 2\n", "args.txt", frozenset()).arguments[1])
     '--pp = 2'
@@ -234,7 +234,7 @@ def _is_run(command: Command, marks: frozenset[str]) -> bool:
 
 
 def _arguments(command: Command) -> tuple[tuple[Entry, ...], tuple[Word, ...]]:
-    """The options with their values, and the unknown words that are no value of an option."""
+    """Return the options with their values, and the unknown words that are no value of an option."""
     entries, strays = [], []
     option: Word | None = None
     values: list[Word] = []
@@ -254,7 +254,7 @@ def _arguments(command: Command) -> tuple[tuple[Entry, ...], tuple[Word, ...]]:
 
 
 def _names_unknown(option: Word) -> bool:
-    """Whether the name of an option is unknown, such as ``--$NAME``."""
+    """Return whether the name of an option is unknown, such as ``--$NAME``."""
     gap = gap_of(option)
     return gap is not None and gap.shown in shown(option).partition("=")[0]
 
@@ -302,7 +302,7 @@ def _world_size(command: Command, arguments: tuple[Entry, ...], path: str) -> En
 
 
 def _of_launcher(command: Command, launcher: str) -> tuple[tuple[Entry, ...], tuple[Word, ...]]:
-    """The options of a launcher and its unknown words, which end where its program begins: what follows is its own."""
+    """Return the options of a launcher and its unknown words, up to the program that it starts."""
     pattern, words = _LAUNCHERS[launcher][0], [shown(word) for word in command.words]
     start = next(
         (end for end in range(1, len(words) + 1) if re.search(pattern, f"{' '.join(words[:end])} ")), len(words)
@@ -333,7 +333,7 @@ def _glued(entry: Entry) -> Entry:
 
 
 def _all_nodes(options: tuple[Entry, ...], command: Command) -> bool:
-    """Whether a step of a job is on all of its nodes, as far as its options say, so that it has the job's tasks."""
+    """Return whether a job step runs on all nodes of the job, as far as its options say."""
     nodes = command.variables.get("SLURM_NNODES")
     text = text_of(nodes.words[0]) if nodes is not None and nodes.words else None
     return all(entry.value == text for entry in options if entry.key in ("-N", "--nodes"))
@@ -352,7 +352,7 @@ def _swift_counts(command: Command) -> Entry | None:
 
 
 def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry | None:
-    """The world size that the launcher's own counts give; None when it states none."""
+    """Return the world size that the launcher's own counts give; None when it states none."""
     given = [_stated(names, arguments, path) for names, _ in counts]
     if not any(given) or any(not entry and not default for entry, (_, default) in zip(given, counts, strict=True)):
         return None
@@ -386,7 +386,7 @@ def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> 
 
 
 def _slurm(text: str) -> dict[str, Variable]:
-    """The variables that Slurm sets from the ``#SBATCH`` lines."""
+    """Return the variables that Slurm sets from the ``#SBATCH`` lines."""
     return {
         name: Variable(((Part(str(value), (line,)),),), False, (line,))
         for name, (value, line) in slurm.counts(text).items()

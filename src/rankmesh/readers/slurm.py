@@ -21,7 +21,7 @@ _FIRST = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM
 
 
 def counts(text: str) -> dict[str, tuple[int, int]]:
-    """Each variable with its value and the line that gives it; the last of two lines counts."""
+    """Return each variable with its value and the line that gives it; the last of two lines counts."""
     found: dict[str, tuple[int, int]] = {}
     for name, value, line in _directives(text):
         count = _COUNT.fullmatch(value)
@@ -34,7 +34,7 @@ def counts(text: str) -> dict[str, tuple[int, int]]:
 
 
 def job_variables(text: str) -> dict[str, str]:
-    """The variables of a job's environment, none for a script without ``#SBATCH`` lines."""
+    """Return the variables of a job's environment, none for a script without ``#SBATCH`` lines."""
     found = counts(text)
     return {**_FIRST, **{name: str(value) for name, (value, _) in found.items()}} if "#SBATCH" in text else {}
 

@@ -47,7 +47,7 @@ class Source(source.Source):
 
 
 def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
-    """The plan that is meant: a SPEC is read, a mesh gets a kind for each axis, a plan stays as it is.
+    """Return the plan that is meant: a SPEC is read, a mesh gets a kind for each axis, a plan stays as it is.
 
     >>> read_plan(Mesh(tp=2, dp=2)) == read_plan("tp=2,dp=*", world_size=4)
     True
@@ -64,7 +64,7 @@ def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
 def read(
     text: str | os.PathLike[str], *, world_size: int | None = None, variables: Mapping[str, str] | None = None
 ) -> Source:
-    """The plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest. A path is of a file.
+    """Return the plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest. A path is of a file.
 
     ``variables`` are those of the environment in which a launch script runs.
     """
@@ -104,7 +104,7 @@ def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> S
 
 
 def _is_plan(text: str) -> bool:
-    """Whether a file means to be a saved plan: it is JSON, and has a schema or is no mapping."""
+    """Return whether a file means to be a saved plan: it is JSON, and has a schema or is not a mapping."""
     try:
         data = parse_json(text, INDEX)
     except Invalid:

@@ -63,28 +63,28 @@ Word = tuple[Part, ...]
 
 
 def text_of(word: Word) -> str | None:
-    """The text of a word, None if a part of it is unknown."""
+    """Return the text of a word, None if a part of it is unknown."""
     return None if gap_of(word) else "".join(part.text or "" for part in word)
 
 
 def gap_of(word: Word) -> Part | None:
-    """The first unknown part of a word."""
+    """Return the first unknown part of a word."""
     return next((part for part in word if part.text is None), None)
 
 
 def shown(word: Word) -> str:
-    """A word as a person would recognise it: known text, and unknown parts as written."""
+    """Return a word as a person would recognise it: known text, and unknown parts as written."""
     return "".join(part.shown if part.text is None else part.text for part in word)
 
 
 def value_of(word: Word) -> str | Missing:
-    """The text, or what is missing of it."""
+    """Return the text, or what is missing of it."""
     gap = gap_of(word)
     return Missing(shown(word), gap.why, gap.runs) if gap else shown(word)
 
 
 def lines_of(word: Word) -> tuple[int, ...]:
-    """The lines that a word comes from, each once."""
+    """Return the lines that a word comes from, each once."""
     return tuple(dict.fromkeys(line for part in word for line in part.lines))
 
 

@@ -50,12 +50,12 @@ _SIZE = re.compile(
 
 
 def starts_verl(words: Iterable[str]) -> bool:
-    """Whether a command starts one of verl's trainers, or has a setting of its actor."""
+    """Return whether a command starts one of verl's trainers, or has a setting of its actor."""
     return any(_PROGRAM.fullmatch(word) or word.lstrip("+").startswith("actor_rollout_ref.actor.") for word in words)
 
 
 def states_sizes(text: str) -> bool:
-    """Whether a text sets a size of the actor, its engine, or the world.
+    """Return whether a text sets a size of the actor, its engine, or the world.
 
     >>> states_sizes("actor_rollout_ref.actor.fsdp_config.fsdp_size=8"), states_sizes("actor_rollout_ref.rollout.n=8")
     (True, False)
@@ -64,12 +64,12 @@ def states_sizes(text: str) -> bool:
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Whether the document has an actor as only verl has it."""
+    """Return whether the document has an actor as only verl has it."""
     return any(entry.path[:2] == _ACTOR and len(entry.path) > 2 for entry in entries)
 
 
 def from_document(entries: list[Entry], path: str, program: str = "") -> Settled:
-    """The layout of the actor; ``program``: the command with its options, which may name the engine."""
+    """Return the layout of the actor; ``program``: the command with its options, which may name the engine."""
     tuning = not matches(entries)
     prefix = () if tuning else _ACTOR
     below = [entry for entry in entries if entry.path[: len(prefix)] == prefix]
@@ -90,7 +90,7 @@ def from_document(entries: list[Entry], path: str, program: str = "") -> Settled
 
 
 def _engine(below: list[Entry], entries: list[Entry], prefix: tuple[str, ...], program: str) -> str:
-    """The engine that trains, empty where neither a setting nor the program's configuration names it."""
+    """Return the engine that trains, empty where neither a setting nor the program's configuration names it."""
     named = {
         (*prefix, "strategy"): below,
         ("model_engine",): entries,
@@ -105,7 +105,7 @@ def _engine(below: list[Entry], entries: list[Entry], prefix: tuple[str, ...], p
 
 
 def _last_of(entries: list[Entry]) -> list[Entry]:
-    """Of one size in two places, the actor's own and its engine's, the one that is not 1."""
+    """Keep one entry of a size that the actor and its engine both have: the one that is not 1."""
     found: dict[str, Entry] = {}
     for entry in entries:
         if entry.path[-1] not in found or str(found[entry.path[-1]].value) in ("1", "-1"):

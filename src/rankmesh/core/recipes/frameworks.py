@@ -111,7 +111,7 @@ def three_d(
     dp: int | None = None,
     options: Options | None = None,
 ) -> Plan:
-    """The minimal ``ProcessGroups(tp, pp, dp)``: tp adjacent, then pp, then dp."""
+    """Plan the minimal ``ProcessGroups(tp, pp, dp)``: tp adjacent, then pp, then dp."""
     world, data = world_and_dp(world_size, dp, tp=tp, pp=pp)
     return Plan(Mesh(tp=tp, pp=pp, dp=data), kinds("tp pp dp"), world_size=world, options=options)
 
@@ -129,7 +129,7 @@ def torchtitan(
     etp: int | None = None,
     options: Options | None = None,
 ) -> Plan:
-    """The groups of torchtitan: ``dp_shard`` and ``world_size`` follow from each other; ``etp`` is 1 or ``tp``."""
+    """Plan torchtitan's groups: ``dp_shard`` and ``world_size`` follow from each other; ``etp`` is 1 or ``tp``."""
     world, shard = world_and_dp(world_size, dp_shard, dp_replicate=dp_replicate, cp=cp, tp=tp, pp=pp)
     expert_tp = axis_size("etp", 1 if etp is None else etp)
     if expert_tp not in (1, tp):
@@ -160,7 +160,7 @@ def accelerate(
     tp: int = 1,
     options: Options | None = None,
 ) -> Plan:
-    """The groups of a ``ParallelismConfig``: ``dp_shard`` and ``world_size`` follow from each other.
+    """Plan the groups of a ``ParallelismConfig``: ``dp_shard`` and ``world_size`` follow from each other.
 
     What Accelerate refuses is refused: replicas alone beside tensor or context parallelism, and ``cp`` with ``sp``. A
     world of one rank keeps the axis ``dp_replicate``.
@@ -199,7 +199,7 @@ def deepspeed(
     mics: int = 1,
     options: Options | None = None,
 ) -> Plan:
-    """The groups of a DeepSpeed configuration: ``dp`` and ``world_size`` follow from each other.
+    """Plan the groups of a DeepSpeed configuration: ``dp`` and ``world_size`` follow from each other.
 
     ``tp`` is AutoTP's size, ``sp`` the size of sequence parallelism (one of them is 1), ``ep`` AutoEP's, ``hpz`` the
     partition size of ZeRO++, ``mics`` the shard size of MiCS. A partition size that does not divide the world is
@@ -232,7 +232,7 @@ def deepspeed(
 
 
 def axes(mesh: Mesh, *, world_size: int | None = None, options: Options | None = None) -> Plan:
-    """A plan for a bare mesh: one group for each axis of the mesh and of its views, and the usual unions.
+    """Plan a bare mesh: one group for each axis of the mesh and of its views, and the usual unions.
 
     ``dp_cp`` reduces gradients where both axes exist, ``embd`` ties the embeddings at the ends of ``pp``. The world is
     what the mesh spans, unless ``world_size`` is larger.

@@ -48,7 +48,7 @@ def vllm(
     eplb: bool = False,
     options: Options | None = None,
 ) -> Plan:
-    """The groups of a vLLM deployment: ``--tensor-parallel-size`` and its kin, each 1 unless given.
+    """Plan the groups of a vLLM deployment: ``--tensor-parallel-size`` and its kin, each 1 unless given.
 
     ``pcp`` and ``dcp`` are the context-parallel sizes of prefill and of decoding. What the sizes leave of
     ``world_size`` is the axis ``replica``: engines that a trainer such as verl runs beside each other. ``dcp`` divides
@@ -73,14 +73,14 @@ def vllm(
 
 
 def _world_and_rest(world_size: int | None, sizes: Mapping[str, int]) -> tuple[int, int]:
-    """The world, and what the sizes leave of it: nothing where no world is given."""
+    """Return the world, and what the sizes leave of it: nothing where no world is given."""
     engine = prod(axis_size(name, size) for name, size in sizes.items())
     world = engine if world_size is None else integer(world_size, "world_size", least=1)
     return world, divided(world, engine, "world_size", " x ".join(sizes))
 
 
 def _decode(tp: int, pcp: int, dcp: int) -> dict[str, int]:
-    """How decoding cuts the ranks of one stage, ``tp x pcp`` of them; adjacent first."""
+    """Return how decoding cuts the ranks of one stage, ``tp x pcp`` of them; adjacent first."""
     if pcp == 1:
         return {"dcp": dcp, "dtp": divided(tp, dcp, "tp", "dcp")}
     if dcp not in (1, pcp, tp * pcp):
@@ -107,7 +107,7 @@ def sglang(
     shared_experts_tp: int | None = None,
     options: Options | None = None,
 ) -> Plan:
-    """The groups of an SGLang engine of ``tp x pp`` ranks, which is the ``world_size``.
+    """Plan the groups of an SGLang engine of ``tp x pp`` ranks, which is the ``world_size``.
 
     Attention cuts ``tp`` into ``attn_dp`` replicas (``--enable-dp-attention``) of ``attn_cp`` sequence parts, mixtures
     of experts cut it into ``moe_dp`` replicas of ``ep`` expert parts, and decoding cuts the KV cache by ``dcp``; what

@@ -96,7 +96,7 @@ class Recording:
 
 
 def sandbox_kind() -> str:
-    """The strongest sandbox that this machine allows: ``namespaces``, ``bubblewrap`` or ``none``."""
+    """Return the strongest sandbox that this machine allows: ``namespaces``, ``bubblewrap`` or ``none``."""
     return next(filter(_works, SANDBOXES))
 
 
@@ -157,7 +157,7 @@ def _text(path: Path) -> str:
 
 @contextmanager
 def _workplace() -> Iterator[Path]:
-    """A folder of our own with the stand-ins; it goes when the recording has been read."""
+    """Make a folder with the stand-ins, and delete it when the recording has been read."""
     place = Path(tempfile.mkdtemp(prefix="rankmesh-"))
     try:
         for name in ("calls", "programs", "jobs", "tmp"):
@@ -173,7 +173,7 @@ def _workplace() -> Iterator[Path]:
 
 
 def _confined(command: Sequence[str], kind: str, place: Path, writable: Sequence[str]) -> list[str]:
-    """A command inside the sandbox of this kind."""
+    """Return a command inside the sandbox of this kind."""
     visible = _visible()
     program = [sys.executable, "-I", "-S", sandbox_program.__file__, kind, str(place), str(_GRACE), str(_WRITTEN)]
     words = [*program, *writable, "--", *visible, "--", *command]
@@ -190,7 +190,7 @@ def _confined(command: Sequence[str], kind: str, place: Path, writable: Sequence
 
 
 def _visible() -> list[str]:
-    """The folders that a sandbox does not hide, wherever they are: those of Python, of this package, and of PATH."""
+    """Return the folders that a sandbox does not hide: Python's, this package's, and those of PATH."""
     python = (sys.prefix, sys.base_prefix, str(Path(__file__).parent))
     folders = (path for path in os.environ.get("PATH", "").split(os.pathsep) if path.startswith("/"))
     return [path for path in dict.fromkeys((*python, *folders)) if path not in sandbox_program.HIDDEN]
@@ -263,7 +263,7 @@ class _Recorder:
             time.sleep(0.01)
 
     def calls(self) -> list[dict[str, Any]]:
-        """What the stand-ins noted, in the order of time; those without an end are left out."""
+        """Return what the stand-ins noted, in the order of time; those without an end are left out."""
         files = sorted(file for file in (self.place / "calls").iterdir() if not file.name.startswith("."))
         with refused_as(
             PlanError, "a note of what the script starts", "remove what the script writes to $RANKMESH_RECORD"
@@ -304,7 +304,7 @@ class _Recorder:
 
 
 def _launcher_words(words: Sequence[str]) -> list[str]:
-    """The words of a launcher before the shell that it starts."""
+    """Return the words of a launcher before the shell that it starts."""
     for number, word in enumerate(words):
         if word.rpartition("/")[2] in ("bash", "sh", "zsh", "dash") or word.endswith(".sh"):
             return list(words[:number])
@@ -312,7 +312,7 @@ def _launcher_words(words: Sequence[str]) -> list[str]:
 
 
 def _having(mark: bytes) -> Iterator[int]:
-    """The processes of this machine whose environment has a text."""
+    """Yield the processes of this machine whose environment has a text."""
     for folder in Path("/proc").glob("[1-9]*"):
         if int(folder.name) != os.getpid():
             with suppress(OSError):

@@ -47,7 +47,7 @@ def main() -> int:
 
 
 def _computes(words: list[str]) -> bool:
-    """Whether the call is of a text, of standard input, or of the version: no program of a file."""
+    """Return whether the call is of a text, of standard input, or of the version: no program of a file."""
     first = next((word for word in words if not word.startswith("-") or word in _ENDS), "-")
     return first in _ENDS and first != "-m"
 
@@ -64,7 +64,7 @@ def _python(name: str, words: list[str]) -> int:
 
 
 def _job(words: list[str]) -> dict[str, object]:
-    """The batch script that is submitted: a file, ``--wrap``, or standard input."""
+    """Return the batch script that is submitted: a file, ``--wrap``, or standard input."""
     for number, word in enumerate(words):
         if word.startswith("--wrap"):
             text = word.partition("=")[2] or "".join(words[number + 1 : number + 2])
@@ -76,7 +76,7 @@ def _job(words: list[str]) -> dict[str, object]:
 
 
 def _inner(words: list[str]) -> list[str]:
-    """The shell or shell script that a launcher would start, with its words."""
+    """Return the shell or shell script that a launcher would start, with its words."""
     for number, word in enumerate(words):
         if word.rpartition("/")[2] in _SHELLS:
             return words[number:]
