@@ -21,13 +21,15 @@ MIXED = Transformer(layers=6, hidden=256, heads=8, kv_heads=4, ffn_hidden_size=5
 H100 = DEVICES["h100"]
 
 
-@pytest.mark.parametrize(("sequence", "window", "every"), [(7, 0, 1), (16, 4, 1), (16, 4, 2), (8, 8, 1), (9, 20, 2)])
-def test_attention_meets_the_keys_that_the_mask_leaves(sequence, window, every):
-    """Pairs of queries and keys, counted one by one over the causal mask and the window of every n-th block."""
-    model = Transformer(layers=4, hidden=8, heads=1, ffn_hidden_size=8, vocabulary=8, window=window, window_every=every)
+@pytest.mark.parametrize(
+    ("sequence", "window", "windowed"), [(7, 0, 4), (16, 4, 4), (16, 4, 2), (16, 4, None), (8, 8, 4), (9, 20, 2)]
+)
+def test_attention_meets_the_keys_that_the_mask_leaves(sequence, window, windowed):
+    """Pairs of queries and keys, counted one by one over the causal mask and the window of some blocks."""
+    model = Transformer(layers=4, hidden=8, heads=1, ffn_hidden_size=8, vocabulary=8, window=window, windowed=windowed)
     met = 0
     for layer in range(4):
-        seen = window if window and layer % every == every - 1 else sequence
+        seen = window if window and (windowed is None or layer < windowed) else sequence
         met += sum(1 for query in range(sequence) for key in range(query + 1) if query - key < seen)
     assert model.pairs(sequence) == pytest.approx(met / 4 / sequence)
 

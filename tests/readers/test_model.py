@@ -110,20 +110,58 @@ def test_published_sizes():
         "deepseek-v3": 671.0,
         "gpt-oss-20b": 20.9,
         "gpt-oss-120b": 116.8,
+        "gemma3-1b": 1.0,
+        "gemma3-27b": 27.0,
     }
     for name, size in billions.items():
         assert read_model(name)[0].parameters / 1e9 == pytest.approx(size, rel=0.005), name
     assert read_model("mixtral-8x7b")[0].active / 1e9 == pytest.approx(12.9, rel=0.01)
-    assert set(CONFIGS) - set(billions) == {"gemma3-1b", "gemma3-27b"}
+    assert set(CONFIGS) == set(billions)
 
 
-def test_a_named_model_of_another_form_is_refused():
-    """Gemma's layers are none of Transformer's: search says so, as of its config.json, and does not offer it."""
-    with pytest.raises(PlacementError, match="the model type 'gemma3_text' is not known"):
-        read_model("gemma3-1b")
-    with pytest.raises(PlacementError, match="did you mean 'llama3-8b'") as caught:
+def test_a_name_that_is_nearly_one():
+    """A name that no model has is refused with the nearest."""
+    with pytest.raises(PlacementError, match="did you mean 'llama3-8b'"):
         read_model("llama-3-8b")
-    assert "gemma3" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("pattern", "dense", "every", "count"),
+    [("([0]*3+[1]*29)", 3, 1, 29), ("[0, 1]*16", 0, 2, 16), ("2", 0, 2, 16), ("[1]*32", 0, 1, 32)],
+)
+def test_which_blocks_of_megatron_have_experts(tmp_path, pattern, dense, every, count):
+    """A list of each block and a number mean the same blocks as Megatron's; its defaults fill what is left out."""
+    experts = f"--num-experts 8 --moe-layer-freq '{pattern}'"
+    (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", experts))
+    model, _ = read_model(str(tmp_path / "train.sh"))
+    assert (model.dense_layers, model.expert_every, model.expert_layers(0, 32)) == (dense, every, count)
+    assert (model.top_k, model.kv_heads) == (2, 8)
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    ["--moe-layer-freq '[1]*3+[0]*29'", "--moe-layer-freq '[0]*3+[1]*3'", "--moe-layer-freq 'f(3)'",
+     "--moe-ffn-hidden-size $UNSET_SIZE", "--hybrid-override-pattern M-M-"],
+)  # fmt: skip
+def test_what_changes_the_blocks_is_not_ignored(tmp_path, arguments):
+    """A pattern, a size or a kind of block that is not understood is refused, as the model would be another one."""
+    (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", f"--num-experts 8 {arguments}"))
+    with pytest.raises(PlacementError, match=f"train.sh:5: {arguments.split()[0]}"):
+        read_model(str(tmp_path / "train.sh"))
+
+
+def test_latent_attention_and_windows_of_megatron(tmp_path):
+    """DeepSeek-V3's arguments have its parameters; GPT-OSS's windows are in every second block."""
+    latent = (
+        "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
+        "--v-head-dim 128 --window-size 127,0 --window-attn-skip-freq 2"
+    )
+    (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", latent))
+    model, _ = read_model(str(tmp_path / "train.sh"))
+    assert (model.width, model.value_width, model.window, model.windowed) == (192, 128, 128, 16)
+    config = {**DEEPSEEK, "hidden_size": 4096, "num_attention_heads": 32}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert model.attention_weights == read_model(str(tmp_path / "config.json"))[0].attention_weights
 
 
 @pytest.mark.parametrize(

@@ -84,7 +84,7 @@ class Transformer:
     ``dense_layers``  the first blocks, which have no experts
     ``attention_weights``  parameters of one attention layer that is not four matrices, such as a latent one (MLA)
     ``value_width``   of a head's values, where it is not ``width`` (MLA)
-    ``window``        tokens that a query sees at most in every ``window_every``-th block; 0: all before it
+    ``window``        tokens that a query sees at most in ``windowed`` blocks (None: in all); 0: all before it
     ``mtp_layers``    further blocks on the last stage that predict later tokens (multi-token prediction)
 
     Weights of norms count, biases do not: they are below a thousandth of the rest.
@@ -108,11 +108,11 @@ class Transformer:
     attention_weights: int | None = None
     value_width: int | None = None
     window: int = 0
-    window_every: int = 1
+    windowed: int | None = None
     mtp_layers: int = 0
 
     def __post_init__(self) -> None:
-        for name in ("layers", "hidden", "heads", "ffn_hidden_size", "vocabulary", "expert_every", "window_every"):
+        for name in ("layers", "hidden", "heads", "ffn_hidden_size", "vocabulary", "expert_every"):
             _positive(name, getattr(self, name))
         if self.experts and not 1 <= self.top_k <= self.experts:
             raise PlacementError(
@@ -149,7 +149,7 @@ class Transformer:
         if not 0 < self.window < sequence:
             return whole
         seen = (self.window * (self.window + 1) / 2 + (sequence - self.window) * self.window) / sequence
-        windowed = self.layers // self.window_every / self.layers
+        windowed = 1.0 if self.windowed is None else self.windowed / self.layers
         return windowed * seen + (1 - windowed) * whole
 
     @property

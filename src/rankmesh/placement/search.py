@@ -218,12 +218,13 @@ def _fitting(
 def _virtual(
     sizes: Sizes, model: Transformer, training: Training, microbatch: int, free: tuple[str, ...]
 ) -> tuple[int, ...]:
-    """Return the virtual stages to try: they divide the fullest stage, where microbatches come in rounds of pp."""
+    """Return the virtual stages to try: they divide each stage's layers, and pp the microbatches."""
     if training.schedule == "dualpipe":
         return (1,) if sizes.pp % 2 == 0 else ()
     if "virtual_stages" not in free:
-        return (training.virtual_stages if sizes.pp > 1 else 1,)
-    layers, microbatches = max(sizes.stages(model.layers)), training.batch // (sizes.dp * microbatch)
-    if sizes.pp == 1 or microbatches % sizes.pp:
+        given = training.virtual_stages if sizes.pp > 1 else 1
+        return (given,) if given == 1 or model.layers % (sizes.pp * given) == 0 else ()
+    layers, microbatches = model.layers // sizes.pp, training.batch // (sizes.dp * microbatch)
+    if sizes.pp == 1 or model.layers % sizes.pp or microbatches % sizes.pp:
         return (1,)
     return tuple(parts for parts in _divisors(layers, layers) if parts <= 8 or parts == layers)

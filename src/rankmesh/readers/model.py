@@ -15,6 +15,8 @@ llama3-405b                     a model by its name, see ``rankmesh.readers.mode
 
 from __future__ import annotations
 
+import ast
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from difflib import get_close_matches
@@ -23,45 +25,14 @@ from typing import Any
 from rankmesh.core.documents import Unreadable, parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.model import RECOMPUTE, Training, Transformer
+from rankmesh.readers.families import latent_attention, transformer
 from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.models import CONFIGS
+from rankmesh.readers.reading import Entry
 from rankmesh.readers.run import read_run
 
-__all__ = ["model_type", "read_model"]
+__all__ = ["read_model"]
 
-# A field, and the names that config.json has for it; the first that is there counts.
-_HUGGING_FACE: Mapping[str, tuple[str, ...]] = {
-    "layers": ("num_hidden_layers", "n_layer"),
-    "hidden": ("hidden_size", "n_embd"),
-    "heads": ("num_attention_heads", "n_head"),
-    "kv_heads": ("num_key_value_heads",),
-    "width": ("head_dim",),
-    "ffn_hidden_size": ("intermediate_size", "n_inner", "ffn_dim"),
-    "vocabulary": ("vocab_size",),
-    "tied": ("tie_word_embeddings",),
-    "experts": ("num_local_experts", "n_routed_experts", "num_experts"),
-    "top_k": ("num_experts_per_tok",),
-    "moe_ffn_hidden_size": ("moe_intermediate_size",),
-    "expert_every": ("decoder_sparse_step", "moe_layer_freq"),
-    "dense_layers": ("first_k_dense_replace",),
-    "shared_ffn_hidden_size": ("shared_expert_intermediate_size",),
-}
-# Models whose blocks are those of Transformer, by their class and type: their numbers of parameters are those that
-# were published.
-_TYPES: Mapping[str, str] = {
-    "LlamaForCausalLM": "llama",
-    "MistralForCausalLM": "mistral",
-    "MixtralForCausalLM": "mixtral",
-    "Qwen2ForCausalLM": "qwen2",
-    "Qwen2MoeForCausalLM": "qwen2_moe",
-    "Qwen3ForCausalLM": "qwen3",
-    "Qwen3MoeForCausalLM": "qwen3_moe",
-    "GPT2LMHeadModel": "gpt2",
-    "GptOssForCausalLM": "gpt_oss",
-    "Phi3ForCausalLM": "phi3",
-    "DeepseekV2ForCausalLM": "deepseek_v2",
-    "DeepseekV3ForCausalLM": "deepseek_v3",
-}
 _MEGATRON: Mapping[str, str] = {
     "--num-layers": "layers",
     "--hidden-size": "hidden",
@@ -74,12 +45,29 @@ _MEGATRON: Mapping[str, str] = {
     "--num-experts": "experts",
     "--moe-router-topk": "top_k",
     "--moe-ffn-hidden-size": "moe_ffn_hidden_size",
-    "--moe-layer-freq": "expert_every",
     "--moe-shared-expert-intermediate-size": "shared_ffn_hidden_size",
+    "--mtp-num-layers": "mtp_layers",
     "--global-batch-size": "batch",
     "--micro-batch-size": "microbatch",
     "--seq-length": "sequence",
 }
+# Latent attention: the argument, its name in DeepSeek's configs, and Megatron's default.
+_LATENT: Mapping[str, tuple[str, int | None]] = {
+    "--q-lora-rank": ("q_lora_rank", None),
+    "--kv-lora-rank": ("kv_lora_rank", 32),
+    "--qk-head-dim": ("qk_nope_head_dim", 128),
+    "--qk-pos-emb-head-dim": ("qk_rope_head_dim", 64),
+    "--v-head-dim": ("v_head_dim", 128),
+}
+# Blocks that are none of Transformer's.
+_OTHER_BLOCKS = (
+    "--experimental-attention-variant", "--heterogeneous-layers-config-path", "--hybrid-attention-ratio",
+    "--hybrid-layer-pattern", "--hybrid-mlp-ratio", "--hybrid-override-pattern", "--is-hybrid-model",
+    "--linear-attention-freq", "--linear-attention-type", "--multi-head-latent-attention",
+)  # fmt: skip
+_MOST_BLOCKS = 10_000
+# What the command line may give instead.
+_LEFT_OPEN = ("vocabulary", "batch", "microbatch", "sequence")
 
 
 def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer, dict[str, Any]]:
@@ -90,10 +78,9 @@ def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer
     """
     given = {} if vocabulary is None else {"vocabulary": vocabulary}
     if text in CONFIGS:
-        return _model({**_hugging_face(CONFIGS[text]), **given}, text)
-    named = [name for name, config in CONFIGS.items() if config["model_type"] in _TYPES.values()]
-    forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(named)}"
-    near = get_close_matches(text, named, n=1)
+        return _model({**transformer(CONFIGS[text]), **given}, text)
+    forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(CONFIGS)}"
+    near = get_close_matches(text, CONFIGS, n=1)
     fix = f"did you mean {near[0]!r}?" if near else forms
     with refused_as(PlacementError, f"model {quoted(text)}", fix, received=text):
         content = read_text(text)
@@ -122,8 +109,8 @@ def _values(content: str, path: str) -> dict[str, Any]:
     data = parse(content)
     if not isinstance(data, Mapping):
         raise PlacementError(f"{path}: {quoted(data)} is no model; a model is a mapping of names to numbers")
-    if "model_type" in data or "hidden_size" in data or "n_embd" in data:
-        return _hugging_face(data)
+    if {"model_type", "text_config", "hidden_size", "n_embd"} & set(data):
+        return transformer(data)
     known = {field.name for kind in (Transformer, Training) for field in fields(kind)}
     for name in data:
         if name not in known:
@@ -133,89 +120,115 @@ def _values(content: str, path: str) -> dict[str, Any]:
     return dict(data)
 
 
-def model_type(config: Mapping[str, Any]) -> object:
-    """Return the ``model_type`` of a ``config.json``, else the type of the class in ``architectures``, None if unknown.
-
-    >>> model_type({"architectures": ["LlamaForCausalLM"]}), model_type({"hidden_size": 64})
-    ('llama', None)
-    """
-    kind, classes = config.get("model_type"), config.get("architectures")
-    if kind is None and isinstance(classes, list | tuple):
-        return next((_TYPES[name] for name in map(str, classes) if name in _TYPES), None)
-    return kind
-
-
-def _hugging_face(data: Mapping[str, Any]) -> dict[str, Any]:
-    kind = model_type(data)
-    if kind not in _TYPES.values():
-        problem = (
-            f"the config has no model_type, and architectures is {quoted(data.get('architectures'))}"
-            if kind is None
-            else f"the model type {quoted(kind)} is not known"
-        )
-        raise PlacementError(
-            f"{problem}, so its layers may be of another form; known are {', '.join(_TYPES.values())}; set model_type "
-            "to one of them if the layers are its, or write a file of Transformer's fields",
-            received=kind,
-        )
-    found = {
-        field: next(data[name] for name in names if data.get(name) is not None)
-        for field, names in _HUGGING_FACE.items()
-        if any(data.get(name) is not None for name in names)
-    }
-    activation = str(data.get("hidden_act", data.get("activation_function", "")))
-    found["gated"] = "silu" in activation or "swiglu" in activation
-    found.setdefault("tied", kind == "gpt2")
-    if not all(isinstance(value, int) for value in found.values()):
-        wrong = next(name for name, value in found.items() if not isinstance(value, int))
-        raise PlacementError(f"{wrong} of the model is {quoted(found[wrong])}; give an integer", name=wrong)
-    if "shared_ffn_hidden_size" not in found and data.get("n_shared_experts") and "moe_ffn_hidden_size" in found:
-        found["shared_ffn_hidden_size"] = _whole(data, "n_shared_experts") * found["moe_ffn_hidden_size"]
-    if data.get("kv_lora_rank") is not None:
-        found |= _latent(data, found["hidden"], found["heads"])
-    return found
-
-
-def _latent(data: Mapping[str, Any], hidden: int, heads: int) -> dict[str, int]:
-    """Latent attention (MLA): queries, and keys with values, through ranks of their own; one rotary key for all."""
-    rope, value = _whole(data, "qk_rope_head_dim"), _whole(data, "v_head_dim")
-    plain, rank = _whole(data, "qk_nope_head_dim"), _whole(data, "kv_lora_rank")
-    low = data.get("q_lora_rank")
-    wide = heads * (plain + rope)
-    queries = hidden * wide if low is None else (hidden + 1 + wide) * _whole(data, "q_lora_rank")
-    keys = hidden * (rank + rope) + rank + rank * heads * (plain + value)
-    return {"width": plain + rope, "value_width": value, "attention_weights": queries + keys + heads * value * hidden}
-
-
-def _whole(data: Mapping[str, Any], name: str) -> int:
-    value = data.get(name)
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
-        raise PlacementError(f"{name} of the model is {quoted(value)}; give an integer of at least 1", name=name)
-    return value
-
-
 def _megatron(content: str, path: str) -> dict[str, Any]:
     run = read_run(content, path, FLAGS)
     if run is None:
         raise PlacementError(f"{path}: the script starts no training; give the one that runs torchrun")
-    found: dict[str, Any] = {"tied": True, "zero": 0}
-    switches = {str(entry.path[-1]) for entry in run.arguments}
-    for entry in run.arguments:
-        field = _MEGATRON.get(str(entry.path[-1]))
-        value = entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
-        if field is not None and str(value).isdecimal():
-            found[field] = int(str(value))
-        if str(entry.path[-1]) == "--recompute-granularity" and str(value) in RECOMPUTE:
-            found["recompute"] = str(value)
-    found["gated"] = "--swiglu" in switches
-    found["tied"] = "--untie-embeddings-and-output-weights" not in switches
-    found["sequence_parallel"] = "--sequence-parallel" in switches
-    if switches & {"--fp8-format", "--fp8-hybrid", "--fp8-e4m3"}:
+    given = {str(entry.path[-1]): entry for entry in run.arguments}
+    for name in (name for name in _OTHER_BLOCKS if name in given):
+        raise PlacementError(
+            f"{path}:{given[name].line}: {name} makes blocks of another form; write a file of Transformer's fields",
+            name=name,
+        )
+    found: dict[str, Any] = {"zero": 0}
+    for name, field in _MEGATRON.items():
+        if name in given and (value := _number(given[name], path, optional=field in _LEFT_OPEN)) is not None:
+            found[field] = value
+    recompute = given.get("--recompute-granularity")
+    if recompute is not None and _first(recompute) in RECOMPUTE:
+        found["recompute"] = _first(recompute)
+    found["gated"] = "--swiglu" in given
+    found["tied"] = "--untie-embeddings-and-output-weights" not in given
+    found["sequence_parallel"] = "--sequence-parallel" in given
+    if {"--fp8-format", "--fp8-hybrid", "--fp8-e4m3"} & set(given):
         found["precision"] = "fp8"
-    if "--tp-comm-overlap" in switches:
+    if "--tp-comm-overlap" in given:
         found["overlap"] = ("dp", "cp", "pp", "tp")
-    if "--use-distributed-optimizer" in switches:
+    if "--use-distributed-optimizer" in given:
         found["zero"] = 1
-    if "--group-query-attention" not in switches:
-        found.pop("kv_heads", None)
-    return found
+    return found | _blocks(given, found, path)
+
+
+def _blocks(given: Mapping[str, Entry], found: Mapping[str, Any], path: str) -> dict[str, Any]:
+    """What Megatron makes of its blocks: its defaults, latent attention, and which of them have experts."""
+    blocks: dict[str, Any] = {}
+    hidden, heads = found.get("hidden"), found.get("heads")
+    if "--group-query-attention" not in given:
+        blocks["kv_heads"] = None
+    elif "kv_heads" not in found:
+        blocks["kv_heads"] = 1
+    if found["gated"] and hidden and "ffn_hidden_size" not in found:
+        blocks["ffn_hidden_size"] = int(4 * hidden * 2 / 3 / 64) * 64
+    if "experts" in found:
+        blocks["top_k"] = found.get("top_k", 2)
+        if (frequency := given.get("--moe-layer-freq")) is not None:
+            blocks |= _with_experts(frequency, found.get("layers", 0), path)
+    if (window := given.get("--window-size")) is not None and (sizes := re.findall(r"\d+", str(window.value))):
+        every = _number(given["--window-attn-skip-freq"], path) if "--window-attn-skip-freq" in given else None
+        layers = found.get("layers", 0)
+        blocks |= {"window": int(sizes[0]) + 1, "windowed": layers - layers // every if every else layers}
+    if "--multi-latent-attention" in given and hidden and heads:
+        ranks = {
+            key: _number(given[name], path) if name in given else default for name, (key, default) in _LATENT.items()
+        }
+        blocks |= latent_attention(ranks, hidden, heads)
+    return blocks
+
+
+def _with_experts(frequency: Entry, layers: int, path: str) -> dict[str, int]:
+    """Read ``--moe-layer-freq``: every how many blocks have experts, or a list that says it of each.
+
+    >>> _with_experts(Entry(("--moe-layer-freq",), "([0]*3+[1]*58)", 1), 61, "run.sh")
+    {'dense_layers': 3, 'expert_every': 1}
+    """
+    text = str(_first(frequency))
+    if text.isdecimal() and int(text):
+        return {"expert_every": int(text)}
+    pattern = _listed(text)
+    dense = pattern.index(1) if 1 in pattern else len(pattern)
+    for every in range(1, dense + 2):
+        if len(pattern) == layers and pattern == [
+            int(layer >= dense and (layer + 1) % every == 0) for layer in range(layers)
+        ]:
+            return {"dense_layers": dense if every == 1 else 0, "expert_every": every}
+    raise PlacementError(
+        f"{path}:{frequency.line}: {frequency} is no pattern of dense blocks first, or of every n-th of {layers} "
+        "blocks with experts; write a file of Transformer's fields",
+        received=text,
+    )
+
+
+def _listed(text: str) -> list[int]:
+    """The list of an expression such as ``[0]*3+[1]*58``; empty where it is another."""
+
+    def of(node: ast.expr) -> list[int]:
+        match node:
+            case ast.List(elements):
+                return [1 if each.value else 0 for each in elements if isinstance(each, ast.Constant)]
+            case ast.BinOp(left, ast.Add(), right):
+                return of(left) + of(right)
+            case ast.BinOp(one, ast.Mult(), ast.Constant(int(times))) | ast.BinOp(
+                ast.Constant(int(times)), ast.Mult(), one
+            ):
+                part = of(one)
+                return part * times if len(part) * times <= _MOST_BLOCKS else []
+            case _:
+                return []
+
+    try:
+        return of(ast.parse(text, mode="eval").body) if len(text) <= _MOST_BLOCKS else []
+    except (SyntaxError, ValueError, RecursionError, MemoryError):
+        return []
+
+
+def _first(entry: Entry) -> object:
+    return entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
+
+
+def _number(entry: Entry, path: str, *, optional: bool = False) -> int | None:
+    text = str(_first(entry))
+    if text.isdecimal():
+        return int(text)
+    if optional:
+        return None
+    raise PlacementError(f"{path}:{entry.line}: {entry}, which is no number; write the number", name=entry.key)

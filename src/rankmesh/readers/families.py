@@ -1,0 +1,227 @@
+"""Hugging Face's ``config.json`` as a transformer: each family's own defaults, and where its blocks differ.
+
+A value that the file leaves out is the one of the family's config class in transformers. Whether a feed-forward layer
+is gated follows from the family: its activation says nothing of its matrices.
+
+>>> found = transformer({"model_type": "mixtral", "hidden_size": 4096, "num_hidden_layers": 32, "vocab_size": 32000,
+...                      "num_attention_heads": 32, "intermediate_size": 14336})
+>>> found["experts"], found["top_k"], found["kv_heads"], found["gated"]
+(8, 2, 8, True)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankmesh.errors import PlacementError, quoted
+
+__all__ = ["FAMILIES", "latent_attention", "model_type", "transformer"]
+
+# A field of Transformer, and the names that configs have for it; the first that is there counts.
+_FIELDS: Mapping[str, tuple[str, ...]] = {
+    "layers": ("num_hidden_layers", "n_layer"),
+    "hidden": ("hidden_size", "n_embd"),
+    "heads": ("num_attention_heads", "n_head"),
+    "kv_heads": ("num_key_value_heads",),
+    "width": ("head_dim",),
+    "ffn_hidden_size": ("intermediate_size_mlp", "intermediate_size", "n_inner", "ffn_dim"),
+    "vocabulary": ("vocab_size",),
+    "tied": ("tie_word_embeddings",),
+    "experts": ("num_local_experts", "n_routed_experts", "num_experts"),
+    "top_k": ("num_experts_per_tok",),
+    "moe_ffn_hidden_size": ("moe_intermediate_size",),
+    "expert_every": ("decoder_sparse_step", "moe_layer_freq", "interleave_moe_layer_step"),
+    "dense_layers": ("first_k_dense_replace",),
+    "shared_ffn_hidden_size": ("shared_expert_intermediate_size",),
+}
+
+
+@dataclass(frozen=True)
+class _Family:
+    """The class of a model, and what its config class has for values that a file leaves out.
+
+    Every ``full_every``-th block sees the whole sequence, the others a window; 0: none, 1: each.
+    """
+
+    architecture: str
+    defaults: Mapping[str, Any] = field(default_factory=dict)
+    full_every: int = 1
+    gated: bool = True
+
+
+_MLA = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
+_DEEPSEEK_V3 = {**_MLA, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
+                "first_k_dense_replace": 3, "n_shared_experts": 1}  # fmt: skip
+# Source: the config classes of transformers 5; tests/readers/families.json has the parameters of their models.
+FAMILIES: Mapping[str, _Family] = {
+    "llama": _Family("LlamaForCausalLM"),
+    "mistral": _Family("MistralForCausalLM", {"num_key_value_heads": 8, "sliding_window": 4096}, full_every=0),
+    "mixtral": _Family("MixtralForCausalLM", {"num_key_value_heads": 8, "num_local_experts": 8,
+                                              "num_experts_per_tok": 2}, full_every=0),
+    "qwen2": _Family("Qwen2ForCausalLM", {"num_key_value_heads": 32}),
+    "qwen2_moe": _Family("Qwen2MoeForCausalLM", {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
+                                                 "moe_intermediate_size": 1408,
+                                                 "shared_expert_intermediate_size": 5632}),
+    "qwen3": _Family("Qwen3ForCausalLM", {"num_key_value_heads": 32, "head_dim": 128}),
+    "qwen3_moe": _Family("Qwen3MoeForCausalLM", {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
+                                                 "moe_intermediate_size": 768}),
+    "qwen3_next": _Family("Qwen3NextForCausalLM", {"num_key_value_heads": 2, "head_dim": 256, "num_experts": 512,
+                                                   "num_experts_per_tok": 10, "moe_intermediate_size": 512,
+                                                   "shared_expert_intermediate_size": 512, "linear_conv_kernel_dim": 4,
+                                                   "linear_key_head_dim": 128, "linear_value_head_dim": 128,
+                                                   "linear_num_key_heads": 16, "linear_num_value_heads": 32},
+                          full_every=4),
+    "gpt2": _Family("GPT2LMHeadModel", {"tie_word_embeddings": True}, gated=False),
+    "gpt_oss": _Family("GptOssForCausalLM", {"num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
+                                             "num_experts_per_tok": 4, "sliding_window": 128}, full_every=2),
+    "phi3": _Family("Phi3ForCausalLM", full_every=0),
+    "deepseek_v2": _Family("DeepseekV2ForCausalLM", {**_MLA, "n_routed_experts": 64, "moe_intermediate_size": 1407,
+                                                     "n_shared_experts": 2}),
+    "deepseek_v3": _Family("DeepseekV3ForCausalLM", _DEEPSEEK_V3),
+    "kimi_k2": _Family("DeepseekV3ForCausalLM", _DEEPSEEK_V3),
+    "glm4": _Family("Glm4ForCausalLM", {"num_key_value_heads": 2, "head_dim": 128}),
+    "glm4_moe": _Family("Glm4MoeForCausalLM", {"num_key_value_heads": 8, "n_routed_experts": 128,
+                                               "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
+                                               "first_k_dense_replace": 1, "n_shared_experts": 1}),
+    "olmo2": _Family("Olmo2ForCausalLM"),
+    "olmo3": _Family("Olmo3ForCausalLM", {"sliding_window": 4096}, full_every=4),
+    "olmoe": _Family("OlmoeForCausalLM", {"num_experts": 64, "num_experts_per_tok": 8}),
+    "llama4_text": _Family("Llama4ForCausalLM", {"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 16,
+                                                 "num_experts_per_tok": 1, "intermediate_size_mlp": 16384,
+                                                 "attention_chunk_size": 8192}, full_every=4),
+    "gemma2": _Family("Gemma2ForCausalLM", {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+                                            "tie_word_embeddings": True}, full_every=2),
+    "gemma3_text": _Family("Gemma3ForCausalLM", {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
+                                                 "tie_word_embeddings": True}, full_every=6),
+    "seed_oss": _Family("SeedOssForCausalLM", {"num_key_value_heads": 8, "head_dim": 128}),
+    "smollm3": _Family("SmolLM3ForCausalLM", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
+    "granite": _Family("GraniteForCausalLM"),
+    "minimax_m2": _Family("MiniMaxM2ForCausalLM", {"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256,
+                                                   "num_experts_per_tok": 8}),
+}  # fmt: skip
+# A linear attention computes as one over as many tokens: its state of a head, and a chunk.
+_CHUNK = 64
+
+
+def model_type(config: Mapping[str, Any]) -> object:
+    """The type of a ``config.json``: its ``model_type``, else that of the class in ``architectures``, None if unknown.
+
+    >>> model_type({"architectures": ["LlamaForCausalLM"]}), model_type({"hidden_size": 64})
+    ('llama', None)
+    """
+    kind, classes = config.get("model_type"), config.get("architectures")
+    if kind is None and isinstance(classes, list | tuple):
+        return next((name for name, family in FAMILIES.items() if family.architecture in classes), None)
+    return kind
+
+
+def transformer(config: Mapping[str, Any]) -> dict[str, Any]:
+    """The fields of Transformer that a ``config.json`` gives; of a model with images, those of its texts' layers.
+
+    Raises ``PlacementError`` for a family that is not known, and for a value that is no number.
+    """
+    texts = config.get("text_config")
+    data = texts if isinstance(texts, Mapping) else config
+    kind = model_type(data)
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    if family is None:
+        problem = (
+            f"the config has no model_type, and architectures is {quoted(data.get('architectures'))}"
+            if kind is None
+            else f"the model type {quoted(kind)} is not known"
+        )
+        raise PlacementError(
+            f"{problem}, so its layers may be of another form; known are {', '.join(FAMILIES)}; set model_type "
+            "to one of them if the layers are its, or write a file of Transformer's fields",
+            received=kind,
+        )
+    data = {**family.defaults, **{name: value for name, value in data.items() if value is not None or name in _MLA}}
+    found: dict[str, Any] = {"gated": family.gated, "tied": False}
+    for name, names in _FIELDS.items():
+        for key in reversed(names):
+            found[name] = found.get(name) if data.get(key) is None else data[key]
+    found = {name: value for name, value in found.items() if value is not None}
+    for name, value in found.items():
+        if not isinstance(value, int):
+            raise PlacementError(f"{name} of the model is {quoted(value)}; give an integer", name=name)
+    found |= _experts(data, found) | _attention(data, found) | _window(data, family, found)
+    return found
+
+
+def latent_attention(data: Mapping[str, Any], hidden: int, heads: int) -> dict[str, int]:
+    """Latent attention (MLA): queries, and keys with values, through ranks of their own; one rotary key for all.
+
+    ``data`` has the names that DeepSeek's configs have. Raises ``PlacementError`` where one is no number.
+    """
+    rope, value = _whole(data, "qk_rope_head_dim"), _whole(data, "v_head_dim")
+    plain, rank = _whole(data, "qk_nope_head_dim"), _whole(data, "kv_lora_rank")
+    low = data.get("q_lora_rank")
+    wide = heads * (plain + rope)
+    queries = hidden * wide if low is None else (hidden + 1 + wide) * _whole(data, "q_lora_rank")
+    keys = hidden * (rank + rope) + rank + rank * heads * (plain + value)
+    return {"width": plain + rope, "value_width": value, "attention_weights": queries + keys + heads * value * hidden}
+
+
+def _experts(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, int]:
+    """Shared experts, and the first blocks without experts."""
+    experts: dict[str, int] = {}
+    if "intermediate_size_mlp" in data:  # Llama 4: one of the experts' size is shared
+        size = _whole(data, "intermediate_size")
+        experts |= {"moe_ffn_hidden_size": size, "shared_ffn_hidden_size": size}
+    elif data.get("n_shared_experts") and "moe_ffn_hidden_size" in found and "shared_ffn_hidden_size" not in found:
+        experts["shared_ffn_hidden_size"] = _whole(data, "n_shared_experts") * found["moe_ffn_hidden_size"]
+    dense = data.get("mlp_only_layers")
+    if dense:
+        if sorted(dense) != list(range(len(dense))):
+            raise PlacementError(
+                f"mlp_only_layers of the model is {quoted(dense)}; only first layers can be without experts here",
+                name="mlp_only_layers",
+            )
+        experts["dense_layers"] = len(dense)
+    return experts
+
+
+def _attention(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, int]:
+    """The weights of an attention layer that is not four matrices; of layers that differ, their mean."""
+    hidden, heads, layers = (found.get(name, 0) for name in ("hidden", "heads", "layers"))
+    if data.get("kv_lora_rank") is not None:
+        return latent_attention(data, hidden, heads)
+    if "linear_num_value_heads" not in data or not layers:
+        return {}
+    # Gated DeltaNet: queries, keys, values, gates; two numbers a head; a convolution. Full attention has gates, too.
+    key = _whole(data, "linear_num_key_heads") * _whole(data, "linear_key_head_dim")
+    value = _whole(data, "linear_num_value_heads") * _whole(data, "linear_value_head_dim")
+    scalars = 2 * _whole(data, "linear_num_value_heads")
+    linear = hidden * (2 * key + 3 * value + scalars) + (2 * key + value) * _whole(data, "linear_conv_kernel_dim")
+    full = found["width"] * hidden * (3 * heads + 2 * found["kv_heads"])
+    whole = layers - _windowed(data, FAMILIES["qwen3_next"], layers)
+    return {"attention_weights": round((whole * full + (layers - whole) * linear) / layers)}
+
+
+def _window(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any]) -> dict[str, int]:
+    """How many tokens a query sees, and in how many blocks it sees no more."""
+    window = data.get("attention_chunk_size", data.get("sliding_window"))
+    if "linear_key_head_dim" in data:
+        window = _whole(data, "linear_key_head_dim") + _CHUNK
+    windowed = _windowed(data, family, found.get("layers", 0))
+    return {"window": window, "windowed": windowed} if windowed and isinstance(window, int) else {}
+
+
+def _windowed(data: Mapping[str, Any], family: _Family, layers: int) -> int:
+    """In how many blocks a query does not see the whole sequence."""
+    kinds = data.get("layer_types")
+    if isinstance(kinds, list):
+        return sum(kind != "full_attention" for kind in kinds)
+    if data.get("use_sliding_window"):
+        return max(layers - int(data.get("max_window_layers", 28)), 0)
+    every = int(data.get("full_attention_interval", data.get("sliding_window_pattern", family.full_every)))
+    return layers if every == 0 else layers - layers // every
+
+
+def _whole(data: Mapping[str, Any], name: str) -> int:
+    value = data.get(name)
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
+        raise PlacementError(f"{name} of the model is {quoted(value)}; give an integer of at least 1", name=name)
+    return value
