@@ -1,10 +1,22 @@
-"""What tests need and a torch may lack; they are skipped there, with the reason."""
+"""What tests need and a torch may lack; they are skipped there, with the reason.
+
+With ``RANKMESH_TEST_PUBLIC=1`` rankmesh uses torch's public API alone: tests of what only the private pieces can do are
+skipped, too.
+"""
+
+import inspect
+import os
 
 import pytest
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
+PUBLIC = bool(os.environ.get("RANKMESH_TEST_PUBLIC"))
+kept_order = pytest.mark.skipif(
+    PUBLIC and "sort_ranks" not in inspect.signature(dist.new_group).parameters,
+    reason="before torch 2.13: new_group sorts the members",
+)
 listed_keys = pytest.mark.skipif(
     not hasattr(dist.TCPStore, "list_keys"), reason="this torch's store does not list its keys"
 )
@@ -23,3 +35,8 @@ else:
 meshes_of_meshes = pytest.mark.skipif(
     not hasattr(DeviceMesh, "_get_root_mesh"), reason="before torch 2.10: a slice of a DeviceMesh has no slices"
 )
+
+
+def private_backend(why):
+    """Skip a test that needs the private pieces of torch, for this reason, where torch's public API is tested."""
+    return pytest.mark.skipif(PUBLIC, reason=f"not with torch's public API alone: {why}")

@@ -168,13 +168,20 @@ def test_what_a_split_would_change_is_made_anew(monkeypatch, groups, backend, lo
     assert calls == [("new_group", list(ranks)) for ranks in groups] * 2
 
 
-def test_an_order_that_torch_cannot_keep_is_an_error(monkeypatch):
-    """Where new_group sorts the members, a group in another order is refused: its ranks would be others."""
-    monkeypatch.setattr(dist, "new_group", lambda ranks=None, **_: pytest.fail("a group was made"))
-    made_by = PublicBackend(DefaultGroup(0, 4, None, "gloo", timedelta(seconds=9), None))
-    kind = Kind("dp", [(2, 0), (1, 3)], "gloo", timedelta(seconds=9), rm.Options())
-    with pytest.raises(ConnectError, match=r"members of 'dp' .* sorts them; pip install 'torch>=2\.13'"):
-        made_by.decline(kind)
+def _sorted_by_torch(me):
+    """Connect sorted groups and then others, where new_group sorts the members; what is said, and what was made."""
+    releases.missing, made = lambda: "a piece is missing", []
+    dist.new_group = lambda ranks=None, **_: made.append(ranks)
+    plan = rm.Plan(
+        rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("back", "dp", pick=[1, 0])]
+    )
+    error = me.error(ConnectError, rm.connect, plan, timeout=20)
+    return [error["group"], error["ranks"], error["message"].endswith("pip install 'torch>=2.13'"), made]
+
+
+def test_an_order_that_torch_cannot_keep_is_an_error(ranks):
+    """4 ranks, where new_group sorts the members: all refuse a group in another order before any group is made."""
+    assert ranks(4, _sorted_by_torch) == [["back", [2, 0], True, []]] * 4
 
 
 def _public_on_one(me):
@@ -185,7 +192,7 @@ def _public_on_one(me):
 
 def test_ranks_that_create_groups_in_different_ways_are_an_error(ranks):
     """4 ranks, one of which lacks a private piece: all hear it before any group is made."""
-    assert ranks(4, _public_on_one) == [["groups"]] * 4
+    assert ranks(4, _public_on_one) == [["made"]] * 4
 
 
 def _aborted(me):

@@ -5,6 +5,7 @@ import torch
 import torch.distributed as dist
 from tests import limits
 from tests.counting import Counting
+from tests.torch_lacks import private_backend
 
 import rankmesh as rm
 from rankmesh.backend import gloo
@@ -56,6 +57,7 @@ def _one_fails(me, timeout):
     return {"error": message, "seconds": time.monotonic() - started, "left": before == after}
 
 
+@private_backend("one rank fails in a call that all ranks make")
 def test_a_rank_that_cannot_make_its_groups_stops_all(ranks):
     """4 ranks, one of which fails: each is told within the timeout, its groups are gone, and a rank is named."""
     result = ranks(4, _one_fails, 3)
@@ -73,6 +75,7 @@ def _one_is_late(me):
     return me.error(ConnectError, rm.connect, LATE, timeout=2)["message"]
 
 
+@private_backend("lazy groups are made with the others")
 def test_a_rank_that_is_not_through_in_time_is_named(ranks):
     """4 ranks: one hangs while it makes its groups; the others name it at the timeout, and so does it afterwards."""
     assert all("rank 1 did not finish creating its groups within 2 s" in error for error in ranks(4, _one_is_late))
@@ -126,6 +129,7 @@ def test_groups_that_connect_at_once_and_late_live_side_by_side(ranks):
     assert ranks(12, _mixed_sizes) == [24] * 12
 
 
+@private_backend("torch makes a device for each group")
 @pytest.mark.parametrize("size", [2, 5])
 def test_what_connects_late_makes_no_shared_device(ranks, size):
     """2 ranks share one device for all small groups; 5 ranks have one a group."""

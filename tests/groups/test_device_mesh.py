@@ -1,4 +1,5 @@
 import torch
+from tests.torch_lacks import kept_order
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import rankmesh as rm
@@ -53,6 +54,7 @@ def _shuffled(me, plan):
         return [mesh.mesh.tolist(), mesh.get_coordinate(), gathered.tolist(), list(groups["tp"].ranks)]
 
 
+@kept_order
 def test_a_device_mesh_over_permuted_ranks(ranks):
     """4 ranks in another order: the mesh lists them so, and a DTensor is put together in that order."""
     plan = rm.Plan(rm.Mesh(tp=2, dp=2, rank_map=[3, 1, 0, 2]), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])

@@ -8,6 +8,7 @@ from tests.counting import Counting
 import rankmesh as rm
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous import StoreChannel
+from rankmesh.runtime import World
 from rankmesh.runtime.discover import witness
 from rankmesh.sim import run
 
@@ -20,6 +21,7 @@ def _hosts(rank):
 def _found(me):
     os.environ.update(_hosts(me.rank))
     dist.barrier()
+    World.current()  # which warns where torch's public API is tested
     before = me.store.num_keys()
     dist.barrier()
     with warnings.catch_warnings(record=True) as result:

@@ -8,7 +8,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests import limits
-from tests.torch_lacks import call_timeouts, listed_keys
+from tests.torch_lacks import call_timeouts, listed_keys, private_backend
 from torch.distributed import distributed_c10d as c10d
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
@@ -70,6 +70,7 @@ def _lazy_without_others(me):
     return seen
 
 
+@private_backend("lazy groups are made with the others")
 def test_a_lazy_group_whose_members_do_not_come_names_them(ranks):
     """3 ranks, rank 0 asks alone: within the group's time limit it hears who came and who did not."""
     error = ranks(3, _lazy_without_others)[0]
@@ -209,6 +210,7 @@ def _first_to_fail(me):
     return error["message"], error["ranks"]
 
 
+@private_backend("one rank fails in a call that all ranks make")
 def test_who_serves_the_store_stays_until_its_own_failure_is_read(outcomes):
     """3 ranks, the first cannot make its group and ends: the others, which still make theirs, hear who failed."""
     _, *others = outcomes(3, _first_to_fail)
@@ -292,6 +294,7 @@ def _interrupted_close(me):
     return registries() == before
 
 
+@private_backend("torch keeps an entry of each group that it names")
 def test_an_interrupted_close_can_be_finished(ranks):
     """2 ranks: the second close() destroys what the first one left, the group that it was at included."""
     assert ranks(2, _interrupted_close) == [True, True]

@@ -7,6 +7,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests import limits
+from tests.torch_lacks import private_backend
 
 import rankmesh as rm
 from rankmesh import sim
@@ -46,6 +47,10 @@ def _cycles(me, plan, count):
     return taken
 
 
+LEFT = private_backend("torch keeps an entry of each group that it names")
+
+
+@LEFT
 @pytest.mark.long
 def test_a_hundred_cycles_leave_everything_where_it_was(ranks):
     """4 ranks, 100 connects: descriptors, threads and registries as before, memory within 6 MiB."""
@@ -74,6 +79,7 @@ def _closed(me, plan):
     }
 
 
+@LEFT
 def test_closed_groups_say_so(ranks):
     """4 ranks: close twice is nothing, any use after it is an error; a non-member is told the members."""
     for rank, seen in enumerate(ranks(4, _closed, _plan())):
@@ -98,6 +104,7 @@ def _fails_inside(me, plan):
     return [groups.closed, back, registries() == before]
 
 
+@LEFT
 def test_an_exception_inside_closes_too(ranks):
     """4 ranks: the exception comes out, the groups are gone, and the next connect works."""
     assert ranks(4, _fails_inside, _plan()) == [[True, True, True]] * 4
@@ -247,6 +254,7 @@ def _lazy(me):
         return [first, made, later - first]
 
 
+@private_backend("lazy groups are made with the others")
 def test_lazy_groups_are_made_at_first_use_by_their_members(ranks):
     """4 ranks: only dp exists at first; ranks 0 and 1 use tp, and only they make it."""
     for rank, (first, made, more) in enumerate(ranks(4, _lazy)):

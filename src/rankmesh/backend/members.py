@@ -44,6 +44,11 @@ class MemberBackend:
 
     # -- making ---------------------------------------------------------------------------------------------------
 
+    def check(self, kind: Kind) -> None:
+        """Raise ``PlanError`` or ``ConnectError`` for a backend or an option that this torch does not have."""
+        check_backend(kind.backend)
+        nccl_options(kind.options, kind.backend)
+
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
         """The group, registered with torch; ``NotJoined`` where a member does not join."""
         check_backend(request.kind.backend)

@@ -78,6 +78,9 @@ class Backend(Protocol):
     # What reads on connections that an abort cut; None: one of its own.
     drain: Drain | None
 
+    def check(self, kind: Kind) -> None:
+        """Raise ``PlanError`` or ``ConnectError`` for a kind that this backend cannot make; nothing is made here."""
+
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
         """The group, made by its members; ``NotJoined`` where one does not join by ``deadline`` (of ``monotonic``)."""
 

@@ -5,8 +5,8 @@ split_group    one call for a kind: its NCCL groups, where the world is bound to
 new_group      one call for each group of any other kind
 ```
 
-Every rank of the world makes every call, in one order: so a group costs the world what it costs elsewhere only its
-members, lazy groups are made with the others, a group of one rank is torch's, and torch names the groups.
+Every rank of the world makes every call, in one order. So a group costs the whole world what a private backend costs
+its members. Lazy groups are made with the others, torch makes groups of one rank, too, and names all groups.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from rankmesh.backend.drain import Drain
 from rankmesh.backend.nccl import abort_together
 from rankmesh.backend.options import check_backend, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
-from rankmesh.errors import ConnectError
+from rankmesh.errors import ConnectError, listed
 
 __all__ = ["PublicBackend"]
 
@@ -40,11 +40,22 @@ class PublicBackend:
     def __init__(self, default: DefaultGroup) -> None:
         self._default = default
 
+    def check(self, kind: Kind) -> None:
+        """Raise ``PlanError`` or ``ConnectError`` for what this torch lacks, such as another order of members."""
+        check_backend(kind.backend)
+        nccl_options(kind.options, kind.backend)
+        odd = next((ranks for ranks in kind if list(ranks) != sorted(ranks)), None)
+        if odd is not None and not _keeps_order():
+            raise ConnectError(
+                f"the members of {kind.name!r} are not in ascending order ({listed(odd)}), and new_group of torch "
+                f"{torch.__version__} sorts them; pip install 'torch>=2.13'",
+                group=kind.name,
+                ranks=odd,
+            )
+
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """Not here: every rank takes part in every group."""
-        raise ConnectError(
-            f"group {request.desc!r} cannot be made by its members alone with this torch; remove lazy from its options"
-        )
+        """Raise: every rank takes part in every group."""
+        raise ConnectError(f"group {request.desc!r} cannot be made by its members alone; this is a fault of rankmesh")
 
     def split(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
         """The group that this rank is in, of all groups of its kind."""
@@ -59,20 +70,20 @@ class PublicBackend:
 
     def _made(self, kind: Kind, local: tuple[int, ...] | None, desc: str) -> dist.ProcessGroup | None:
         """All groups of a kind; the one of these ranks."""
-        check_backend(kind.backend)
         groups, options = [list(ranks) for ranks in kind], nccl_options(kind.options, kind.backend)
         if self._splits(kind, groups):
             return dist.split_group(split_ranks=groups, timeout=kind.timeout, pg_options=options, group_desc=desc)
         found = None
         for ranks in groups:
             here = tuple(ranks) == local
+            order: dict[str, Any] = {} if ranks == sorted(ranks) else {"sort_ranks": False}
             made = dist.new_group(
                 ranks,
                 timeout=kind.timeout,
                 backend=kind.backend,
                 pg_options=options,
                 group_desc=desc if here else kind.name,
-                **_order(kind, ranks),
+                **order,
             )
             found = made if here else found
         return found
@@ -88,7 +99,7 @@ class PublicBackend:
         )
 
     def local(self, request: GroupRequest) -> dist.ProcessGroup:
-        """Not here: torch's own group of one rank is made by all."""
+        """Raise: every rank takes part in torch's groups of one rank."""
         return self.create(request, 0.0)
 
     def destroy(self, pg: dist.ProcessGroup, *, connected: bool = True) -> None:
@@ -104,13 +115,6 @@ class PublicBackend:
         """Nothing is kept."""
 
 
-def _order(kind: Kind, ranks: list[int]) -> dict[str, Any]:
-    """What has ``new_group`` keep this order of members; ``ConnectError`` where this torch sorts them."""
-    if ranks == sorted(ranks):
-        return {}
-    if "sort_ranks" not in inspect.signature(dist.new_group).parameters:
-        raise ConnectError(
-            f"the members of {kind.name!r} are not in ascending order, and torch {torch.__version__} sorts them; "
-            "pip install 'torch>=2.13'"
-        )
-    return {"sort_ranks": False}
+def _keeps_order() -> bool:
+    """Whether ``new_group`` can keep the order of the members; before torch 2.13 it sorts them."""
+    return "sort_ranks" in inspect.signature(dist.new_group).parameters

@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Iterable
 
 from rankmesh.backend.default import DefaultGroup
-from rankmesh.backend.options import check_backend, nccl_options
+from rankmesh.backend.protocol import Backend
 from rankmesh.core.plan import Plan
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import ConnectError
+from rankmesh.runtime.schedule import kind_of
 
-__all__ = ["check_lazy", "check_options", "check_world", "participants"]
+__all__ = ["check_kinds", "check_lazy", "check_world", "participants"]
 
 
 def participants(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
@@ -64,10 +65,8 @@ def check_lazy(plan: Plan, world: DefaultGroup) -> None:
         )
 
 
-def check_options(plan: Plan, world: DefaultGroup) -> None:
-    """Refuse what this torch cannot make: every kind of the plan is looked at, those of other ranks' groups too."""
+def check_kinds(plan: Plan, world: DefaultGroup, backend: Backend) -> None:
+    """Refuse what the backend cannot make: every kind of the plan is checked, also one of other ranks' groups."""
     for spec in plan.specs:
         if plan.groups(spec.name).size > 1 and not world.dry:
-            backend = spec.options.backend or world.backend
-            check_backend(backend)
-            nccl_options(spec.options, backend)
+            backend.check(kind_of(plan, spec, world))

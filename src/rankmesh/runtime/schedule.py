@@ -29,7 +29,7 @@ from rankmesh.runtime.naming import described, process_group_name
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Create", "Decline", "Local", "Making", "Split", "Step", "execute", "making", "schedule"]
+__all__ = ["Create", "Decline", "Local", "Making", "Split", "Step", "execute", "kind_of", "making", "schedule"]
 
 
 @dataclass(frozen=True)
@@ -94,7 +94,7 @@ def schedule(
             if group is not None and group.canonical == group.name:
                 steps.append(Step(key, spec.name, making(plan, key, group, world, epoch, collective=collective)))
             elif spec.name in together:
-                steps.append(Step(key, spec.name, Decline(_kind(plan, spec, world))))
+                steps.append(Step(key, spec.name, Decline(kind_of(plan, spec, world))))
     return steps
 
 
@@ -102,7 +102,7 @@ def making(
     plan: Plan, key: str, group: LocalGroup, world: DefaultGroup, epoch: int, *, collective: bool = False
 ) -> Making:
     """How this rank makes one of its groups."""
-    kind = _kind(plan, group.spec, world)
+    kind = kind_of(plan, group.spec, world)
     request = GroupRequest(
         kind,
         process_group_name(plan.digest, epoch, group.name, str(group), key),
@@ -126,7 +126,8 @@ def execute(action: Making, backend: Backend, deadline: float) -> ProcessGroup:
     return make(action.request, deadline)
 
 
-def _kind(plan: Plan, spec: GroupSpec, world: DefaultGroup) -> Kind:
+def kind_of(plan: Plan, spec: GroupSpec, world: DefaultGroup) -> Kind:
+    """Return one kind of the plan as a backend makes it in this world."""
     # In a dry run nobody else is there: torch's fake backend stands for each one that the plan asks for.
     options = spec.options
     return Kind(

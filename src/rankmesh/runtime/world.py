@@ -34,7 +34,7 @@ from rankmesh.core.saved import contents
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.runtime.agreement import Agreement, PlanProposal, agree
-from rankmesh.runtime.fitting import check_lazy, check_options, check_world, participants
+from rankmesh.runtime.fitting import check_kinds, check_lazy, check_world, participants
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.naming import Identity, identified
 from rankmesh.runtime.schedule import Decline, schedule
@@ -120,7 +120,7 @@ class World:
             for plan in plans.values():
                 check_world(plan, self.default)
                 check_lazy(plan, self.default)
-                check_options(plan, self.default)
+                check_kinds(plan, self.default, self.backend)
         except RankmeshError as error:
             return error
         return None
@@ -152,7 +152,7 @@ class World:
         rank, size = self.default.rank, self.default.size
         common: dict[str, object] = {"version": __version__, "live_world_size": size}
         if self.backend.collective:
-            common["groups"] = "made through torch's public API"
+            common["made"] = "through torch's public API"
         if refusal is not None:
             return PlanProposal(rank, size, ranks, common | {"refused": str(refusal)})
 
