@@ -6,6 +6,7 @@ from datetime import timedelta
 import pytest
 from tests import limits
 from tests.counting import Counting
+from tests.torch_lacks import private_backend
 
 import rankmesh as rm
 from rankmesh.backend.registries import registries
@@ -14,6 +15,7 @@ from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous import StoreChannel
 from rankmesh.runtime.agreement import PlanProposal, agree
 
+PART_OF_WORLD = private_backend("a part of the world does not connect alone")
 SOON = 2.0
 LONG = limits.LONG
 BASE = [rm.GroupSpec("tp"), rm.GroupSpec("dp", timeout=60)]
@@ -148,6 +150,7 @@ def _each_another(me, plans):
     return answer
 
 
+@PART_OF_WORLD
 def test_a_mismatch_inside_one_of_two_meshes_stays_there(ranks):
     """8 ranks, two disjoint meshes: the ranks of the odd one raise at once, the other mesh connects."""
     left = rm.Plan(rm.Mesh(tp=2, dp=2), BASE, name="left")
@@ -169,6 +172,7 @@ def _mismatch_while_others_compute(me):
     return answer | {"seconds": time.perf_counter() - started}
 
 
+@PART_OF_WORLD
 def test_a_mismatch_does_not_wait_for_ranks_outside_the_mesh(ranks):
     """8 ranks, 4 of them busy elsewhere: the mesh whose ranks have all arrived hears of it at once."""
     for answer in ranks(8, _mismatch_while_others_compute)[:4]:
@@ -309,6 +313,7 @@ def _unequal_counts(me):
     return [_connect(right).get("epoch")]
 
 
+@PART_OF_WORLD
 def test_meshes_that_connect_unequally_often_do_not_accuse_each_other(ranks):
     """4 ranks, two meshes: one connects three times while the other arrives rank by rank."""
     assert ranks(4, _unequal_counts) == [[0, 1, 2], [0, 1, 2], [0], [0]]

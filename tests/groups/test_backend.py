@@ -184,6 +184,17 @@ def test_an_order_that_torch_cannot_keep_is_an_error(ranks):
     assert ranks(4, _sorted_by_torch) == [["back", [2, 0], True, []]] * 4
 
 
+def _public_on_a_part(me):
+    releases.missing = lambda: "a piece is missing"
+    error = me.error(ConnectError, rm.connect, rm.Plan(rm.Mesh(tp=2, offset=me.rank // 2 * 2), [rm.GroupSpec("tp")]))
+    return "or say Plan(..., world_size=4)" in error["message"]
+
+
+def test_a_part_of_the_world_does_not_connect_alone_by_public_torch(ranks):
+    """4 ranks, two meshes that leave each other out: refused, as new_group would mix them up; the error says the fix."""
+    assert ranks(4, _public_on_a_part) == [True] * 4
+
+
 def _public_on_one(me):
     if me.rank == 1:
         releases.missing = lambda: "a piece is missing"

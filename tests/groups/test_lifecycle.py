@@ -183,6 +183,7 @@ def test_a_world_that_shrinks_and_grows(ranks):
     assert ranks(8, _resize, world=None) == [[8, 6, 8]] * 6 + [[8, 8]] * 2
 
 
+@private_backend("a part of the world does not connect alone")
 def test_a_plan_for_another_world_is_refused(ranks):
     """4 ranks: a plan for 8, and one that leaves the last two ranks out without saying so."""
     for rank, (larger, smaller) in enumerate(ranks(4, _wrong_world)):

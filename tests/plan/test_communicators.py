@@ -70,10 +70,10 @@ def test_each_kind_counts_its_communicators(plan: Plan) -> None:
 
 
 def test_words_for_what_a_kind_uses() -> None:
-    """Own, shared, partly shared, and none needed are told apart."""
+    """Own, shared and none needed are told apart; a kind of which only some groups are another's shares none."""
     message = {name: str(use) for name, use in communicators(PARTLY).kinds.items()}
     assert message["half"] == "own"
-    assert message["low"] == "shares half"
+    assert message["low"] == "own"
     assert message["reversed"] == "own"
     assert message["pos"] == "none needed"
     assert (message["own"], message["gather"], message["gather_too"]) == ("own", "own", "shares gather")

@@ -6,19 +6,21 @@ from tests.plan.strategies import cases
 from rankmesh import GroupSpec, Mesh, Options, Plan, ends
 
 
-def may_share(one, other):
-    """The rule in plain words: same members in the same order, same options, and neither wants its own."""
-    return one.ranks == other.ranks and one.options == other.options and one.options.share is not False
-
-
 @given(cases())
-def test_canonical_groups_equal_brute_force(case):
-    """A group uses the communicator of the first of its rank with equal members and options."""
-    for rank in range(case.plan.world_size):
-        local = list(case.plan.of(rank).values())
-        for place, group in enumerate(local):
-            equal = [other.name for other in local[:place] if may_share(other, group)]
-            assert group.canonical == (equal[0] if equal else group.name)
+def test_kinds_with_the_same_groups_share(case):
+    """A kind uses the first kind's groups that has the same, with equal options; of picked ones only equal picks do."""
+    plan = case.plan
+    for place, spec in enumerate(plan.specs):
+        same = [
+            other.name
+            for other in plan.specs[:place]
+            if sorted(plan.groups(other.name).tolist()) == sorted(plan.groups(spec.name).tolist())
+            and plan.groups(other.name).picked == plan.groups(spec.name).picked
+            and other.options == spec.options
+            and spec.options.share is not False
+        ]
+        assert plan.canonical[spec.name] == (same[0] if same else spec.name)
+        assert plan.of(plan.groups(spec.name)[0][0])[spec.name].canonical == plan.canonical[spec.name]
 
 
 @given(cases())

@@ -8,7 +8,7 @@ pp=4, embd = ends of pp, half = pp by two       rank    0      1      2      3
 communicators of the rank                               3      2      2      3
 ```
 
-A group uses the communicator of the first kind in the plan that has the same members with the same options.
+A kind uses the communicators of the first kind in the plan that has the same groups with the same options.
 
 >>> from rankmesh.core import GroupSpec, Mesh, ends
 >>> specs = [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd", "pp", pick=ends)]
@@ -23,10 +23,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from rankmesh.core.groups import Groups, among
 from rankmesh.core.options import Options
 from rankmesh.core.plan import Plan
-from rankmesh.core.strided import IntArray
 
 __all__ = ["Communicators", "KindUse", "Unshared", "communicators", "unshared"]
 
@@ -37,7 +35,7 @@ class KindUse:
 
     ``created``      groups with a communicator of their own
     ``single_rank``  groups of one rank, which need none
-    ``shares``       (kind, groups) for each kind whose communicators they use
+    ``shares``       (kind, groups) of the kind whose communicators they use, if they do
     """
 
     created: int
@@ -45,13 +43,9 @@ class KindUse:
     shares: tuple[tuple[str, int], ...]
 
     def __str__(self) -> str:
-        words = ["none needed"] if self.single_rank else []
-        if not self.shares:
-            return ", ".join(words + (["own"] if self.created else []))
-        if not self.created and len(self.shares) == 1:
+        if self.shares:
             return f"shares {self.shares[0][0]}"
-        words += [f"own ({self.created})"] if self.created else []
-        return ", ".join(words + [f"shares {kind} ({groups})" for kind, groups in self.shares])
+        return "none needed" if self.single_rank else "own"
 
 
 @dataclass(frozen=True)
@@ -81,38 +75,17 @@ def communicators(plan: Plan) -> Communicators:
     """Count the communicators of every kind and rank; O(kinds · ranks), vectorised."""
     per_rank = np.zeros(plan.mesh.size, dtype=np.int64)
     uses: dict[str, KindUse] = {}
-    for spec in plan.specs:
-        groups = plan.groups(spec.name)
-        canonical = _canonical(plan, spec.name, groups, spec.options)
-        uses[spec.name] = _use(plan, groups, canonical)
-        if groups.size > 1:
-            per_rank[plan.mesh.rank_range.positions(groups.array[canonical < 0].reshape(-1))] += 1
+    for name, groups in plan.kinds.items():
+        canonical, count = plan.canonical[name], len(groups)
+        if groups.size == 1:
+            uses[name] = KindUse(0, count, ())
+        elif canonical != name:
+            uses[name] = KindUse(0, 0, ((canonical, count),))
+        else:
+            uses[name] = KindUse(count, 0, ())
+            per_rank[plan.mesh.rank_range.positions(groups.array.reshape(-1))] += 1
     total = sum(use.created for use in uses.values())
     return Communicators(uses, int(per_rank.min()), int(per_rank.max()), total)
-
-
-def _canonical(plan: Plan, name: str, groups: Groups, options: Options) -> IntArray:
-    """Return for each group of a kind the number of the kind whose communicator it uses; -1: it creates one."""
-    canonical = np.full(len(groups), -1, dtype=np.int64)
-    if groups.size == 1 or options.share is False:
-        return canonical
-    for number, spec in enumerate(plan.specs):
-        if spec.name == name:
-            break
-        other = plan.groups(spec.name)
-        if spec.options == options:
-            canonical[(canonical < 0) & among(groups, other)] = number
-    return canonical
-
-
-def _use(plan: Plan, groups: Groups, canonical: IntArray) -> KindUse:
-    if groups.size == 1:
-        return KindUse(0, len(groups), ())
-    numbers, counts = np.unique(canonical[canonical >= 0], return_counts=True)
-    shares = tuple(
-        (plan.specs[number].name, count) for number, count in zip(numbers.tolist(), counts.tolist(), strict=True)
-    )
-    return KindUse(int((canonical < 0).sum()), 0, shares)
 
 
 def unshared(plan: Plan) -> tuple[Unshared, ...]:

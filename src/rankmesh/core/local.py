@@ -23,7 +23,7 @@ from rankmesh.core.options import Options
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import NotAMember, UnknownGroup, listed
 
-__all__ = ["ByKind", "LocalGroup", "LocalGroups", "canonical_groups"]
+__all__ = ["ByKind", "LocalGroup", "LocalGroups"]
 
 _Default = TypeVar("_Default")
 _Group = TypeVar("_Group", covariant=True)
@@ -80,42 +80,6 @@ class LocalGroup:
         return f"{self.name}@{place}{piece}" if place or piece else self.name
 
 
-def canonical_groups(groups: Iterable[tuple[str, Group, Options]]) -> dict[str, str]:
-    """For one rank's groups in plan order: the name of the group whose process group each uses.
-
-    Two groups share when they have the same members in the same order and the same effective options. The first of
-    them in the plan's order is canonical. Every member finds the same one, because it has the same plan and the same
-    members.
-
-    ```
-    dp_cp     [0, 2, 4, 6]   gloo        canonical
-    intra     [0, 2, 4, 6]   gloo        uses dp_cp's
-    dp_ag     [0, 2, 4, 6]   gloo        does not share: overlap class 'gather'
-    ```
-
-    >>> from rankmesh.core import Mesh
-    >>> mesh = Mesh(tp=2, dp=2)
-    >>> whole = mesh.groups("tp-dp").of(0)
-    >>> canonical_groups([("world", whole, Options()), ("mp", whole, Options()), ("own", whole, Options(share=False))])
-    {'world': 'world', 'mp': 'world', 'own': 'own'}
-    """
-    found: dict[str, str] = {}
-    # First, last and size sort out nearly all candidates without listing a member.
-    candidates: dict[tuple[int, int, int, Options], list[tuple[str, Group]]] = {}
-    for name, group, options in groups:
-        found[name] = name
-        if options.share is False:
-            continue
-        bucket = candidates.setdefault((len(group), group[0], group[-1], options), [])
-        for canonical, other in bucket:
-            if group == other:
-                found[name] = canonical
-                break
-        else:
-            bucket.append((name, group))
-    return found
-
-
 class ByKind(Mapping[str, _Group]):
     """What one rank has of each kind that it is in; ``[name]`` raises ``NotAMember`` for another kind of the plan."""
 
@@ -145,11 +109,12 @@ class LocalGroups(ByKind[LocalGroup]):
 
     __slots__ = ("_elsewhere", "_groups", "rank")
 
-    def __init__(self, rank: int, kinds: Iterable[tuple[GroupSpec, Groups]]) -> None:
+    def __init__(self, rank: int, kinds: Iterable[tuple[GroupSpec, Groups, str]]) -> None:
         self.rank = rank
         given = tuple(kinds)
-        member = [(spec, groups, *groups.locate(rank)) for spec, groups in given if groups.has(rank)]
-        canonical = canonical_groups((spec.name, group, spec.options) for spec, _, group, _ in member)
+        member = [
+            (spec, groups, canonical, *groups.locate(rank)) for spec, groups, canonical in given if groups.has(rank)
+        ]
         self._groups = {
             spec.name: LocalGroup(
                 spec=spec,
@@ -157,11 +122,11 @@ class LocalGroups(ByKind[LocalGroup]):
                 rank=position,
                 coordinate=tuple(groups.coordinate_of(rank).items()),
                 piece=groups.piece_of(rank),
-                canonical=canonical[spec.name],
+                canonical=canonical,
             )
-            for spec, groups, group, position in member
+            for spec, groups, canonical, group, position in member
         }
-        self._elsewhere = {spec.name: groups for spec, groups in given if spec.name not in self._groups}
+        self._elsewhere = {spec.name: groups for spec, groups, _ in given if spec.name not in self._groups}
 
     def __getitem__(self, name: str) -> LocalGroup:
         try:

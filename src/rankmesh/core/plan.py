@@ -160,17 +160,33 @@ class Plan:
         number = integer(rank, "rank", least=0)
         if number >= self.world_size:
             self.mesh.rank_range.position(number)
-        return LocalGroups(number, ((spec, self._kinds[spec.name]) for spec in self.specs))
+        canonical = self.canonical
+        return LocalGroups(number, ((spec, self._kinds[spec.name], canonical[spec.name]) for spec in self.specs))
 
     @cached_property
     def sharing(self) -> list[tuple[str, ...]]:
-        """The kinds in classes that use one communicator on every rank."""
+        """The kinds in classes that use one communicator: the same groups on every rank, with the same options.
+
+        The first kind of a class is canonical: the others use its process groups. So each rank finds who makes which
+        group from the plan alone.
+
+        ```
+        dp_cp     gloo        canonical
+        intra     gloo        the same groups: uses dp_cp's
+        dp_ag     gloo        the same groups, and overlap class 'gather': its own
+        ```
+        """
         classes: dict[Hashable, list[str]] = {}
         for spec in self.specs:
             shares = spec.options.share is not False
             key = (self._kinds[spec.name].partition, spec.options) if shares else spec.name
             classes.setdefault(key, []).append(spec.name)
         return [tuple(names) for names in classes.values()]
+
+    @cached_property
+    def canonical(self) -> dict[str, str]:
+        """For each kind the one whose process groups it uses, its own name where it shares none before it."""
+        return {name: names[0] for names in self.sharing for name in names}
 
     def explain(self, rank: int) -> str:
         """One rank in words: coordinate, groups, neighbours, and why."""

@@ -30,7 +30,6 @@ def kind_along(plan: Plan, axis: str, view: str | None, local_kinds: Container[s
         plan.mesh.groups(axis, view=view)  # raises UnknownAxis, with a suggestion
     if axis in local_kinds and _along(plan, axis, axis, view):
         return axis
-    canonical = {names[0] for names in plan.sharing}
     found = [name for name in plan.kinds if name in local_kinds and _along(plan, name, axis, view)]
     if not found:
         raise ConnectError(
@@ -38,7 +37,7 @@ def kind_along(plan: Plan, axis: str, view: str | None, local_kinds: Container[s
             f"add GroupSpec({axis!r}) to the plan",
             axis=axis,
         )
-    if len([name for name in found if name in canonical]) > 1:
+    if len({plan.canonical[name] for name in found}) > 1:
         raise ConnectError(
             f"axis {axis!r} of a device mesh is ambiguous: the groups {', '.join(found)} are along it, each with a "
             "process group of its own; name one of them instead",

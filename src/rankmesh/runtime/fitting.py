@@ -26,8 +26,12 @@ def participants(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
     return RankRange(covered.offset, covered.size)
 
 
-def check_world(plan: Plan, world: DefaultGroup) -> None:
-    """Refuse a world of another size, a mesh outside it, and a rank that the plan leaves out without saying so."""
+def check_world(plan: Plan, world: DefaultGroup, *, collective: bool) -> None:
+    """Refuse a world of another size, a mesh outside it, and a rank that the plan leaves out without saying so.
+
+    A part of the world cannot connect alone where every rank takes part in making each group.
+    """
+    together = world.splits or collective
     covered = plan.mesh.rank_range
     if plan.fixed_world and plan.world_size != world.size:
         raise ConnectError(
@@ -44,7 +48,7 @@ def check_world(plan: Plan, world: DefaultGroup) -> None:
             world_size=world.size,
         )
     if not plan.fixed_world and (
-        world.rank not in covered or not covered.consecutive or (world.splits and covered.size < world.size)
+        world.rank not in covered or not covered.consecutive or (together and covered.size < world.size)
     ):
         raise ConnectError(
             f"the plan covers {covered} and leaves out others of this world of {world.size} (this is rank "

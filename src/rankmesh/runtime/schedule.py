@@ -86,14 +86,13 @@ def schedule(
     """
     steps = []
     for key, plan in plans.items():
-        together = _together(plan, world, collective)
         for spec in plan.specs:
-            if spec.options.lazy and not collective:
+            if plan.canonical[spec.name] != spec.name or (spec.options.lazy and not collective):
                 continue
             group = local[key].get(spec.name)
-            if group is not None and group.canonical == group.name:
+            if group is not None:
                 steps.append(Step(key, spec.name, making(plan, key, group, world, epoch, collective=collective)))
-            elif spec.name in together:
+            elif collective or (world.splits_for(spec.options.backend) and plan.groups(spec.name).size > 1):
                 steps.append(Step(key, spec.name, Decline(kind_of(plan, spec, world))))
     return steps
 
@@ -136,17 +135,4 @@ def kind_of(plan: Plan, spec: GroupSpec, world: DefaultGroup) -> Kind:
         world.backend if world.dry else options.backend or world.backend,
         world.timeout if options.timeout is None else timedelta(seconds=options.timeout),
         options,
-    )
-
-
-def _together(plan: Plan, world: DefaultGroup, collective: bool) -> frozenset[str]:
-    """The kinds that some rank makes with all others, which therefore must split or decline."""
-    if not collective and not world.splits:
-        return frozenset()
-    firsts = {names[0] for names in plan.sharing}
-    return frozenset(
-        spec.name
-        for spec in plan.specs
-        if spec.name in firsts
-        and (collective or (plan.groups(spec.name).size > 1 and world.splits_for(spec.options.backend)))
     )

@@ -118,7 +118,7 @@ class World:
         """Why this rank cannot serve the plans. It proposes the reason: the others would wait for it."""
         try:
             for plan in plans.values():
-                check_world(plan, self.default)
+                check_world(plan, self.default, collective=self.backend.collective)
                 check_lazy(plan, self.default)
                 check_kinds(plan, self.default, self.backend)
         except RankmeshError as error:
