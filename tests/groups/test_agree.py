@@ -118,6 +118,7 @@ def _other_ranks(me):
     return _connect(rm.Plan(rm.Mesh(tp=1, dp=3), BASE) if me.rank == 2 else GOOD, timeout=2)
 
 
+@PART_OF_WORLD
 def test_a_plan_of_other_ranks_is_named_at_the_timeout(ranks):
     """4 ranks, one with a plan of three ranks: it waits for those, and the others for it; nothing was made."""
     found = ranks(4, _other_ranks)

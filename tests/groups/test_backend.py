@@ -191,7 +191,7 @@ def _public_on_a_part(me):
 
 
 def test_a_part_of_the_world_does_not_connect_alone_by_public_torch(ranks):
-    """4 ranks, two meshes that leave each other out: refused, as new_group would mix them up; the error says the fix."""
+    """4 ranks, two meshes that leave each other out: refused with the fix, as new_group would mix them up."""
     assert ranks(4, _public_on_a_part) == [True] * 4
 
 
