@@ -8,7 +8,7 @@ import rankmesh as rm
 from rankmesh.debug.doctor import diagnose
 from rankmesh.debug.doctor.diagnosis import report
 from rankmesh.debug.doctor.history import history_of
-from rankmesh.debug.doctor.order import divergences
+from rankmesh.debug.doctor.order import departure, divergences
 
 TP, DP = {}, {}
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
@@ -204,6 +204,17 @@ def test_keys_of_the_data():
     assert {"cause", "ranks", "kind", "group", "call", "operation"} <= set(data["causes"][0])
     assert data["causes"][0]["kind"] == "dp"
     assert data["causes"][0]["group"] == "dp@tp1"
+
+
+def test_lines_are_compared_where_both_have_them():
+    """A rank that has no lines yet left the order at its second call, not at its first."""
+    frames = [{"filename": "/home/me/train.py", "line": 7, "name": "step"}]
+    with_lines = [call(WORLD, 1, frames=frames), call(WORLD, 2, frames=frames)]
+    without = [call(WORLD, 1), call(WORLD, 2, "broadcast"), call(WORLD, 3)]
+    documents = {0: document(with_lines, {WORLD: (0, 1)}), 1: document(without, {WORLD: (0, 1)})}
+    history = history_of(recordings(documents))
+    group, number, _ = departure(history, 1, (0, 1))
+    assert (group.label, number) == ("world", 2)
 
 
 # -- calls that a device has not come to ------------------------------------------------------------------------------

@@ -75,7 +75,7 @@ def command(
 
 
 def _failed(message: str, code: ExitCode) -> Failed:
-    """The end of a check that failed; at once where a thread hangs in a call, on which the interpreter would wait."""
+    """Return the error of a failed check; end the process at once if a thread hangs, on which exiting would wait."""
     from rankmesh.debug.verification.check import is_stuck
 
     if is_stuck():
@@ -108,7 +108,7 @@ def without_name_server(launch: Launch) -> Iterator[None]:
 
 
 def source_in_job(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
-    """The plan that the user means; a SPEC that leaves the size of the world open gets that of the job."""
+    """Return the plan that the user means; the job fills a size that SPEC leaves open."""
     try:
         return source_of(spec, world_size, variables)
     except RankmeshError:
@@ -120,7 +120,7 @@ def source_in_job(spec: str, world_size: int | None, variables: list[str] | None
 
 
 def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
-    """The result; ``json`` holds what is added to its data, None for a table."""
+    """Print the result; ``json`` is added to its data, None for a table."""
     if json is not None:
         write_json({"ok": result.ok, **asdict(result), **json})
     else:
@@ -132,7 +132,7 @@ def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
 
 @contextmanager
 def progress_bar(title: str, unit: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
-    """A progress bar on stderr: what tells it how far the ranks are, what ends it; silent without a terminal."""
+    """Show a progress bar on stderr, if that is a terminal; the first value updates it, the second ends it."""
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 

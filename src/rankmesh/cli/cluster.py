@@ -39,7 +39,7 @@ _SHOWN = 32
 def described(
     text: str | None, *, hosts: str | None = None, gpus_per_node: int | None = None, world_size: int | None = None
 ) -> Cluster:
-    """The cluster of a string or a file; of None, what this process's Slurm job says.
+    """Return the cluster of a string or a file; of None, what this process's Slurm job says.
 
     A topology file inside a Slurm job is read for the hosts of the job. Raises ``ClusterError``.
     """
@@ -88,7 +88,7 @@ def command(
 
 
 def _asked(launch: Launch, timeout: float) -> Cluster:
-    """The cluster as the ranks of this job find it; where there is no torch, as Slurm says it."""
+    """Return the cluster as the ranks of this job find it; without torch, as Slurm describes it."""
     try:
         with extra("torch"):
             import rankmesh as rm

@@ -29,7 +29,7 @@ _GAP = 2
 
 
 def pages(columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """The columns in tables of at most ``width``, each headed by the first column.
+    """Return the columns in tables of at most ``width``, each headed by the first column.
 
     >>> wide = [Column(head, ["x" * 30]) for head in ("a", "b", "c")]
     >>> [[column.head for column in page] for page in pages(wide, 70)]

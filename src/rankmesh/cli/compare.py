@@ -68,7 +68,7 @@ def command(
 
 
 def program_of(text: str) -> Callable[[Any], object]:
-    """The function that FILE:FUNCTION, or MODULE:FUNCTION, names; its file is run as a module of its own name."""
+    """Return the function that FILE:FUNCTION, or MODULE:FUNCTION, names; a file is imported as a module of its name."""
     place, _, name = text.rpartition(":") if ":" in text else (text, "", "")
     if not place or not (name.isidentifier() or not name):
         raise typer.BadParameter(f"{quoted(text)} does not name a function; {_FORM}")
@@ -82,7 +82,7 @@ def program_of(text: str) -> Callable[[Any], object]:
 
 
 def _choice(place: str, module: Any) -> str:
-    """Which functions a module defines, as the user may write them."""
+    """Return which functions a module defines, as the user may write them."""
     known = [
         name
         for name, value in vars(module).items()

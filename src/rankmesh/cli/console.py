@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 
 __all__ = ["error", "json_text", "note", "out", "plain", "write", "write_json"]
 
-# Without a terminal there is no width to fit; lines stay readable in a log.
+# The width without a terminal; lines stay readable in a log.
 _LOG_WIDTH = 140
 _PIECE = 2**15
 # What is printed where an encoding has no such sign.
@@ -57,7 +57,7 @@ codecs.register_error(_PLAIN, _plain)
 
 
 def out() -> Console:
-    """The console of stdout: coloured on a terminal, plain text elsewhere."""
+    """Return the console of stdout: coloured on a terminal, plain text elsewhere."""
     return _console(sys.stdout)
 
 
@@ -96,7 +96,7 @@ def note(text: str) -> None:
 
 
 def error(message: str) -> None:
-    """One line on stderr; ``error:`` is red on a terminal."""
+    """Print one line to stderr; ``error:`` is red on a terminal."""
     from rich.text import Text
 
     line = Text.assemble(("error:", "bold red"), " ", " ".join(message.split("\n")))

@@ -135,7 +135,7 @@ def _axis(pair: tuple[int, int] | None) -> str:
 
 
 def _options(found: Difference) -> list[Column]:
-    """One row for all the kinds whose option differs alike."""
+    """Return one row for all the kinds whose option differs alike."""
     kinds: dict[tuple[str, str, str], list[str]] = {}
     for item in found.options:
         kinds.setdefault((item.option, str(item.left), str(item.right)), []).append(item.kind)

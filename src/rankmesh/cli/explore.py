@@ -36,7 +36,7 @@ def explored(
     measured: str | Path | None = None,
     recordings: str | Path | None = None,
 ) -> dict[str, Any]:
-    """What the page of a layout is given; `rankmesh.viz.explorer.page` makes the page of it.
+    """Return what the page of a layout is given; `rankmesh.viz.explorer.page` makes the page of it.
 
     >>> explored("tp=2,dp=4", cluster="host=4,leaf=2")["state"]
     {'spec': 'tp=2,dp=4', 'cluster': 'host=4,leaf=2'}
@@ -51,7 +51,7 @@ def explored(
 
 
 def _machine(text: str | None, gpus_per_node: int | None, world_size: int) -> Machine | str | None:
-    """A cluster of a string stays the string, which the page has controls for; its ranks must have a device."""
+    """Return a cluster, but a string as it is, for which the page has controls; each rank must have a device."""
     if text is None:
         return None if gpus_per_node is None else str(gpus_per_node)
     found = cluster_of(text, world_size, gpus_per_node=gpus_per_node)

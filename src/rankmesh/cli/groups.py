@@ -43,7 +43,7 @@ class KindGroups:
 
 
 def kind_groups(spec: str | Source, name: str, *, rank: int | None = None) -> KindGroups:
-    """All groups of a kind, or the one that ``rank`` is in (``NotAMember`` if it is in none)."""
+    """Return all groups of a kind, or the one that ``rank`` is in (``NotAMember`` if it is in none)."""
     plan = source_of(spec).plan
     kind, groups = plan.spec(name), plan.groups(name)
     listed = groups.tolist() if rank is None else [list(groups.of(rank))]

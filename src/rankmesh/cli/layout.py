@@ -29,9 +29,9 @@ $ rankmesh layout qwen3-8b --side megatron:tp=4,pp=2
 
 
 def config_of(model: Path) -> Mapping[str, Any]:
-    """The ``config.json`` of a model: the file, that of a folder, or that of a model by its name, ``llama3-8b``.
+    """Return the ``config.json`` of a model: a file, the one in a folder, or of a model by its name, ``llama3-8b``.
 
-    Raises ``LayoutError`` for a file that is missing, or is no configuration.
+    Raises ``LayoutError`` for a file that is missing or not a configuration.
     """
     if not model.exists() and str(model) in CONFIGS:
         return CONFIGS[str(model)]

@@ -48,7 +48,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 
 
 def sizes_of(text: str) -> tuple[int, ...]:
-    """Bytes as people write them.
+    """Return numbers of bytes, which people write with units.
 
     >>> sizes_of("4KiB, 1MB,7")
     (4096, 1000000, 7)
@@ -113,7 +113,7 @@ def command(
 
 
 def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
-    """The cluster to calibrate: as it is given, else the hosts as the ranks call them."""
+    """Return the cluster to calibrate: as it is given, else the hosts as the ranks call them."""
     if text is not None:
         return described(text, world_size=plan.world_size)
     from rankmesh.placement.discovered import Witness, discovered

@@ -46,7 +46,7 @@ class Output:
 
 
 def check_stdout(outputs: Sequence[Output], *, json: bool) -> bool:
-    """Whether stdout is taken by a file's text; it can hold one."""
+    """Return whether stdout is taken by a file's text; it can hold one."""
     taken = [output.option for output in outputs if output.path == "-"] + (["--json"] if json else [])
     if len(taken) > 1:
         raise typer.BadParameter(f"{' and '.join(taken)} would both go to stdout; name a file for one of them")

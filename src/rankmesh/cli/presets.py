@@ -42,7 +42,7 @@ class PresetRow:
 
 
 def preset_row(name: str) -> PresetRow:
-    """One preset with the world size and the sizes that follow from its spec."""
+    """Return one preset with the world size and the sizes that follow from its spec."""
     preset, mesh = presets.get(name), read(name).plan.mesh
     sizes = "/".join([str(mesh), *(f"{view}:{layout}" for view, layout in mesh.views.items())])
     return PresetRow(

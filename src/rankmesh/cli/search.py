@@ -37,7 +37,7 @@ _SUCH_AS = {"batch": 256, "sequence": 4096}
 
 
 def _training(stated: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Training, tuple[str, ...]]:
-    """How the model is trained, options before what its file says; and what the search is free to choose."""
+    """Return how the model is trained, options before what its file says; and what the search is free to choose."""
     chosen = {**stated, **{name: value for name, value in given.items() if value is not None}}
     missing = [name for name in ("batch", "sequence") if name not in chosen]
     if missing:
@@ -47,7 +47,7 @@ def _training(stated: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Trai
 
 
 def speed_of(text: str, peak: float) -> tuple[float, str]:
-    """FLOP/s of TFLOP/s, of a utilisation of the peak, or of what ``measure --json`` wrote; and where it is from.
+    """Return FLOP/s from TFLOP/s, a share of the peak, or a file of ``measure --json``; and where they are from.
 
     >>> speed_of("400", 989e12), speed_of("40%", 1000e12)
     ((400000000000000.0, 'as given'), (400000000000000.0, '40% of the peak, as given'))

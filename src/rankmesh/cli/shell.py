@@ -48,7 +48,7 @@ class ExitCode(IntEnum):
     meaning: str
 
     def __new__(cls, value: int, meaning: str) -> ExitCode:
-        """An integer with its meaning."""
+        """Return an integer with its meaning."""
         member = int.__new__(cls, value)
         member._value_ = value
         member.meaning = meaning
@@ -189,7 +189,7 @@ _EXPECTED = {
 
 
 def _wrong_value(problem: Any) -> str:
-    """A value that an option does not take, with the value, which typer's own message leaves out; empty for others."""
+    """Return a message with the refused value, which typer's own leaves out; "" for other errors."""
     if re.fullmatch(r"-\d+", str(getattr(problem, "option_name", ""))):
         return f"{problem.option_name} is less than 0, and the numbers here are not; give at least 0"
     rows: list[Any] = getattr(problem.__cause__ or problem.__context__, "errors", list)()

@@ -76,7 +76,7 @@ def command(
 
 
 def _as_data(moves: Transfer) -> dict[str, Any]:
-    """The transfer as plain data with stable keys."""
+    """Return the transfer as plain data with stable keys."""
     data: dict[str, Any] = {
         "bytes": moves.bytes,
         "lower_bound": moves.lower_bound,
@@ -95,7 +95,7 @@ def _as_data(moves: Transfer) -> dict[str, Any]:
 
 
 def _busiest(totals: Any) -> list[int]:
-    """The rank with the most bytes, and how many; rank 0 where nothing moves."""
+    """Return the rank with the most bytes, and how many; rank 0 where nothing moves."""
     return [int(totals.argmax()), int(totals.max())] if len(totals) else [0, 0]
 
 
@@ -125,7 +125,7 @@ def _print(console: Console, moves: Transfer, ranks: int) -> None:
 
 
 def _size(count: int) -> str:
-    """Bytes for people.
+    """Format a number of bytes.
 
     >>> _size(512), _size(3 << 20), _size(1536)
     ('512 B', '3 MiB', '1.5 KiB')

@@ -35,7 +35,7 @@ class Whereabouts:
     missing: str
 
     def to_dict(self) -> dict[str, Any]:
-        """As data with stable keys."""
+        """Return plain data with stable keys."""
         names = ("launcher", "rank", "world_size", "local_rank", "local_world_size", "host", "meeting")
         return {
             **{name: getattr(self.launch, name) for name in names},
@@ -46,7 +46,7 @@ class Whereabouts:
 
 
 def where(environment: Mapping[str, str] = os.environ) -> Whereabouts:
-    """Where this process is. ``ConnectError`` for variables that contradict each other or tell too little.
+    """Return where this process is. ``ConnectError`` for variables that contradict each other or tell too little.
 
     >>> where({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}).launch.meeting
     '127.0.0.1:29500'

@@ -52,7 +52,7 @@ def init(
 
 @contextmanager
 def watched(live: LiveRank, diagnosed: Callable[[str], None]) -> Iterator[LiveRank]:
-    """The same rank until it leaves its world; ``diagnosed`` is given the diagnosis of what hangs, if anything does.
+    """Watch over a rank until it leaves its world; ``diagnosed`` is given the diagnosis of a hang.
 
     Recordings are left only where ``RANKMESH_RECORD`` says.
     """

@@ -32,7 +32,7 @@ _NODE_ADDRESS = re.compile(r"\bNodeAddr=(\S+)")
 
 
 def resolved(launch: Launch, seconds: float = _SLURM, environment: Mapping[str, str] = os.environ) -> Launch:
-    """The launch with a rendezvous address that resolves on this host; inside a Slurm job Slurm may know its address.
+    """Return the launch with a rendezvous address that resolves on this host, inside a Slurm job by asking Slurm.
 
     Asking Slurm takes ``seconds`` at most. Raises ``ConnectError`` where the place does not resolve.
     """
@@ -56,7 +56,7 @@ def resolved(launch: Launch, seconds: float = _SLURM, environment: Mapping[str, 
 
 
 def _of_slurm(node: str, seconds: float) -> tuple[str | None, str]:
-    """The address that Slurm has of a node, else None and why."""
+    """Return the address that Slurm has of a node, else None and why."""
     scontrol = shutil.which("scontrol")
     if scontrol is None:
         return None, "scontrol is not on the PATH"
@@ -91,7 +91,7 @@ def family_of(address: str) -> socket.AddressFamily:
 
 
 def is_local(family: int, place: Any) -> bool:
-    """Whether an address with port 0, as ``getaddrinfo`` gives it, is one of this host's."""
+    """Return whether an address with port 0, as ``getaddrinfo`` gives it, is one of this host's."""
     try:
         with socket.socket(family, socket.SOCK_STREAM) as probe:
             probe.bind(place)

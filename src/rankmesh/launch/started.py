@@ -65,7 +65,7 @@ _STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NO
 
 
 def started_by(environment: Mapping[str, str] = os.environ, host: str | None = None) -> Launch:
-    """What started this process, from its environment; ``host`` is what the machine calls itself.
+    """Return what started this process, from its environment; ``host`` is what the machine calls itself.
 
     Raises ``ConnectError`` for variables that are no numbers, that are missing, or that contradict each other; its
     ``evidence`` holds what was read until then.
@@ -88,7 +88,7 @@ def started_by(environment: Mapping[str, str] = os.environ, host: str | None = N
 
 
 def _without_launcher(read: Variables, host: str | None) -> Launch:
-    """A world of one; unless one variable of two is set, which by mistake would make every rank a world of its own."""
+    """Return a world of one; refuse one variable of two, which would make every rank a world of its own."""
     for name, value, other in (("RANK", "0", "WORLD_SIZE"), ("WORLD_SIZE", "1", "RANK")):
         if name in read and other not in read and not read.holds(name, value):
             raise ConnectError(
@@ -127,7 +127,7 @@ def _read(row: Launcher, read: Variables, host: str | None) -> Launch:
 
 
 def host_name(environment: Mapping[str, str] = os.environ) -> str:
-    """What this host is called by its launcher, else by itself.
+    """Return what this host is called by its launcher, else by itself.
 
     >>> host_name({"SLURMD_NODENAME": "node3"})
     'node3'
@@ -163,7 +163,7 @@ def _rank(row: Launcher, read: Variables, size: int) -> int:
 
 
 def _check_pods(row: Launcher, read: Variables) -> None:
-    """A pod that is to start several ranks starts them with torchrun, which reads the same variables."""
+    """Refuse a pod that is to start several ranks without torchrun, which reads the same variables."""
     each = read.text("PET_NPROC_PER_NODE") if row.name == "kubernetes" else None
     if each not in (None, "1"):
         raise ConnectError(
@@ -183,7 +183,7 @@ def _local_size(row: Launcher, read: Variables, size: int) -> int | None:
 
 
 def _tasks_here(read: Variables, size: int) -> int | None:
-    """Slurm's tasks on this host, of the step where there is one; the fullest host's where the host is not known."""
+    """Return Slurm's tasks on this host, of the step if there is one; of the fullest host if this one is not known."""
     for name in ("SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE", "SLURM_NTASKS_PER_NODE"):
         counts = read.counts(name) if name in read else None
         if counts:
@@ -210,7 +210,7 @@ def _check_local(row: Launcher, read: Variables, rank: int, local: int | None, h
 
 
 def _numbers_more(row: Launcher, read: Variables, rank: int, size: int) -> bool:
-    """Whether ``RANK`` and ``WORLD_SIZE`` beside a launcher's variables number the ranks that each of its tasks starts.
+    """Return whether ``RANK`` and ``WORLD_SIZE`` number the ranks that each task of a launcher starts.
 
     When they are the launcher's they do not; anything else is refused, with both values.
     """
@@ -243,7 +243,7 @@ def _rendezvous(row: Launcher, read: Variables, size: int, here: int | None) -> 
 
 
 def _port(row: Launcher, read: Variables) -> int:
-    """A port of the job's own, where the launcher names jobs: two on one host must not share a store."""
+    """Return a port of the job's own, where the launcher names jobs: two on one host must not share a store."""
     if row.name == "slurm":
         job, step = read.number("SLURM_JOB_ID", 0), read.optional("SLURM_STEP_ID") or 0
         return PORT + (job + step) % 1000
@@ -252,7 +252,7 @@ def _port(row: Launcher, read: Variables) -> int:
 
 
 def _first_host(row: Launcher, read: Variables) -> str | None:
-    """The host of rank 0, from the launcher's list of hosts."""
+    """Return the host of rank 0, from the launcher's list of hosts."""
     if row.name == "slurm":
         text = read.text("SLURM_STEP_NODELIST") or read.text("SLURM_JOB_NODELIST") or read.text("SLURM_NODELIST")
         return _first(text) if text else None

@@ -167,7 +167,7 @@ def torchrun_variables(
     address: str = "127.0.0.1",
     port: int = PORT,
 ) -> dict[str, str]:
-    """What torchrun sets for a rank.
+    """Return what torchrun sets for a rank.
 
     >>> torchrun_variables(5, 8, local_rank=1, local_world_size=4, node=1)["LOCAL_RANK"]
     '1'
@@ -185,7 +185,7 @@ def torchrun_variables(
 
 
 def srun_variables(rank: int, *, local_rank: int, node: int, tasks: Sequence[int], hosts: str) -> dict[str, str]:
-    """What srun sets for a task of a step that has so many ``tasks`` on each of its ``hosts``, listed as Slurm does.
+    """Return what srun sets for a task of a step with ``tasks`` on each of its ``hosts``, listed as Slurm does.
 
     >>> srun_variables(5, local_rank=1, node=1, tasks=(4, 4), hosts="node[1-2]")["SLURM_STEP_NUM_TASKS"]
     '8'

@@ -28,15 +28,15 @@ class Variables:
         self.about = "launcher"
 
     def __contains__(self, name: str) -> bool:
-        """Whether the variable is set to something; asking leaves no evidence."""
+        """Return whether the variable is set to something; asking leaves no evidence."""
         return bool(self._environment.get(name, "").strip())
 
     def holds(self, name: str, text: str) -> bool:
-        """Whether a variable is set to this; asking leaves no evidence."""
+        """Return whether a variable is set to this; asking leaves no evidence."""
         return self._environment.get(name, "").strip() == text
 
     def text(self, name: str) -> str | None:
-        """A variable without the spaces around it, None where it is not set, or set to nothing."""
+        """Return a variable without the spaces around it, None where it is not set, or set to nothing."""
         if name not in self:
             return None
         self.evidence[name] = self._environment[name]
@@ -46,7 +46,7 @@ class Variables:
         return self._environment[name].strip()
 
     def number(self, name: str, default: int | None = None, *, least: int = 0, most: int = _MOST) -> int:
-        """A whole number; the default where there is none. ``ConnectError`` for anything else."""
+        """Return a whole number; the default where there is none. ``ConnectError`` for anything else."""
         text = self.text(name)
         if text is None and default is not None:
             return default
@@ -61,11 +61,11 @@ class Variables:
         return int(text)
 
     def optional(self, name: str, *, least: int = 0, most: int = _MOST) -> int | None:
-        """A whole number, None where the variable is not set."""
+        """Return a whole number, None where the variable is not set."""
         return self.number(name, least=least, most=most) if name in self else None
 
     def counts(self, name: str) -> tuple[int, ...] | None:
-        """Tasks by host, as Slurm counts them: ``4(x2),2`` is (4, 4, 2)."""
+        """Return the tasks of each host, as Slurm counts them: ``4(x2),2`` is (4, 4, 2)."""
         text = self.text(name)
         try:
             return task_counts(text) if text else None

@@ -80,9 +80,8 @@ class Collective:
 
     def difference(self) -> str | None:
         """Return what differs between the calls that were made; None when they are one call."""
-        different = difference(self.calls)
-        if different is not None:
-            return str(different)
+        if different := difference(self.calls):
+            return different
         return fit(self.calls) if len(self.operations) == len(self.channel.ranks) else None
 
 

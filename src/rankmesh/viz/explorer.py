@@ -44,13 +44,13 @@ def given(
     measured: Mapping[str, Any] | None = None,
     hang: Diagnosis | None = None,
 ) -> dict[str, Any]:
-    """What the page is given, as plain data.
+    """Return what the page is given, as plain data.
 
     ``cluster``   a cluster, or the axis string of one; without, hosts of eight devices, or those of the preset
     ``measured``  the document of ``rankmesh measure --json``
     ``hang``      what the doctor found
 
-    Raises ``PlacementError`` for a document that is no measurement of this plan.
+    Raises ``PlacementError`` for a document that is not a measurement of this plan.
     """
     spec, world = spec_of(source)
     state: dict[str, Any] = {"spec": spec or "given"}
@@ -73,7 +73,7 @@ def given(
 
 
 def page(data: Mapping[str, Any]) -> str:
-    """The page with this given, as HTML text; it loads nothing from anywhere.
+    """Return the page with this given, as HTML text; it loads nothing from anywhere.
 
     >>> text = page({"state": {"spec": "tp=2,dp=2"}})
     >>> text.startswith("<!doctype html>"), '"tp=2,dp=2"' in text
@@ -86,7 +86,7 @@ def page(data: Mapping[str, Any]) -> str:
 
 
 def fragment(state: Mapping[str, Any]) -> str:
-    """What follows the ``#`` of the page's address for this state.
+    """Return what follows the ``#`` of the page's address for this state.
 
     >>> fragment({"spec": "tp=2,dp=*", "world": 8})
     'spec=tp=2,dp=*&world=8'
@@ -95,7 +95,7 @@ def fragment(state: Mapping[str, Any]) -> str:
 
 
 def spec_of(source: Source) -> tuple[str | None, int | None]:
-    """The SPEC by which the page makes the same plan, with the world size that it needs; None where no SPEC says it.
+    """Return the SPEC from which the page makes the plan, with the world size that it needs; None if there is none.
 
     A training config is the recipe of its lines.
 
@@ -119,14 +119,14 @@ def _makes(spec: str, source: Source) -> bool:
 
 
 def _arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
-    """The lines of a config as the arguments of its recipe."""
+    """Yield the lines of a config as the arguments of its recipe."""
     for name, value in arguments.items():
         text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         yield f"{'world' if name == 'world_size' else name}={text}"
 
 
 def _checked(measured: Mapping[str, Any], source: Source) -> dict[str, Any]:
-    """A measurement whose rows name kinds of the plan."""
+    """Return a measurement whose rows name kinds of the plan."""
     rows = measured.get("kinds")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= set(_MEASURED) for row in rows):
         raise PlacementError(
@@ -146,7 +146,7 @@ def _checked(measured: Mapping[str, Any], source: Source) -> dict[str, Any]:
 
 
 def _hang(found: Diagnosis) -> dict[str, Any]:
-    """The diagnosis with who waits for whom."""
+    """Return the diagnosis with who waits for whom."""
     turns = [
         {"call": call.name, "waiting": list(call.waiting), "missing": list(call.missing)} for call in found.waits.calls
     ]

@@ -22,7 +22,7 @@ _GAP = "   "
 
 
 def grid(mesh: Mesh, *, width: int = 8, line: int = 100) -> str:
-    """The mesh as text, ``width`` ranks across and ``line`` characters to a line."""
+    """Return the mesh as text, ``width`` ranks across and ``line`` characters to a line."""
     drawn = sheet(mesh, width=width)
     labels = [row.label for row in drawn.blocks[0].rows]
     margin = max(map(len, labels)) + 1 if any(labels) else 0
@@ -38,7 +38,7 @@ def _cell(drawn: Sheet) -> int:
 
 
 def _step(drawn: Sheet) -> int:
-    """How many columns lie between two wider gaps: one run of the fastest axis."""
+    """Return how many columns lie between two wider gaps: one run of the fastest axis."""
     return len(set(drawn.headers[-1]))
 
 

@@ -130,7 +130,7 @@ def overview(
     members: int = 8,
     kinds: Sequence[str] | None = None,
 ) -> Overview:
-    """The overview of a plan; ``kinds`` keeps these rows, ``members`` limits the ranks listed of a group.
+    """Return the overview of a plan; ``kinds`` keeps these rows, ``members`` limits the ranks listed of a group.
 
     Without a ``cluster``, ``gpus_per_node`` says one of equal hosts; without both a preset's own is used, and for other
     plans crossings are left out. Counts of communicators are always those of the whole plan.
@@ -165,7 +165,7 @@ def overview(
 
 
 def nodes_text(facts: Overview) -> str:
-    """How many nodes the world has, of how many ranks; a last one that is not full is said.
+    """Return how many nodes the world has, of how many ranks, and how many the last one has if it is not full.
 
     >>> from rankmesh.readers.source import read
     >>> nodes_text(overview(read("dp=20"), gpus_per_node=8))

@@ -49,7 +49,7 @@ def put(parent: Element, tag: str, text: str | None = None, **attributes: object
 
 
 def document(width: int, height: int, label: str) -> Element:
-    """An empty white picture of this size in pixels; ``label`` is what a screen reader says of it."""
+    """Return an empty white picture of this size in pixels; ``label`` is what a screen reader says of it."""
     size = {"viewBox": f"0 0 {width} {height}", "width": str(width), "height": str(height)}
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, "role": "img", "aria-label": label})
     put(root, "style", _STYLE)
@@ -58,7 +58,7 @@ def document(width: int, height: int, label: str) -> Element:
 
 
 def panel(plan: Plan, name: str, cluster: Cluster | None, part: Part | None = None) -> Panel:
-    """The mesh of a plan with the groups of one kind in colour, and a legend."""
+    """Return the mesh of a plan with the groups of one kind in colour, and a legend."""
     groups = plan.groups(name)
     shown = part or part_of(plan.mesh, plan.mesh.size)
     drawn = sheet(plan.mesh, part=shown)
@@ -88,7 +88,7 @@ def panel(plan: Plan, name: str, cluster: Cluster | None, part: Part | None = No
 
 
 def _groups_of(groups: Groups, part: Part) -> dict[int, int]:
-    """The number of the group of each rank that is drawn and in one."""
+    """Return the number of the group of each rank that is drawn and in one."""
     if not part.left_out:
         return {rank: index for index, ranks in enumerate(groups.tolist()) for rank in ranks}
     return {rank: groups.index_of(rank) for rank in part.ranks.tolist() if groups.has(rank)}
@@ -151,7 +151,7 @@ def _cell(root: Element, rank: int, paint: _Paint, x: int, y: int) -> None:
 
 
 def _edges(block: Block, paint: _Paint, left: int, top: int) -> Iterator[str]:
-    """The sides of cells where a node ends."""
+    """Yield the sides of cells where a node ends."""
     node = {
         (column, line): paint.node(rank) for line, row in enumerate(block.rows) for column, rank in enumerate(row.ranks)
     }
@@ -168,7 +168,7 @@ def _edges(block: Block, paint: _Paint, left: int, top: int) -> Iterator[str]:
 
 
 def _legend(root: Element, groups: Groups, paint: _Paint, y: int) -> tuple[int, int]:
-    """Two columns of swatches with the first members; its width and height."""
+    """Return two columns of swatches with the first members; its width and height."""
     numbers = list(paint.colours)[:_LEGEND]
     words = [f"g{number}: {_ranks(list(groups[number][: _LEGEND_RANKS + 1]))}" for number in numbers]
     column = max(map(len, words)) * 6 + 34

@@ -37,7 +37,7 @@ class Part:
 
 
 def part_of(mesh: Mesh, most: int) -> Part:
-    """The mesh itself up to ``most`` ranks; of a larger one the first positions along its largest axes."""
+    """Return the mesh itself up to ``most`` ranks; of a larger one the first positions along its largest axes."""
     sizes = dict(mesh.axes)
     while prod(sizes.values()) > most:
         name = max(sizes, key=lambda axis: (sizes[axis], mesh.strides[axis]))

@@ -78,7 +78,7 @@ def sheet(mesh: Mesh, *, width: int = 8, part: Part | None = None) -> Sheet:
 
 
 def _across(axes: _Axes, width: int) -> _Axes:
-    """The leading axes that fit, at least one."""
+    """Return the leading axes that fit, at least one."""
     count = 1
     while count < len(axes) and prod(size for _, size in axes[: count + 1]) <= width:
         count += 1
@@ -86,7 +86,7 @@ def _across(axes: _Axes, width: int) -> _Axes:
 
 
 def _digits(axes: _Axes, number: int) -> list[int]:
-    """The position along one of the axes for every cell that they span, in order."""
+    """Return the position along one of the axes for every cell that they span, in order."""
     before = prod(size for _, size in axes[:number])
     return [index // before % axes[number][1] for index in range(prod(size for _, size in axes))]
 
@@ -106,7 +106,7 @@ def _blocks(table: IntArray, axes: _Axes, labels: list[str]) -> tuple[Block, ...
 
 
 def _wrapped(axis: tuple[str, int], rest: _Axes, ranks: IntArray, width: int) -> Sheet:
-    """A long fastest axis in rows of ``width``; the last row of each may be shorter. The rest are blocks."""
+    """Return a long fastest axis in rows of ``width``; the last row of each may be shorter. The rest are blocks."""
     name, size = axis
     starts = range(0, size, width)
     blocks = [

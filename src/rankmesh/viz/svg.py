@@ -52,13 +52,13 @@ def picture(
 
 
 def pictured_kinds(plan: Plan) -> list[str]:
-    """The kinds worth a panel: the first of each class that shares, without groups of one rank."""
+    """Return the kinds worth a panel: the first of each class that shares, without groups of one rank."""
     canonical = [names[0] for names in plan.sharing if plan.groups(names[0]).size > 1]
     return canonical or [spec.name for spec in plan.specs[:1]]
 
 
 def _sheet_of(plan: Plan, panels: list[Panel], cluster: Cluster | None, part: Part) -> Element:
-    """The panels in rows, as many side by side as fit the target width."""
+    """Return the panels in rows, as many side by side as fit the target width."""
     places, width, height = _flow(panels)
     title = f"{plan.mesh}: {plan.mesh.size} ranks"
     if part.left_out:

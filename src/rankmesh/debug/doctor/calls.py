@@ -17,12 +17,13 @@ sizes differ None
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any, Protocol
 
-__all__ = ["Comparable", "Difference", "Signature", "difference", "merged", "odd_ones", "signature_of"]
+__all__ = ["Comparable", "Signature", "difference", "merged", "odd_ones", "signature_of"]
 
 _DTYPES = {
     "Float": "float32",
@@ -76,51 +77,29 @@ class Signature:
         return f"{self.operation} {self.shown}".strip()
 
 
-@dataclass(frozen=True)
-class Difference:
-    """What differs between calls: the operations, or the facts of these names."""
-
-    names: tuple[str, ...]
-
-    def __str__(self) -> str:
-        plural = len(self.names) > 1 or self.names[0].endswith("s")
-        return f"{', '.join(self.names)} {'differ' if plural else 'differs'}"
-
-
-def difference(calls: Sequence[Comparable]) -> Difference | None:
-    """What differs between the calls that the members of a group made under one number; None when they are one call."""
-    if not calls:
-        return None
-    first, *others = calls
-    for other in others:
-        if other.operation != first.operation:
-            return Difference(("operations",))
-        ours, theirs = first.signature, other.signature
-        names = tuple(name for name in ours if ours[name] != theirs.get(name))
-        if names:
-            return Difference(names)
+def difference(calls: Sequence[Comparable]) -> str | None:
+    """Return what differs between the calls that members made under one number: ``sizes differ``; None if nothing."""
+    for other in calls[1:]:
+        if other.operation != calls[0].operation:
+            return "operations differ"
+        ours, theirs = calls[0].signature, other.signature
+        if names := [name for name in ours if ours[name] != theirs.get(name)]:
+            return f"{', '.join(names)} {'differ' if len(names) > 1 or names[0].endswith('s') else 'differs'}"
     return None
 
 
-def odd_ones(calls: Mapping[int, Comparable]) -> list[int]:
-    """The ranks whose call is not that of most; all of them when no call is that of more than half."""
-    classes: list[list[int]] = []
-    for rank, call in sorted(calls.items()):
-        same = next((known for known in classes if difference([calls[known[0]], call]) is None), None)
-        if same is None:
-            classes.append([rank])
-        else:
-            same.append(rank)
-    largest = max(classes, key=len, default=[])
-    usual = largest if 2 * len(largest) > len(calls) else []
-    return sorted(set(calls) - set(usual)) if len(classes) > 1 else []
+def odd_ones(calls: Mapping[int, Signature]) -> list[int]:
+    """Return the ranks whose call differs from the majority's; all of them if there is no majority."""
+    usual, count = Counter(calls.values()).most_common(1)[0]
+    is_majority = 2 * count > len(calls)
+    return sorted(rank for rank, call in calls.items() if not (is_majority and call == usual))
 
 
 # -- calls of torch's flight recorder ----------------------------------------------------------------------------------
 
 
 def signature_of(entry: Mapping[str, Any]) -> Signature:
-    """The facts of a call on which all members agree: sizes in elements, since networks know no shapes; dtypes.
+    """Return the facts of a call on which all members agree: sizes in elements, since networks know no shapes; dtypes.
 
     >>> print(signature_of({"profiling_name": "gloo:gather", "input_sizes": [[4, 2]], "input_dtypes": ["Float"]}))
     gather float32[4, 2]
@@ -150,7 +129,7 @@ def _shapes(sizes: object, dtypes: object) -> list[tuple[tuple[int, ...], str]]:
 
 
 def merged(parts: Sequence[Signature]) -> Signature:
-    """One call that stands for these: its facts are those of all of them, one after the other."""
+    """Return one call that stands for these: its facts are those of all of them, one after the other."""
     first, *others = parts
     parts = [first, *(part for part in others if part.operation != "coalesced")][:_MOST]
     facts: dict[str, tuple[Any, ...]] = dict.fromkeys(first.signature, ())

@@ -44,7 +44,7 @@ class Cause:
     explains: int = 0
 
     def to_dict(self) -> dict[str, object]:
-        """The cause as plain data."""
+        """Return the cause as plain data."""
         return {
             "cause": self.cause,
             "ranks": list(self.ranks),
@@ -60,7 +60,7 @@ class Cause:
 
 
 def cause_of(history: History, cause: str, ranks: Sequence[int], call: PendingCall, evidence: str) -> Cause:
-    """A cause at a call, with the lines of those who wait in it and of its ranks."""
+    """Return a cause at a call, with the lines of those who wait in it and of its ranks."""
     sites = {rank: site for rank in call.waiting[:_SHOWN] if (site := _site(history, call, rank))}
     for rank in ranks[:_SHOWN]:
         about = history.recordings[rank].in_call if rank in history.recordings else None
@@ -70,14 +70,14 @@ def cause_of(history: History, cause: str, ranks: Sequence[int], call: PendingCa
 
 
 def _site(history: History, call: PendingCall, rank: int) -> str:
-    """The line of a call; of a rank that has not yet recorded lines, where it waits."""
+    """Return the line of a call; where the rank waits if it has not yet recorded lines."""
     about = history.recordings[rank].in_call
     waits = about.site if about is not None and about.operation else ""
     return call.site or history.site(call.group, rank, call.number) or waits
 
 
 def wait_in(call: PendingCall) -> str:
-    """Who waits in a call: ``ranks 1, 2 wait in all_reduce, call 4 of dp@tp1``."""
+    """Return who waits in a call: ``ranks 1, 2 wait in all_reduce, call 4 of dp@tp1``."""
     if call.failed:
         return f"{in_words(call.waiting)} made {call.name}, which failed"
     return f"{in_words(call.waiting)} {'waits' if len(call.waiting) == 1 else 'wait'} in {call.name}"

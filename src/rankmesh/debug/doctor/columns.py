@@ -77,7 +77,7 @@ class Columns:
 
 
 def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
-    """The columns of these entries; ``stacks`` are those that entries name by number.
+    """Return the columns of these entries; ``stacks`` are those that entries name by number.
 
     Whatever is no entry raises one of Python's own errors.
     """
@@ -112,7 +112,7 @@ def _groups(
     on_device: Bools,
     queued: Bools,
 ) -> list[GroupName]:
-    """The groups of the calls, with what the device has not reached of each."""
+    """Return the groups of the calls, with what the device has not reached of each."""
     group, number = every["group"], every["number"]
     devices = set(np.unique(group[on_device]).tolist())
     waiting: dict[int, tuple[int, int]] = {}
@@ -133,7 +133,7 @@ def _groups(
 
 
 def _table(entries: Sequence[Entry]) -> dict[str, Sequence[Any]]:
-    """The fields of all entries, field by field; older formats have not all of them."""
+    """Return the fields of all entries, field by field; older formats have not all of them."""
     given = [name for name in _OPTIONAL if entries and name in entries[0]]
     try:
         rows = list(map(itemgetter(*_NEEDED, *given), entries))
@@ -145,7 +145,7 @@ def _table(entries: Sequence[Entry]) -> dict[str, Sequence[Any]]:
 
 
 def _numbered(keys: Iterable[_Key]) -> tuple[list[_Key], Ints]:
-    """Each key once, in the order in which they come, and the number of each."""
+    """Return each key once, in the order in which they come, and the number of each."""
     each = list(keys)
     known = {key: number for number, key in enumerate(dict.fromkeys(each))}
     return list(known), np.fromiter(map(known.__getitem__, each), dtype=np.int32, count=len(each))
@@ -156,7 +156,7 @@ def _whole(values: Sequence[Any], dtype: npt.DTypeLike) -> Ints:
 
 
 def _done(table: Mapping[str, Sequence[Any]], on_device: Bools) -> Bools:
-    """Whether each call is over: gloo's stay ``scheduled`` and are retired; NCCL's that are retired have timed out."""
+    """Return which calls are over: gloo's stay ``scheduled`` and are retired; NCCL's retired ones have timed out."""
     completed = np.array([state == "completed" for state in table["state"]], dtype=bool)
     retired = np.array(list(map(bool, table["retired"])), dtype=bool)
     return completed | (retired & ~on_device)
@@ -187,7 +187,7 @@ class _Calls:
 
 
 def _firsts(numbers: Column, count: int) -> list[int]:
-    """Where each number comes first."""
+    """Return where each number comes first."""
     places = np.zeros(count, dtype=np.int64)
     places[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return [int(place) for place in places]
@@ -200,7 +200,7 @@ def _peers(call: str) -> tuple[int, int, int]:
 
 
 def _exchanges(every: Mapping[str, Column], apart: Bools, calls: _Calls) -> dict[str, Column]:
-    """What is sent from one member to another; without the calls that only close several of them."""
+    """Return what is sent from one member to another; without the calls that only close several of them."""
     rows = np.flatnonzero(apart & (calls.peers[:, 0] >= 0))
     sends, me, peer = calls.peers[rows].T
     return {"sends": sends, "me": me, "peer": peer} | {
@@ -209,7 +209,7 @@ def _exchanges(every: Mapping[str, Column], apart: Bools, calls: _Calls) -> dict
 
 
 def _queued(every: Mapping[str, Column], apart: Bools, on_device: Bools, batches: Sequence[Any]) -> Bools:
-    """Whether each call only stands behind the first unfinished one of the device, which its rank has not left.
+    """Return which calls are queued behind the first unfinished call of the device, which its rank has not left.
 
     A program hands its calls to the device and goes on; there each waits for the one before, whatever its group. A
     communicator takes its own collectives in order, so that those of the same group are compared by their numbers.
@@ -241,7 +241,7 @@ def _lives(rows: dict[str, Column]) -> dict[str, Column]:
 
 
 def _joined(rows: dict[str, Column], signatures: dict[Signature, int]) -> dict[str, Column]:
-    """Several calls that were made as one, which follow each other under one number, as one call."""
+    """Join calls that were made as one: they follow each other under one number."""
     group, number = rows["group"], rows["number"]
     begins = np.ones(len(group), dtype=bool)
     begins[1:] = (group[1:] != group[:-1]) | (number[1:] != number[:-1])

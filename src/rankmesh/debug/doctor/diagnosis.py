@@ -83,7 +83,7 @@ class Diagnosis:
         return tuple(rank for rank in there if rank not in named)
 
     def to_dict(self) -> dict[str, object]:
-        """The diagnosis as plain data."""
+        """Return the diagnosis as plain data."""
         return {
             "verdict": self.verdict,
             "causes": [cause.to_dict() for cause in self.causes],
@@ -99,7 +99,7 @@ def _ranks_of(causes: Iterable[Cause]) -> list[int]:
 
 
 def doctor(folder: str | Path, plan: Plan | None = None) -> Diagnosis:
-    """What hangs, by the recordings in a folder; a plan names the groups by kind and coordinate.
+    """Return what hangs, by the recordings in a folder; a plan names the groups by kind and coordinate.
 
     Raises ``RecordingError`` for a folder without recordings.
     """
@@ -108,7 +108,7 @@ def doctor(folder: str | Path, plan: Plan | None = None) -> Diagnosis:
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
-    """What hangs, by the recordings of the ranks."""
+    """Return what hangs, by the recordings of the ranks."""
     history = history_of(recordings, plan)
     waits = waits_of(history)
     waiting = tuple(waits.waiting)
@@ -126,25 +126,25 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
 
 
 def _follows(cause: Cause, diverged: Mapping[KnownGroup, int]) -> bool:
-    """Whether a cause lies behind a divergence of its group."""
+    """Return whether a cause lies behind a divergence of its group."""
     return diverged.get(cause.group, cause.call + 1) <= cause.call
 
 
 def _with_departure(history: History, cause: Cause) -> Cause:
-    """The cause with the first call by which its rank left the order of the group's members, where that is another."""
+    """Add to a cause the first call by which its rank left the order of the group's members, if that is another."""
     if cause.cause not in _LEFT_THE_ORDER or len(cause.ranks) != 1:
         return cause
     found = departure(history, cause.ranks[0], cause.group.members)
-    if found is None or (found.group is cause.group and found.number == cause.call):
+    if found is None or found[:2] == (cause.group, cause.call):
         return cause
-    return replace(cause, evidence=f"{cause.evidence}; {found.words}")
+    return replace(cause, evidence=f"{cause.evidence}; {found[2]}")
 
 
 # -- which cause comes first ---------------------------------------------------------------------------------------
 
 
 def _ordered(history: History, waits: Waits, causes: list[Cause]) -> list[Cause]:
-    """What explains others comes before what others explain; then what explains more ranks.
+    """Sort causes: what explains others before what others explain, then what explains more ranks.
 
     A call that all have entered may only be under way, and comes last.
     """
@@ -154,7 +154,7 @@ def _ordered(history: History, waits: Waits, causes: list[Cause]) -> list[Cause]
     ]
 
     def explained(place: int) -> bool:
-        """Whether another cause explains this one and not the other way round: the dead do not explain a wrong call."""
+        """Return whether another cause explains this one, and not the reverse: the dead do not explain a wrong call."""
         ranks_of, diverged = set(causes[place].ranks), causes[place].cause in _DIVERGED
         return any(
             ranks_of <= ranks and (causes[other].cause in _DIVERGED or not set(causes[other].ranks) <= reached[place])
@@ -172,7 +172,7 @@ def _ordered(history: History, waits: Waits, causes: list[Cause]) -> list[Cause]
 
 
 def _reached(history: History, waits: Waits, cause: Cause) -> set[int]:
-    """The ranks that wait because of a cause, directly or behind others; and those that it ended."""
+    """Return the ranks that wait because of a cause, directly or behind others; and those that it ended."""
     for_whom: dict[int, list[PendingCall]] = {}
     for call in waits.calls:
         for rank in call.missing:
@@ -201,7 +201,7 @@ def _reached(history: History, waits: Waits, cause: Cause) -> set[int]:
 
 
 def report(diagnosis: Diagnosis) -> str:
-    """The diagnosis as text: one sentence, then the evidence for each cause.
+    """Return the diagnosis as text: one sentence, then the evidence for each cause.
 
     ```
     late: rank 3 behind by 1 call of dp@tp1: it is in no call at train.py:8 in load; rank 1 waits in all_reduce, ...

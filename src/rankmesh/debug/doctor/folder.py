@@ -37,7 +37,7 @@ class Found:
 
 
 def read_folder(folder: Path) -> Found:
-    """The recordings of a folder; ``RecordingError`` when it has none that can be read."""
+    """Return the recordings of a folder; ``RecordingError`` when it has none that can be read."""
     files = _files(folder)
     recordings, refused = read_files(files)
     if not recordings:
@@ -62,13 +62,13 @@ def _files(folder: Path) -> list[tuple[Path, int | None]]:
 
 
 def _named(folder: Path) -> list[tuple[Path, int | None]]:
-    """The files whose name ends with a number, which is the rank."""
+    """Return the files whose name ends with a number, which is the rank."""
     named = [(path, _NAME.match(path.name)) for path in sorted(folder.iterdir()) if path.is_file()]
     return [(path, int(match[2])) for path, match in named if match]
 
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:
-    """One recording for each rank: of the largest job, its last attempt, watch and dump request, and its time."""
+    """Choose one recording for each rank: of the largest job, its last attempt, watch and dump request."""
     notes, current = list(refused), recordings
     for choose, others in _CHOICES:
         before, current = current, choose(current)
@@ -85,37 +85,37 @@ def _newest(recording: Recording) -> tuple[bool, int, int]:
 
 
 def _of_one_job(recordings: list[Recording]) -> list[Recording]:
-    """Those of the job that most are of."""
+    """Return the recordings of the job that has most of them."""
     run, _ = Counter(recording.run for recording in recordings).most_common(1)[0]
     return [recording for recording in recordings if recording.run == run]
 
 
 def _of_one_attempt(recordings: list[Recording]) -> list[Recording]:
-    """Those of its last attempt."""
+    """Return the recordings of the last attempt."""
     last = max(recording.attempt for recording in recordings)
     return [recording for recording in recordings if recording.attempt == last]
 
 
 def _of_one_watch(recordings: list[Recording]) -> list[Recording]:
-    """Those of the watch that wrote last, and those that no watch wrote."""
+    """Return the recordings of the watch that wrote last, and those that no watch wrote."""
     last = max(recordings, key=lambda recording: recording.written if recording.session else -1).session
     return [recording for recording in recordings if recording.session in (last, "")]
 
 
 def _of_one_request(recordings: list[Recording]) -> list[Recording]:
-    """Those of the last time that all ranks were asked, of programs that have ended, and those that no watch wrote."""
+    """Return the recordings of the last dump request, of programs that have ended, and those that no watch wrote."""
     last = max((one.request for one in recordings if one.session and not one.ended), default=0)
     return [one for one in recordings if one.request == last or one.ended or not one.session]
 
 
 def _of_one_time(recordings: list[Recording]) -> list[Recording]:
-    """Without those of an earlier attempt, as the newest shows: see ``_is_older``."""
+    """Return the recordings without those of an earlier attempt (``_is_older``)."""
     newest = max(recordings, key=lambda recording: int(recording.created[-1]) if len(recording) else 0)
     return [recording for recording in recordings if not _is_older(recording, newest)]
 
 
 def _is_older(one: Recording, newest: Recording) -> bool:
-    """Whether a rank left a call long before the newest one entered it, which no collective allows."""
+    """Return whether a rank left a call long before the newest one entered it, which no collective allows."""
     theirs = _call_times(newest)
     for name, numbers in _call_times(one).items():
         for number, time in numbers.items():
@@ -136,7 +136,7 @@ _CHOICES = (
 
 
 def _call_times(recording: Recording) -> dict[str, dict[int, int]]:
-    """When the last calls of each group were made."""
+    """Return when the last calls of each group were made."""
     times: dict[str, dict[int, int]] = {}
     for row in range(max(0, len(recording) - _ROWS), len(recording)):
         name = recording.groups[recording.group[row]].name

@@ -40,7 +40,7 @@ class _Plain(pickle.Unpickler):
 
 
 def document(path: Path) -> dict[str, Any]:
-    """The plain data of one file; ``RecordingError``, which names the file, for anything else."""
+    """Return the plain data of one file; ``RecordingError``, which names the file, for anything else."""
     try:
         with open_regular(path) as file:
             found = parsed(unpacked(file))
@@ -60,7 +60,7 @@ def document(path: Path) -> dict[str, Any]:
 
 
 def unpacked(file: BinaryIO) -> bytes:
-    """What a file holds, without gzip; no more than the limit is ever unpacked."""
+    """Return what a file holds, without gzip; no more than the limit is ever unpacked."""
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     data = gzip.GzipFile(fileobj=file).read(LIMIT + 1) if packed else file.read(LIMIT + 1)
@@ -72,7 +72,7 @@ def unpacked(file: BinaryIO) -> bytes:
 
 
 def parsed(data: bytes) -> object:
-    """The plain data of a text or a pickle; ``pickle.UnpicklingError`` where it asks for more than plain data."""
+    """Return the plain data of a text or a pickle; raise ``pickle.UnpicklingError`` if it asks for more."""
     if data[:1] == b"\x80":
         # Buffered, or each opcode would be a read of its own.
         return _Plain(io.BufferedReader(io.BytesIO(data))).load()

@@ -72,7 +72,7 @@ def known_groups(
 
 
 def _seen(recordings: Mapping[int, Recording]) -> dict[str, set[int]]:
-    """The ranks that know a process group of each name."""
+    """Return the ranks that know a process group of each name."""
     seen: dict[str, set[int]] = {}
     for rank, recording in recordings.items():
         for group in recording.groups:
@@ -83,7 +83,7 @@ def _seen(recordings: Mapping[int, Recording]) -> dict[str, set[int]]:
 def _listed_members(
     recordings: Mapping[int, Recording], seen: Mapping[str, set[int]]
 ) -> dict[tuple[str, int], tuple[int, ...]]:
-    """The members by group and rank: members that list none have those that another member lists."""
+    """Return the members by group and rank: members that list none have those that another member lists."""
     given = {(group.name, group.members) for r in recordings.values() for group in r.groups if group.members}
     return {
         (name, rank): members
@@ -100,7 +100,7 @@ class _Namer:
         self._plan, self._world = plan, tuple(range(world_size))
 
     def guess(self, group: GroupName, seen: Iterable[int]) -> tuple[int, ...]:
-        """Members that nobody lists: the world's, those of the one group of the plan that fits, or its users."""
+        """Return members that nobody lists: the world's, those of the one group of the plan that fits, or its users."""
         if group.desc == _DEFAULT:
             return self._world
         ranks = tuple(sorted(seen))
@@ -113,7 +113,7 @@ class _Namer:
         return list(self._plan.of(rank).values())
 
     def known(self, group: GroupName, members: tuple[int, ...]) -> KnownGroup:
-        """The group under its name in the plan, or under the name that torch has for it."""
+        """Return the group under its name in the plan, or under the name that torch has for it."""
         desc = group.desc.rpartition(":")[2] if "@" in group.desc else group.desc
         kind = desc.partition("@")[0]
         if group.desc == _DEFAULT:

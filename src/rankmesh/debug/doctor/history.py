@@ -51,7 +51,7 @@ class Track:
         return int(self.numbers[waiting[0]]) if len(waiting) else None
 
     def at(self, number: int) -> int | None:
-        """Where a call is in this track; None when it is not there."""
+        """Return where a call is in this track; None when it is not there."""
         place = int(np.searchsorted(self.numbers, number))
         return place if place < len(self.numbers) and self.numbers[place] == number else None
 
@@ -104,7 +104,7 @@ class History:
         return found
 
     def last(self, group: KnownGroup, rank: int) -> int | None:
-        """The number of the last call of a group that a rank has entered, 0 for none, None where it cannot be known."""
+        """Return the number of the last call of a group that a rank has entered, 0 for none, None if unknown."""
         track, known = self.tracks[group].get(rank), self.known_as[group].get(rank)
         if track is not None:
             return track.last
@@ -113,7 +113,7 @@ class History:
         return self._counted(known, rank, group)
 
     def handed_over(self, group: KnownGroup, rank: int) -> int | None:
-        """Number of the last call of a group that a rank's program has made, whether its device has reached it or not.
+        """Return the number of the last call of a group that a rank's program has made, reached by its device or not.
 
         0 for none, None where it cannot be known.
         """
@@ -123,53 +123,53 @@ class History:
         return self._counted(known, rank, group) if track is None else track.last
 
     def _counted(self, known: GroupName | None, rank: int, group: KnownGroup) -> int | None:
-        """What torch counted of a group without calls; it counts what two members exchange under the same name."""
+        """Return what torch counted for a group without calls; it also counts what two members exchange."""
         if known is not None and known.enqueued is not None and group not in self.exchanging:
             return known.enqueued
         recording = self.recordings.get(rank)
         return None if recording is not None and recording.dropped else 0
 
     def on_device(self, group: KnownGroup) -> bool:
-        """Whether the calls of a group run on a device."""
+        """Return whether the calls of a group run on a device."""
         return any(known.on_device for known in self.known_as[group].values())
 
     def is_last(self, track: Track) -> bool:
-        """Whether the last call of a track is the last of its recording."""
+        """Return whether the last call of a track is the last of its recording."""
         return int(track.rows[-1]) == len(self.recordings[track.rank]) - 1
 
     def has(self, rank: int) -> bool:
-        """Whether the rank left a recording of its own."""
+        """Return whether the rank left a recording of its own."""
         recording = self.recordings.get(rank)
         return recording is not None and recording.from_rank
 
     def are_alive(self, ranks: Iterable[int]) -> bool:
-        """Whether others saw that the processes of these ranks run."""
+        """Return whether others saw that the processes of these ranks run."""
         return all(rank in self.recordings and self.recordings[rank].alive for rank in ranks)
 
     def row(self, group: KnownGroup, rank: int, number: int) -> int | None:
-        """Where a call of a group stands in a rank's recording; None where that has it no more, or not yet."""
+        """Return where a call of a group stands in a rank's recording; None where that has it no more, or not yet."""
         track = self.tracks[group].get(rank)
         place = None if track is None else track.at(number)
         return None if track is None or place is None else int(track.rows[place])
 
     def signature(self, group: KnownGroup, rank: int, number: int) -> Signature | None:
-        """What a rank called at a number, where its recording still has it."""
+        """Return what a rank called at a number, where its recording still has it."""
         row, recording = self.row(group, rank, number), self.recordings.get(rank)
         return None if row is None or recording is None else recording.signatures[recording.signature[row]]
 
     def site(self, group: KnownGroup, rank: int, number: int) -> str:
-        """The line of a call, empty where frames were not recorded."""
+        """Return the line of a call, empty where frames were not recorded."""
         row, recording = self.row(group, rank, number), self.recordings.get(rank)
         site = -1 if row is None or recording is None else int(recording.site[row])
         return recording.sites[site] if recording is not None and site >= 0 else ""
 
     def created(self, group: KnownGroup, rank: int, number: int) -> int:
-        """When a rank made a call, in nanoseconds; 0 where its recording has it no more."""
+        """Return when a rank made a call, in nanoseconds; 0 where its recording has it no more."""
         row = self.row(group, rank, number)
         return 0 if row is None else int(self.recordings[rank].created[row])
 
     def named(self, name: str, rank: int) -> KnownGroup | None:
-        """The group that a rank knows under a name."""
+        """Return the group that a rank knows under a name."""
         for index, group in enumerate(self.recordings[rank].groups):
             if group.name == name:
                 return self.group_of[rank, index]
@@ -177,7 +177,7 @@ class History:
 
 
 def history_of(recordings: Mapping[int, Recording], plan: Plan | None = None) -> History:
-    """The history of a job."""
+    """Return the history of a job."""
     size = _world_size(recordings, plan)
     group_of = known_groups(recordings, plan, size)
     tracks: dict[KnownGroup, dict[int, Track]] = {group: {} for group in group_of.values()}
@@ -198,7 +198,7 @@ def history_of(recordings: Mapping[int, Recording], plan: Plan | None = None) ->
 
 
 def _tracks(recording: Recording, numbers: Ints) -> list[tuple[int, Track]]:
-    """The tracks of one rank by the index of their group."""
+    """Return the tracks of one rank by the index of their group."""
     if not len(recording):
         return []
     rows = np.lexsort((recording.number, recording.group))
@@ -220,7 +220,7 @@ def _tracks(recording: Recording, numbers: Ints) -> list[tuple[int, Track]]:
 
 
 def _world_size(recordings: Mapping[int, Recording], plan: Plan | None) -> int:
-    """The size of the world: of the plan, as recordings say, or up to the last rank that any of them lists."""
+    """Return the size of the world: of the plan, as recordings say, or up to the last rank that any of them lists."""
     if plan is not None:
         return plan.world_size
     given = [recording.world_size for recording in recordings.values() if recording.world_size]

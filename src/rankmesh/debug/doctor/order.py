@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from itertools import islice
 from operator import itemgetter
 
@@ -26,7 +25,7 @@ from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
 from rankmesh.errors import in_words
 
-__all__ = ["Departure", "departure", "divergences", "votes"]
+__all__ = ["departure", "divergences", "votes"]
 
 # How many calls later another rank's call is looked for, how many groups of a kind and how many recordings are asked,
 # and with how many peers a rank is compared.
@@ -34,7 +33,7 @@ _AHEAD, _OF_A_KIND, _ASKED, _PEERS = 8, 64, 256, 16
 
 
 def divergences(history: History) -> Iterator[Cause]:
-    """The first divergence of each group that has one."""
+    """Yield the first divergence of each group that has one."""
     for group, tracks in history.tracks.items():
         number = _first_difference(tracks.values()) if len(tracks) > 1 else None
         if number is not None:
@@ -46,7 +45,7 @@ def divergences(history: History) -> Iterator[Cause]:
 
 
 def _first_difference(tracks: Iterable[Track]) -> int | None:
-    """The lowest number at which two tracks differ."""
+    """Return the lowest number at which two tracks differ."""
     listed = [track for track in tracks if len(track.numbers)]
     low, high = min(int(t.numbers[0]) for t in listed), max(t.last for t in listed)
     if high - low > 2**24:
@@ -68,7 +67,7 @@ def _calls(history: History, group: KnownGroup, number: int) -> dict[int, Signat
 
 
 def _aborted(history: History, group: KnownGroup) -> Iterator[Cause]:
-    """A last call that no group of the kind made, where all made the same calls before and a member is gone.
+    """Yield a last call that no other group of the kind made, if all made the same calls before and a member is gone.
 
     Gloo ends the process of a member that gets more bytes than it expects; the one that sent them is left.
     """
@@ -93,7 +92,7 @@ def _aborted(history: History, group: KnownGroup) -> Iterator[Cause]:
 
 
 def _hidden(history: History, group: KnownGroup) -> Iterator[Cause]:
-    """Roots and reductions that differ: the stacks of waiting ranks have them, the flight recorder does not."""
+    """Yield roots and reductions that differ: stacks of waiting ranks contain them, the flight recorder does not."""
     calls: dict[int, dict[int, Signature]] = {}
     for rank, track in history.tracks[group].items():
         about = history.recordings[rank].in_call
@@ -131,7 +130,7 @@ def _divergence(history: History, group: KnownGroup, number: int, calls: dict[in
 
 
 def _odd(history: History, group: KnownGroup, number: int, calls: dict[int, Signature]) -> list[int]:
-    """The ranks that made the unusual call; among equals, those that did not do as the other groups of the kind."""
+    """Return the ranks with the unusual call; among equals, those that differ from other groups of the kind."""
     odd = odd_ones(calls)
     if len(odd) < len(calls):
         return odd
@@ -155,7 +154,7 @@ def _in_another_order(
     usual: list[int],
     calls: dict[int, Signature],
 ) -> str:
-    """Whether each odd rank made what the others make a little later, or makes later what they made; in words."""
+    """Describe how the odd ranks made what the others make later, or the reverse; "" if one did not."""
     if not usual:
         return _swapped(history, group, number, odd, calls)
     peers = [(group, rank) for rank in usual[:4]]
@@ -170,7 +169,7 @@ def _in_another_order(
 
 
 def _swapped(history: History, group: KnownGroup, number: int, odd: list[int], calls: dict[int, Signature]) -> str:
-    """The same where nobody is the usual one: each made later what another made now."""
+    """Describe an order that differs although no call is the usual one: a rank makes later what another made now."""
     for rank in odd:
         others = [calls[other] for other in odd if calls[other] != calls[rank]]
         later = next(filter(None, (_found(history, [(group, rank)], number, call) for call in others)), None)
@@ -180,7 +179,7 @@ def _swapped(history: History, group: KnownGroup, number: int, odd: list[int], c
 
 
 def _found(history: History, ranks: list[tuple[KnownGroup, int]], number: int, call: Signature) -> int | None:
-    """The next number at which one of these ranks made this call."""
+    """Return the next number at which one of these ranks made this call."""
     for later in range(number + 1, number + 1 + _AHEAD):
         if any(history.signature(group, rank, later) == call for group, rank in ranks):
             return later
@@ -191,7 +190,7 @@ def _found(history: History, ranks: list[tuple[KnownGroup, int]], number: int, c
 
 
 def votes(history: History, call: PendingCall, family: Hashable, number: int, rank: int) -> int:
-    """How many more ranks made the call's call before that call of a kind than after it or not at all."""
+    """Return how many more ranks made the call's call before that call of a kind than after it or not at all."""
     votes = 0
     for other, recording in list(history.recordings.items())[:_ASKED]:
         if other == rank or not len(recording):
@@ -206,7 +205,7 @@ def votes(history: History, call: PendingCall, family: Hashable, number: int, ra
 
 
 def _row(history: History, rank: int, family: Hashable, number: int) -> int | None:
-    """Where a call of a kind stands in a rank's recording."""
+    """Return where a call of a kind stands in a rank's recording."""
     for index in range(len(history.recordings[rank].groups)):
         group = history.group_of[rank, index]
         row = history.row(group, rank, number) if group.family == family else None
@@ -215,73 +214,58 @@ def _row(history: History, rank: int, family: Hashable, number: int) -> int | No
     return None
 
 
-@dataclass(frozen=True)
-class Departure:
-    """The call that a rank left out or replaced first."""
+def departure(history: History, rank: int, peers: Sequence[int]) -> tuple[KnownGroup, int, str] | None:
+    """Return where a rank first made another call than the peer that it followed longest: that call, and words.
 
-    group: KnownGroup
-    number: int
-    words: str
-
-
-@dataclass(frozen=True)
-class _Made:
-    """One call of a rank."""
-
-    rank: int
-    group: KnownGroup
-    number: int
-    operation: str
-    site: str
-
-    @property
-    def key(self) -> tuple[Hashable, ...]:
-        return self.group.family, self.operation, self.site
-
-    def __str__(self) -> str:
-        where = f" at {self.site}" if self.site else ""
-        return f"{self.operation}, call {self.number} of {self.group}{where}"
-
-
-def departure(history: History, rank: int, peers: Sequence[int]) -> Departure | None:
-    """Where a rank first made another call than the peer that it followed longest; None where it did not.
-
-    Calls are the same by their group, operation and line: sizes may be a rank's own.
+    Calls are the same by group, operation and line, where both have one: sizes may be a rank's own. None if the rank
+    made no other call, or a ring buffer has lost calls.
     """
     if not _is_whole(history, rank):
         return None
     calls = _made(history, rank)
     whole = (peer for peer in peers if peer != rank and _is_whole(history, peer))
-    others = [_made(history, peer) for peer in islice(whole, _PEERS)]
-    longest, other = max(((_in_common(calls, other), other) for other in others), key=itemgetter(0), default=(0, calls))
-    if not 0 < longest < min(len(calls), len(other)):
+    followed = [
+        (_in_common(calls, made), peer, len(made)) for peer in islice(whole, _PEERS) if (made := _made(history, peer))
+    ]
+    row, peer, length = max(followed, key=itemgetter(0), default=(0, rank, 0))
+    if not 0 < row < min(len(calls), length):
         return None
-    theirs, ours = other[longest], calls[longest]
-    words = f"rank {rank} first left the order of rank {theirs.rank} where that made {theirs}: it made {ours}"
-    return Departure(theirs.group, theirs.number, words)
+    group, number, theirs = _call_at(history, peer, row)
+    ours = _call_at(history, rank, row)[2]
+    return group, number, f"rank {rank} first left the order of rank {peer} where that made {theirs}: it made {ours}"
 
 
 def _is_whole(history: History, rank: int) -> bool:
     return history.has(rank) and not history.recordings[rank].dropped
 
 
-def _in_common(calls: Sequence[_Made], others: Sequence[_Made]) -> int:
-    pairs = enumerate(zip(calls, others, strict=False))
-    return next((place for place, (one, other) in pairs if one.key != other.key), min(len(calls), len(others)))
+_Made = list[tuple[tuple[Hashable, str], str]]
 
 
-def _made(history: History, rank: int) -> list[_Made]:
-    """The collectives of a rank, oldest first."""
+def _in_common(calls: _Made, others: _Made) -> int:
+    """Return how many of the first calls are the same."""
+    for row, ((call, site), (other, there)) in enumerate(zip(calls, others, strict=False)):
+        if call != other or (site != there and site and there):
+            return row
+    return min(len(calls), len(others))
+
+
+def _made(history: History, rank: int) -> _Made:
+    """Return the kind, the operation and the line of each collective of a rank, oldest first."""
     recording = history.recordings[rank]
     operations = [signature.operation for signature in recording.signatures]
-    columns = (recording.group, recording.number, recording.signature, recording.site)
+    sites = [*recording.sites, ""]  # the last is that of -1, a call without frames
+    columns = (column.tolist() for column in (recording.group, recording.signature, recording.site))
     return [
-        _Made(
-            rank,
-            history.group_of[rank, group],
-            number,
-            operations[signature],
-            recording.sites[site] if site >= 0 else "",
-        )
-        for group, number, signature, site in zip(*(column.tolist() for column in columns), strict=True)
+        ((history.group_of[rank, group].family, operations[signature]), sites[site])
+        for group, signature, site in zip(*columns, strict=True)
     ]
+
+
+def _call_at(history: History, rank: int, row: int) -> tuple[KnownGroup, int, str]:
+    """Return the group, the number and the words of a call of a rank."""
+    recording = history.recordings[rank]
+    group, number = history.group_of[rank, int(recording.group[row])], int(recording.number[row])
+    site = history.site(group, rank, number)
+    name = f"{recording.signatures[recording.signature[row]].operation}, call {number} of {group}"
+    return group, number, f"{name} at {site}" if site else name

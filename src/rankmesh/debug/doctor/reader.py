@@ -34,7 +34,7 @@ _LARGEST = 32 * 2**20
 
 
 def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording], list[str]]:
-    """The recordings in these files, given with the rank that the name of each says; and what could not be read."""
+    """Return the recordings in these files, each given with the rank in its name, and why others could not be read."""
     readers = [_Reader() for _ in range(max(1, min(os.cpu_count() or 1, len(files) // _EACH)))]
     free: SimpleQueue[_Reader] = SimpleQueue()
     for reader in readers:
@@ -56,7 +56,7 @@ def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording
 
 
 def _sorted_out(answers: Iterable[Recording | str]) -> tuple[list[Recording], list[str]]:
-    """The recordings by rank, and the reasons for which there are none."""
+    """Return the recordings by rank, and the reasons for which there are none."""
     found: list[Recording] = []
     refused: list[str] = []
     for answer in answers:
@@ -68,7 +68,7 @@ def _sorted_out(answers: Iterable[Recording | str]) -> tuple[list[Recording], li
 
 
 def _here(path: Path, rank: int | None) -> Recording | str:
-    """The recording in a file, or why there is none."""
+    """Return the recording in a file, or why there is none."""
     try:
         return recording_of(document(path), rank, path.name)
     except RecordingError as error:
@@ -86,7 +86,7 @@ class _Reader:
         self._process: subprocess.Popen[bytes] | None = None
 
     def read(self, path: Path, rank: int | None) -> Recording | str:
-        """The recording in a file, or why there is none.
+        """Return the recording in a file, or why there is none.
 
         A reader that ends is replaced, once for each file: on a loaded machine it may not have begun.
         """
@@ -116,7 +116,7 @@ class _Reader:
 
 
 def _asked(process: subprocess.Popen[bytes], path: Path, rank: int | None) -> Recording | str:
-    """What a reader says of a file; an error of the pipe or of the pickle when it ended without an answer."""
+    """Return a reader's answer; raise an error of the pipe or of the pickle if it ended without one."""
     if process.stdin is None or process.stdout is None:
         raise EOFError
     pickle.dump((path, rank), process.stdin)
@@ -126,7 +126,7 @@ def _asked(process: subprocess.Popen[bytes], path: Path, rank: int | None) -> Re
 
 
 def main(seconds: int) -> None:
-    """The reader: answers for each file that it is asked for, each within so many seconds."""
+    """Read files for the process that started this one, each within this many seconds."""
     import gc
 
     _limit_memory()

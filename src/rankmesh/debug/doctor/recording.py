@@ -25,7 +25,7 @@ from rankmesh.errors import RecordingError
 __all__ = ["GroupName", "InCall", "Recording", "recording_of"]
 
 
-# No world is as large: what says so is no recording.
+# Ranks that no world reaches.
 _RANKS = 2**20
 
 
@@ -80,9 +80,9 @@ class Recording(Columns):
 
 
 def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> Recording:
-    """The recording that a document holds; ``rank`` is what the name of its file says.
+    """Return the recording that a document holds; ``rank`` is what the name of its file says.
 
-    Raises ``RecordingError`` for what is no recording, or of a format that is not known.
+    Raises ``RecordingError`` for anything else, or a format that is not known.
     """
     entries = _entries(data, path)
     section = data.get("rankmesh")
@@ -119,7 +119,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
 
 
 def _entries(data: Mapping[str, Any], path: str) -> list[Mapping[str, Any]]:
-    """The calls of a document of a format that is known."""
+    """Return the calls of a document of a format that is known."""
     entries = data.get("entries")
     version = str(data.get("version", ""))[:20]
     parts = version.split(".")
@@ -143,7 +143,7 @@ def _in_call(data: object) -> InCall | None:
 
 
 def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupName]:
-    """The groups of the calls, with their members where the recording has them; then those without calls."""
+    """Return the groups of the calls, with their members where the recording has them; then those without calls."""
     config = data.get("pg_config")
     members: dict[str, tuple[str, tuple[int, ...] | None]] = {}
     for name, about in (config if isinstance(config, Mapping) else {}).items():
@@ -157,7 +157,7 @@ def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupNa
 
 
 def _counted(groups: list[GroupName], status: object) -> list[GroupName]:
-    """The groups with the last call that torch says was handed over: also where the calls themselves are gone.
+    """Return the groups with the last call that torch says was handed over: also where the calls themselves are gone.
 
     torch counts by its own numbers, which calls have. For groups without calls the order decides: torch names and
     numbers groups as they are made.
@@ -181,7 +181,7 @@ def _counted(groups: list[GroupName], status: object) -> list[GroupName]:
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
-    """The members, which torch writes as a text: ``[0, 1]``."""
+    """Return the members, which torch writes as a text: ``[0, 1]``."""
     if isinstance(value, str):
         listed: Sequence[Any] = re.findall(r"\d{1,9}", value[: 2**22])
     else:

@@ -30,7 +30,7 @@ _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
 
 def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -> Iterator[Cause]:
-    """The causes in these waits, but for what a divergence explains: ``diverged`` is its call, by group."""
+    """Yield the causes in these waits, but for what a divergence explains: ``diverged`` is its call, by group."""
     yield from _broken(history, waits)
     yield from _never_came(history, waits)
     for cycle in _cycles(waits):
@@ -42,7 +42,7 @@ def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) ->
 
 
 def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
-    """Dead, absent and late ranks: each at the call in which most ranks wait for it, or waited first."""
+    """Yield dead, absent and late ranks, each at the call in which most ranks wait for it, or waited first."""
     worst: dict[int, PendingCall] = {}
     for call in waits.calls:
         for rank in call.missing:
@@ -58,7 +58,7 @@ def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
 
 
 def _before(call: PendingCall, known: PendingCall) -> bool:
-    """Whether more ranks wait in a call than in another one, or for longer."""
+    """Return whether more ranks wait in a call than in another one, or for longer."""
     return (-len(call.waiting), call.since) < (-len(known.waiting), known.since)
 
 
@@ -71,7 +71,7 @@ def _why(history: History, rank: int, call: PendingCall) -> str:
 
 
 def _went_past(history: History, rank: int, call: PendingCall) -> bool:
-    """Whether others reached this rank's last call by way of the call that it did not make."""
+    """Return whether others reached this rank's last call by way of the call that it did not make."""
     recording = history.recordings[rank]
     if not len(recording):
         return False
@@ -108,7 +108,7 @@ _EVIDENCE = {"dead": _no_recording, "absent": _elsewhere, "late": _behind}
 
 
 def _doing(history: History, rank: int) -> str:
-    """What a rank that waits in no call is at."""
+    """Return what a rank that waits in no call is at."""
     recording = history.recordings[rank]
     about = recording.in_call
     if recording.ended:
@@ -125,7 +125,7 @@ def _doing(history: History, rank: int) -> str:
 
 
 def _broken(history: History, waits: Waits) -> Iterator[Cause]:
-    """Ranks that did not come out of a call that another member came out of."""
+    """Yield ranks that did not come out of a call that another member came out of."""
     for rank, (call, other) in waits.broken.items():
         reports = "its device reports no call as over"
         evidence = f"{in_words([other])} came out of {call.name}, and {in_words([rank])} did not: {reports}"
@@ -136,7 +136,7 @@ def _broken(history: History, waits: Waits) -> Iterator[Cause]:
 
 
 def _cycles(waits: Waits) -> list[list[int]]:
-    """The sets of ranks that wait for each other: Tarjan's strongly connected components, without recursion."""
+    """Return the sets of ranks that wait for each other: Tarjan's strongly connected components, without recursion."""
     index: dict[object, int] = {}
     low: dict[object, int] = {}
     stack: list[object] = []
@@ -176,7 +176,7 @@ def _cycles(waits: Waits) -> list[list[int]]:
 
 
 def _crossed(history: History, waits: Waits, ranks: list[int]) -> Iterator[Cause]:
-    """The cause of one cycle: the ranks that left the order of the others, else all of its ranks."""
+    """Yield the cause of one cycle: the ranks that left the order of the others, else all of its ranks."""
     inside = set(ranks)
     missed = [(call, rank) for call in _calls(waits, ranks) for rank in call.missing if rank in inside]
     odd: dict[int, PendingCall] = {}
@@ -199,7 +199,7 @@ def _calls(waits: Waits, ranks: Sequence[int]) -> list[PendingCall]:
 
 
 def _left_the_order(history: History, waits: Waits, call: PendingCall, rank: int) -> bool:
-    """Whether others say that a rank should have reached a call before the call in which it is."""
+    """Return whether other ranks made a call before the one in which this rank is."""
     return any(
         votes(history, call, there.group.family, there.number, rank) > 0
         for there in waits.of_rank[rank]
@@ -208,7 +208,7 @@ def _left_the_order(history: History, waits: Waits, call: PendingCall, rank: int
 
 
 def _single_waiter(waits: Waits, missed: list[tuple[PendingCall, int]], inside: set[int]) -> dict[int, PendingCall]:
-    """The one rank of a cycle that is alone in its call while several wait for it in one; nobody if there are more."""
+    """Return the one rank of a cycle that is alone in its call while several wait for it in another."""
     found = {
         rank: call
         for call, rank in missed
@@ -218,7 +218,7 @@ def _single_waiter(waits: Waits, missed: list[tuple[PendingCall, int]], inside: 
 
 
 def _deadlock(history: History, waits: Waits, ranks: list[int]) -> Cause:
-    """The cycle spelled out: each rank of it, its call, and the next one."""
+    """Return the cycle spelled out: each rank of it, its call, and the next one."""
     path = _way_round(waits, ranks)
     steps = [f"{in_words([rank])} in {call.name} for {in_words([after])}" for rank, call, after in path]
     return cause_of(
@@ -231,7 +231,7 @@ def _deadlock(history: History, waits: Waits, ranks: list[int]) -> Cause:
 
 
 def _way_round(waits: Waits, ranks: list[int]) -> list[tuple[int, PendingCall, int]]:
-    """One closed way through the cycle: from each rank by its call to a rank that is missing there."""
+    """Return one closed way through the cycle: from each rank by its call to a rank that is missing there."""
     inside = set(ranks)
     way: list[tuple[int, PendingCall, int]] = []
     seen: dict[int, int] = {}
@@ -250,7 +250,7 @@ def _way_round(waits: Waits, ranks: list[int]) -> list[tuple[int, PendingCall, i
 
 
 def _stuck(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -> Iterator[Cause]:
-    """Calls that all members entered and that are not over, where those who wait have nothing else to wait for.
+    """Yield calls that all members entered and that are not over, where those who wait have nothing else to wait for.
 
     Of a group's calls the first one: the others are behind it.
     """
@@ -279,7 +279,7 @@ def _stuck(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -
 
 
 def _entered(history: History, call: PendingCall) -> str:
-    """Who entered a call, as far as that is known."""
+    """Return who entered a call, as far as that is known."""
     unknown = [rank for rank in call.group.members if call.numbered and history.last(call.group, rank) is None]
     if not unknown:
         return f"all members entered {call.name}, and {in_words(call.waiting)} did not come out"
@@ -289,7 +289,7 @@ def _entered(history: History, call: PendingCall) -> str:
 
 
 def _stands_elsewhere(history: History, waits: Waits, call: PendingCall) -> bool:
-    """Whether a member that may not have come waits in another call, on a device that takes one at a time."""
+    """Return whether a member that may not have come waits in another call, on a device that takes one at a time."""
     return history.on_device(call.group) and any(
         waits.of_rank.get(rank) and history.last(call.group, rank) is None
         for rank in call.group.members

@@ -41,7 +41,7 @@ class Sites:
         return [f"{str(file)[:400]}:{int(line)} in {str(name)[:100]}" for file, line, name in self._numbers]
 
     def of(self, frames: Any) -> int:
-        """The number of the line of a stack, which is a list or its number; -1 for none."""
+        """Return the number of the line of a stack, which is a list or its number; -1 for none."""
         listed = self._stacks[frames] if isinstance(frames, int) else frames
         return self._site(listed) if listed else -1
 
@@ -61,7 +61,7 @@ class Sites:
 
 @cache
 def is_library(file: str) -> bool:
-    """Whether a file belongs to torch, to rankmesh or to the standard library, wherever these are installed.
+    """Return whether a file belongs to torch, to rankmesh or to the standard library, wherever these are installed.
 
     >>> is_library("/usr/lib/python3.11/selectors.py"), is_library("/venv/lib/python3.11/site-packages/megatron/x.py")
     (True, False)

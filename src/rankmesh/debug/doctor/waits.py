@@ -65,7 +65,7 @@ class Waits:
 
 
 def waits_of(history: History) -> Waits:
-    """The unfinished calls of a history, and those that failed."""
+    """Return the unfinished calls of a history, and those that failed."""
     broken = _broken(history)
     calls = [*_collectives(history, broken), *_exchanges(history, broken), *_unrecorded(history)]
     waits = _by_rank(history, calls, broken)
@@ -115,7 +115,7 @@ def _collectives(history: History, broken: Iterable[int]) -> Iterator[PendingCal
 
 
 def _last(history: History, group: KnownGroup, broken: Iterable[int]) -> dict[int, int | None]:
-    """The last call of each member, as far as it is known."""
+    """Return the last call of each member, as far as it is known."""
     return {
         rank: (history.handed_over if rank in broken else history.last)(group, rank) if history.has(rank) else 0
         for rank in group.members
@@ -132,7 +132,7 @@ def _is_symmetric(operation: str) -> bool:
 
 
 def _failed(history: History, group: KnownGroup, last: Mapping[int, int | None]) -> dict[int, int]:
-    """The call of each rank that is over and cannot have come through: a member never made it, or made another one.
+    """Return for each rank the call that is over but cannot have succeeded: a member never made it, or made another.
 
     A call that has a root may be over for members that need not wait: of those only the last of a rank counts. What a
     member without a recording made is not known: others wait for it in their last call.
@@ -156,14 +156,14 @@ def _failed(history: History, group: KnownGroup, last: Mapping[int, int | None])
 
 
 def _made_otherwise(tracks: Mapping[int, Track]) -> int | None:
-    """The number of the last call of all, where not all made the same one."""
+    """Return the number of the last call of all, where not all made the same one."""
     numbers = {track.last for track in tracks.values()}
     calls = {int(track.signatures[-1]) for track in tracks.values()}
     return numbers.pop() if len(numbers) == 1 and len(calls) > 1 else None
 
 
 def _came_late(history: History) -> Iterator[PendingCall]:
-    """Calls that some members reached when the others had given up.
+    """Yield calls that some members reached when the others had given up.
 
     Two clocks must agree: the time of the call by all ranks' clocks, and the pause before it by the rank's own.
     """
@@ -186,13 +186,13 @@ def _came_late(history: History) -> Iterator[PendingCall]:
 
 
 def _pause(history: History, rank: int) -> float:
-    """Seconds between the last two calls of a rank."""
+    """Return the seconds between the last two calls of a rank."""
     created = history.recordings[rank].created
     return float(created[-1] - created[-2]) / 1e9 if len(created) > 1 else 0.0
 
 
 def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
-    """The ranks of which a device still has calls that peers came out of: the first of these calls, and such a peer."""
+    """Return ranks whose device still has calls that peers came out of: the first of these calls, and such a peer."""
     found: dict[int, tuple[int, PendingCall, int]] = {}
     for group, tracks in history.tracks.items():
         # Where a member is gone the others came out because the communicator was aborted.
@@ -213,7 +213,7 @@ def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
 
 
 def _has_come_out(history: History, group: KnownGroup, track: Track, over: int) -> bool:
-    """Whether a rank must have come out of a call that it has under way, as a peer has come out of a later one."""
+    """Return whether a rank must have left a call that its recording has under way, as a peer has left a later one."""
     recording = history.recordings[track.rank]
     if recording.in_call is not None and recording.in_call.running:
         return False
@@ -233,7 +233,7 @@ _FIRST_CALLS = frozenset(
 
 
 def _exchanges(history: History, broken: Collection[int]) -> Iterator[PendingCall]:
-    """Sends and receives that are not over: each waits for its partner, unless that is there."""
+    """Yield sends and receives that are not over: each waits for its partner, unless that is there."""
     for rank, recording in history.recordings.items():
         if rank in broken:
             continue
@@ -249,7 +249,7 @@ def _exchanges(history: History, broken: Collection[int]) -> Iterator[PendingCal
 
 
 def _has_partner(history: History, rank: int, peer: int, group: KnownGroup, one: dict[str, int], row: int) -> bool:
-    """Whether the peer has posted the other half; where nothing was dropped, halves are counted."""
+    """Return whether the peer has posted the other half; where nothing was dropped, halves are counted."""
     recording, ours = history.recordings.get(peer), history.recordings[rank]
     if recording is None or not recording.from_rank:
         return False
@@ -272,7 +272,7 @@ def _between(exchanges: Mapping[str, Ints | Bools], sends: int, me: int, peer: i
 
 
 def _unrecorded(history: History) -> Iterator[PendingCall]:
-    """Calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers.
+    """Yield calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers.
 
     Ranks that connect their groups agree through the store; those whose warm-up ran out have no call any more. The
     first call of a group on NCCL waits for all members before it is recorded.
@@ -294,7 +294,7 @@ def _unrecorded(history: History) -> Iterator[PendingCall]:
 
 
 def _is_first(history: History, rank: int, group: KnownGroup, operation: str) -> bool:
-    """Whether a rank is in the first collective of a group, of which nothing is recorded yet."""
+    """Return whether a rank is in the first collective of a group, of which nothing is recorded yet."""
     return operation in _FIRST_CALLS and history.last(group, rank) == 0
 
 

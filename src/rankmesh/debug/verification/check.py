@@ -88,7 +88,7 @@ def check(
 
 
 def is_single_process(launch: Launch) -> bool:
-    """Whether there are no ranks but those that this process starts; a shell in a Slurm allocation is one task.
+    """Return whether there are no ranks but those that this process starts; a shell in a Slurm allocation is one task.
 
     >>> is_single_process(started_by({}))
     True
@@ -101,7 +101,7 @@ def is_single_process(launch: Launch) -> bool:
 def _check_here(
     plan: Plan, backend: str | None, timeout: float, started: float, progress: Progress | None
 ) -> CheckResult:
-    """The result that ranks of this machine show; how their processes ended is known here alone."""
+    """Return the result that ranks of this machine show; how their processes ended is known here alone."""
 
     def work(launch: Launch, far: Progress, give: Show) -> None:
         _check_in_job(plan, launch, backend, timeout, started, far, give)
@@ -127,7 +127,7 @@ def _check_in_job(
     progress: Progress | None,
     show: Show | None,
 ) -> CheckResult:
-    """The result on every rank of this job, its first failures on the others than rank 0.
+    """Return the result on every rank of this job, its first failures on the others than rank 0.
 
     The rank that reports gives it to ``show`` before any rank returns: launchers end all ranks when one ends in
     failure.
@@ -157,7 +157,7 @@ def _check_in_job(
 
 
 def is_stuck() -> bool:
-    """Whether a check has left a thread in a call that does not come back; this process can still end itself."""
+    """Return whether a check has left a thread in a call that does not come back; this process can still end itself."""
     return any(thread.name in (_WORKER, "rankmesh-store", "rankmesh-work") for thread in threading.enumerate())
 
 
@@ -165,7 +165,7 @@ def is_stuck() -> bool:
 
 
 def _round(launch: Launch, timeout: float) -> tuple[Launch, Round]:
-    """The round of this check, in which rank 0 takes part.
+    """Join the round of this check, in which rank 0 takes part.
 
     A rank that is early may find the store of the job before, which rank 0 is about to close: it tries again.
     """
@@ -190,7 +190,7 @@ def _round(launch: Launch, timeout: float) -> tuple[Launch, Round]:
 
 
 def _pace(world_size: int) -> float:
-    """Seconds between two looks at the store, which answers all ranks."""
+    """Return the seconds between two looks at the store, which answers all ranks."""
     return 0.1 if world_size <= 256 else 1.0
 
 
@@ -251,7 +251,7 @@ class _Work:
 
 
 def _missing(among: Round, work: _Work, timeout: float, to_end: threading.Event) -> Collection[int]:
-    """The ranks that are lost, once the work of all others has ended or the responsive ranks have given up."""
+    """Return the ranks that are lost, once the work of all others has ended or the responsive ranks have given up."""
     moved, events, pace = time.monotonic(), 0, _pace(work.launch.world_size)
 
     def who_responds(arrivals: Arrivals) -> Outcome:
@@ -276,7 +276,7 @@ def _missing(among: Round, work: _Work, timeout: float, to_end: threading.Event)
 
 
 def _result(among: Round, work: _Work, started: float, missing: Collection[int], show: Show | None) -> CheckResult:
-    """The result, made and shown by the lowest responsive rank."""
+    """Return the result, made and shown by the lowest responsive rank."""
     mine: list[CheckResult] = []
     rank = work.launch.rank
 

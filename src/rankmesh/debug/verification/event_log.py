@@ -88,18 +88,18 @@ def _write_failure(write: Write, error: Exception) -> None:
 
 
 def _message(error: Exception) -> str:
-    """The first line of an error, without the place in torch's sources that its network errors begin with."""
+    """Return the first line of an error, without the place in torch's sources that its network errors begin with."""
     line = (str(error).strip().splitlines() or [first_line(error)])[0]
     return re.sub(r"^\[/\S+:\d+\] ", "", line)[:500]
 
 
 def ended(log: EventLog) -> bool:
-    """Whether a rank has written its last event."""
+    """Return whether a rank has written its last event."""
     return bool(log) and log[-1]["event"] in ("done", "failed")
 
 
 def where_it_was(log: EventLog) -> str:
-    """The last thing that a rank is known to have done, in words that follow on what happened then.
+    """Return the last thing that a rank is known to have done, in words that follow on what happened then.
 
     >>> where_it_was([{"event": "started"}, {"event": "joined"}]), where_it_was([])
     (' after it had joined the world', ', and had not begun')
@@ -109,7 +109,7 @@ def where_it_was(log: EventLog) -> str:
 
 
 def next_group(plan: Plan, rank: int, log: EventLog) -> str | None:
-    """The group that the rank was at: the first of its own that it has not verified."""
+    """Return the group that the rank was at: the first of its own that it has not verified."""
     done = {event["group"] for event in log if event["event"] == "proved"}
     if not any(event["event"] == "connected" for event in log):
         return None
@@ -117,5 +117,5 @@ def next_group(plan: Plan, rank: int, log: EventLog) -> str | None:
 
 
 def line(event: Mapping[str, Any]) -> str:
-    """An event as one line of JSON."""
+    """Return an event as one line of JSON."""
     return json.dumps(event, separators=(",", ":"))

@@ -52,7 +52,7 @@ Work = Callable[[Launch, Progress, Callable[[_Found], None]], object]
 
 
 def check_size(plan: Plan) -> int:
-    """How many ranks a plan starts on this machine; ``PlanError`` for more than one machine runs."""
+    """Return how many ranks a plan starts on this machine; ``PlanError`` for more than one machine runs."""
     size = plan.world_size
     if size > LIMIT:
         raise PlanError(
@@ -111,7 +111,7 @@ def _rank(rank: int, place: Path, size: int, work: Work[_Found]) -> None:
 
 
 def _begin(place: Path, rank: int, size: int) -> Launch:
-    """Who this rank is, once all are forked and the store is there; torchrun's variables are set for it."""
+    """Return who this rank is, once all are forked and the store is there; torchrun's variables are set for it."""
     import torch
 
     go, end = place / "go", time.monotonic() + _FORKING

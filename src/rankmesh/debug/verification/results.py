@@ -79,7 +79,7 @@ class CheckResult:
 def collect(
     plan: Plan, logs: Mapping[int, EventLog], seconds: float, lost: Mapping[int, str], verdict: str = ""
 ) -> CheckResult:
-    """The result, from the event logs of all ranks and what is known of those that are ``lost``.
+    """Return the result, from the event logs of all ranks and what is known of those that are ``lost``.
 
     Others whose log has no end were stopped because of what happened elsewhere; where nothing did, they are stuck.
     """
@@ -142,6 +142,6 @@ _CONSEQUENCES = ("RuntimeError", "DistError", "DistBackendError", "DistNetworkEr
 
 
 def _order(failure: RankFailure) -> tuple[int, int]:
-    """Causes before consequences: a rank whose peer died sees a closed connection."""
+    """Return the place of a failure, causes before consequences: a rank whose peer died sees a closed connection."""
     kinds = (*_CAUSES, "any other", *_CONSEQUENCES)
     return kinds.index(failure.kind if failure.kind in kinds else "any other"), failure.rank

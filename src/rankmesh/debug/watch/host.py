@@ -88,7 +88,7 @@ class HostRanks:
         self._folder.write(f"{self._rank}.json", json.dumps(about).encode())
 
     def signalled(self) -> bool:
-        """Whether SIGUSR1 has come since the last time; a program that has taken it for itself is sent none."""
+        """Return whether SIGUSR1 was received since the last call; a program that handles it itself is sent none."""
         if self.by_signal and _is_taken(_SIGNAL):
             self.by_signal = False
             self._publish()
@@ -97,7 +97,7 @@ class HostRanks:
         return came
 
     def look(self, ranks: Collection[int]) -> dict[int, Look]:
-        """Those of the ranks that are on this host, as they look from outside."""
+        """Return those of the ranks that are on this host, as they look from outside."""
         found = {}
         for rank, about in _ranks(self._folder) if ranks else ():
             if rank in ranks and rank != self._rank:
@@ -114,7 +114,7 @@ class HostRanks:
         return Look(f"its process runs{_where(text)}", text, alive=True)
 
     def _stacks_of(self, rank: int, process: int) -> str:
-        """The stacks of another rank, which its signal handler writes."""
+        """Return the stacks of another rank, which its signal handler writes."""
         name = f"{rank}.stacks"
         with suppress(OSError, Unreadable), os.fdopen(self._folder.open(name), "rb") as file:
             before = os.fstat(file.fileno()).st_size
@@ -140,12 +140,12 @@ class HostRanks:
 
 
 def _is_taken(number: signal.Signals) -> bool:
-    """Whether the program has a handler of Python's for a signal."""
+    """Return whether the program has a handler of Python's for a signal."""
     return signal.getsignal(number) != signal.SIG_DFL
 
 
 def _is_caught(number: signal.Signals) -> bool:
-    """Whether anything in this process handles a signal, a library in C among others."""
+    """Return whether anything in this process handles a signal, a library in C among others."""
     try:
         status = Path("/proc/self/status").read_text(encoding="utf-8")
     except OSError:
@@ -154,7 +154,7 @@ def _is_caught(number: signal.Signals) -> bool:
 
 
 def _ranks(folder: PrivateFolder) -> Iterator[tuple[int, dict[str, Any]]]:
-    """What each rank of a session has written, of those whose file can be read."""
+    """Yield what each rank of a session has written, of those whose file can be read."""
     for name in folder.names():
         rank, _, ending = name.partition(".")
         if ending == "json" and rank.isdecimal():
@@ -188,7 +188,7 @@ def _is_over(folder: PrivateFolder) -> bool:
 
 
 def _space() -> str:
-    """The process-number namespace: containers may share a folder, and number their processes by themselves."""
+    """Return the process-number namespace: containers may share a folder, and number their processes by themselves."""
     try:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
@@ -196,7 +196,7 @@ def _space() -> str:
 
 
 def _where(text: str) -> str:
-    """The line of the program in the stack of its main thread, which comes last."""
+    """Return the line of the program in the stack of its main thread, which comes last."""
     main = text.rpartition("hread 0x")[2] or text
     frames = _FRAME.findall(main)
     place = next((frame for frame in frames if not is_library(frame[0])), frames[0] if frames else None)
@@ -216,6 +216,6 @@ def _state(process: int) -> str:
 
 
 def _began(process: int) -> str:
-    """When a process began, in ticks: its number may be another's by now."""
+    """Return when a process began, in ticks: its number may be another's by now."""
     fields = _stat(process)
     return fields[19] if len(fields) > 19 else ""

@@ -36,14 +36,14 @@ class Overdue:
         self._unfinished: dict[tuple[int, str], str] = {}
 
     def follow(self) -> dict[str, Any]:
-        """The call that the program is in, and from now on since when."""
+        """Return the call that the program is in, and from now on since when."""
         call, mark = self._recorder.in_call(self.mark)
         if mark != self.mark:
             self.mark, self._since = mark, time.monotonic()
         return call
 
     def reason(self) -> str:
-        """Which call lasts too long, of those that no rank has reported; empty where none does."""
+        """Return which call lasts too long, of those that no rank has reported; empty where none does."""
         call = self.follow()
         if call.get("operation") and self._lasts(self._since, self._patience):
             # NCCL does not count what two members exchange, but the recorder has it.
@@ -53,7 +53,7 @@ class Overdue:
         return self._by_record()
 
     def _by_record(self) -> str:
-        """The same of calls that no thread of this program waits for; the recorder is read when there may be any."""
+        """Return which call lasts too long although no thread waits for it, by the recorder."""
         # Groups that stand still are seen at no cost, but for what two members exchange on NCCL.
         pause = min(_READING, self._patience / 10) if self._stands_still() else self._patience / 3
         if time.monotonic() - self._read_at < pause:
@@ -67,15 +67,15 @@ class Overdue:
         return ""
 
     def _stands_still(self) -> bool:
-        """Whether a group has collectives under way of which none has come through since the last look."""
+        """Return whether a group has collectives under way of which none has come through since the last look."""
         before, self._unfinished = self._unfinished, calls.unfinished()
         return any(before.get(group) == last for group, last in self._unfinished.items())
 
     def _lasts(self, since: float, limit: float) -> bool:
-        """Whether what is under way since then lasts too long, and began after all that was reported."""
+        """Return whether what is under way since then lasts too long, and began after all that was reported."""
         return since > self.reported and time.monotonic() - since > limit
 
 
 def _clock(epoch: int) -> float:
-    """A time in nanoseconds since the epoch on the clock of the watch."""
+    """Return a time in nanoseconds since the epoch on the clock of the watch."""
     return time.monotonic() - (time.time() - epoch / 1e9)

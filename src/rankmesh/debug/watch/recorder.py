@@ -5,7 +5,7 @@ prepare()            before the world is initialised: how many calls torch keeps
 Recorder.document()  what it has kept, with what it does not know: rank, host, members of the groups, stacks
 ```
 
-A document is that of torch's flight recorder in JSON, but that stacks are listed once: ``frames`` is a number in them.
+A document is a dump of torch's flight recorder in JSON, with each stack once: ``frames`` is a number in ``stacks``.
 """
 
 from __future__ import annotations
@@ -67,11 +67,11 @@ class Recorder:
         self._groups |= registered(self._groups)
 
     def in_call(self, mark: stacks.Mark | None) -> tuple[dict[str, Any], stacks.Mark]:
-        """The call that the program is in, and a mark of where it stands, after an earlier one."""
+        """Return the call that the program is in, and a mark of where it stands, after an earlier one."""
         return stacks.in_call(self._program, mark)
 
     def document(self, reason: str, mark: stacks.Mark | None = None, *, ended: bool = False) -> dict[str, Any]:
-        """The recording as plain data, with lines when they can be had at once.
+        """Return the recording as plain data, with lines when they can be had at once.
 
         ``mark`` is where the program stood before (``stacks.in_call``).
         """
@@ -90,7 +90,7 @@ class Recorder:
         }
 
     def with_lines(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """An earlier recording with the lines of its calls; what it says otherwise stays as it was then."""
+        """Return an earlier recording with the lines of its calls; what it says otherwise stays as it was then."""
         frames = {_identity(entry): entry.get("frames") for entry in self._kept(frames=True).get("entries", [])}
         table: dict[str, int] = {}
         entries = [{**entry, **_lines(frames.get(_identity(entry)), table)} for entry in document["entries"]]
@@ -115,14 +115,14 @@ class Recorder:
         return {"ended": False, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
 
     def unresponsive(self, rank: int, look: Look) -> dict[str, Any]:
-        """What an unresponsive rank of this host looks like: a recording without calls."""
+        """Return what an unresponsive rank of this host looks like: a recording without calls."""
         seen = {"state": look.state, "alive": look.alive, "threads": {"": look.stacks.splitlines()[:200]}}
         about = {**self._about(""), "rank": rank, "pid": 0, **seen}
         return {"version": "2.10", "entries": [], "rankmesh": about}
 
 
 def _end() -> dict[str, Any]:
-    """That the program has ended, and with which error."""
+    """Return the end of the program as data, with its error."""
     failure = getattr(sys, "last_value", None)
     return {"ended": True, "failure": "" if failure is None else f"{type(failure).__name__}: {first_line(failure)}"}
 
@@ -133,7 +133,7 @@ def _plain(data: bytes) -> dict[str, Any]:
 
 
 def after(kept: Mapping[str, Any], since: int) -> dict[str, Any]:
-    """What one recorder has kept of the calls since a time, in nanoseconds; they count from 0 where none is lost."""
+    """Return a recorder's calls since a time in nanoseconds; they count from 0 if none is lost."""
     entries = kept.get("entries") or []
     new = [entry for entry in entries if int(entry.get("time_created_ns") or 0) >= since]
     if len(new) < len(entries):
@@ -142,7 +142,7 @@ def after(kept: Mapping[str, Any], since: int) -> dict[str, Any]:
 
 
 def together(kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """What several recorders of one rank have kept, gloo's and NCCL's, as that of one.
+    """Merge the recordings of one rank's gloo and NCCL recorders.
 
     Each counts the calls of a group by itself: where both have calls of one group, the first one's are told apart.
     """
@@ -172,22 +172,22 @@ def _apart(entry: Mapping[str, Any], both: Collection[str]) -> Mapping[str, Any]
 
 
 def _twice(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """The groups by name, those with calls on the CPU and on the GPU under both names."""
+    """Return the groups by name, those with calls on the CPU and on the GPU under both names."""
     apart = {name for entry in entries if (name := _group(entry)).endswith(_OTHER)}
     return {**config, **{name: config.get(name.removesuffix(_OTHER), {}) for name in apart}}
 
 
 def _identity(entry: Mapping[str, Any]) -> tuple[object, ...]:
-    """What only this call of the rank has."""
+    """Return what only this call of the rank has."""
     numbers = (entry.get(name) for name in ("collective_seq_id", "p2p_seq_id", "op_id", "time_created_ns"))
     return _group(entry), entry["profiling_name"], *numbers
 
 
 def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:
-    """One call with its stack in the table."""
+    """Return one call with its stack in the table."""
     return {name: entry[name] for name in _KEPT if name in entry} | _lines(entry.get("frames"), table)
 
 
 def _lines(frames: Sequence[Any] | None, table: dict[str, int]) -> dict[str, int]:
-    """The number of a stack in the table; nothing where there is none."""
+    """Return the number of a stack in the table; nothing where there is none."""
     return {"frames": table.setdefault(json.dumps(frames[:_FRAMES]), len(table))} if frames else {}

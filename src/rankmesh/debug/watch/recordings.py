@@ -49,7 +49,7 @@ class Recordings:
     def put(self, rank: int, request: int, document: Mapping[str, Any], *, share: bool = False) -> None:
         """Write a recording to the folder; with ``share`` to the store as well, until ``unshare``."""
         about = {**document["rankmesh"], "session": self._session, "inquiry": request}
-        # The same bytes for the same data.
+        # Equal data are equal bytes.
         text = json.dumps({**document, "rankmesh": about}, separators=(",", ":"), default=str)
         content = gzip.compress(text.encode(), mtime=0)
         if self._folder is not None:
@@ -68,7 +68,7 @@ class Recordings:
         self._ask(lambda store: store.delete([_key(rank, request)]))
 
     def read(self, rank: int, request: int) -> Recording | None:
-        """What a rank has recorded for this dump request, or when its program ended; None where there is neither."""
+        """Return a rank's recording for this dump request, or of the end of its program; None if there is neither."""
         if text := self._ask(lambda store: store.read(_key(rank, request))):
             return _read(lambda: io.BytesIO(base64.b64decode(text)), rank)
         path = None if self._folder is None else self._path(self._folder, rank)
@@ -83,7 +83,7 @@ class Recordings:
             _write(self._folder / "verdict.json", json.dumps(diagnosis.to_dict(), indent=2).encode())
 
     def _ask(self, call: Callable[[Channel], _Result]) -> _Result | None:
-        """What the store gives; None where there is none, or it does not answer."""
+        """Return what the store gives; None where there is none, or it does not answer."""
         with suppress(ChannelLost, AgreementError):
             return None if self._store is None else self._store.ask(call)
         return None
@@ -98,7 +98,7 @@ def _key(rank: int, request: int) -> str:
 
 
 def _read(open_it: Callable[[], BinaryIO], rank: int) -> Recording | None:
-    """A recording; none where there is no file, and none with a warning in the log where it cannot be read."""
+    """Return a recording; None if there is no file, and None with a warning if it cannot be read."""
     try:
         with open_it() as file:
             data = parsed(unpacked(file))
@@ -111,7 +111,7 @@ def _read(open_it: Callable[[], BinaryIO], rank: int) -> Recording | None:
 
 
 def _write(path: Path, content: bytes) -> None:
-    """A file that is there whole or not at all; where it cannot be written, a warning: the store has what counts."""
+    """Write a file whole or not at all; log a warning if it cannot be written: the store has what counts."""
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
         write_whole(path, content)

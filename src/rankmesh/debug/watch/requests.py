@@ -65,7 +65,7 @@ class Pace:
 class DumpRequests:
     """The dump requests of one rank.
 
-    ``number`` is that of the next; ``hung`` says whether the last one was made, or found, because of a hang.
+    ``number`` numbers the next one; ``hung`` is True if the last one was made because of a hang, or found one.
     """
 
     def __init__(
@@ -81,7 +81,7 @@ class DumpRequests:
         return Round(self._channel, "dumps", range(self._recorder.world_size), self._recorder.rank, epoch=number)
 
     def requested(self) -> bool:
-        """Whether a rank has made the next request."""
+        """Return whether a rank has made the next request."""
         try:
             return self._round.listen(_REQUEST) is not None
         except (StoreLost, AgreementError):

@@ -53,7 +53,7 @@ _DEPTH = 64
 
 
 def threads() -> dict[str, list[str]]:
-    """The stack of each thread, innermost line first: ``train.py:31 in step``."""
+    """Return the stack of each thread, innermost line first: ``train.py:31 in step``."""
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
     return {
@@ -76,7 +76,7 @@ def _line(frame: FrameType) -> str:
 
 
 def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], Mark]:
-    """The call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
+    """Return the call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
 
     ``program`` is the thread that the program runs on, looked at first. A program whose mark has moved, or that
     sleeps, is running: it waits in no call, whatever it has under way. Ranks are not looked at in the same moment, so
@@ -109,7 +109,7 @@ def _moved(before: Mark | None, mark: Mark) -> bool:
 
 
 def _users(frame: FrameType) -> FrameType:
-    """The innermost frame that is neither torch's nor ours, nor of the standard library."""
+    """Return the innermost frame that is neither torch's nor ours, nor of the standard library."""
     found: FrameType | None = frame
     while found is not None:
         name = found.f_code.co_filename
@@ -120,7 +120,7 @@ def _users(frame: FrameType) -> FrameType:
 
 
 def _found(frame: FrameType | None) -> FrameType | None:
-    """The outermost function of torch.distributed that this thread is in, or ours that waits; None where in none."""
+    """Return the outermost function of torch.distributed, or of ours that waits, in which this thread is."""
     found = None
     while frame is not None:
         file, name = frame.f_code.co_filename, frame.f_code.co_name

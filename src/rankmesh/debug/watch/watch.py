@@ -127,7 +127,7 @@ class Watch:
         return BoundedChannel(bounded.ask(clone), _PATIENCE.seconds)
 
     def _session(self, store: BoundedChannel | None) -> str:
-        """A token that this session's ranks share: the first of them makes it up."""
+        """Return a token that this session's ranks share: the first of them makes it up."""
         if store is None:
             return f"{os.getppid()}-{self._number}"
         token = os.urandom(8).hex()
@@ -136,7 +136,7 @@ class Watch:
     def close(self) -> None:
         """End the watch; the recording of a rank that has ended stays in the folder."""
         if self._stop.is_set() or os.getpid() != self._process:
-            # A process that was forked off is no rank, whatever ends it.
+            # A process that was forked off is not a rank, whatever ends it.
             return
         if not self._hung and self._diagnosed is None and _failed():
             self.ask("a call failed")
@@ -206,7 +206,7 @@ class Watch:
 
 
 def _failed() -> bool:
-    """Whether the program ends because a call of torch failed: gloo's peers of a rank that it has aborted end so."""
+    """Return whether the program ends because a call of torch failed, as on the peers of a rank that gloo aborted."""
     error = sys.exc_info()[1] or getattr(sys, "last_value", None)
     return isinstance(error, RuntimeError)
 
