@@ -28,8 +28,7 @@ from torch import Tensor
 
 from rankmesh.backend.nccl import device_done
 from rankmesh.core.axes import integer
-from rankmesh.core.shard_map import ShardMap
-from rankmesh.core.sharding import Sharding
+from rankmesh.core.sharding import Sharding, ShardMap
 from rankmesh.errors import PlanError
 
 __all__ = ["SAME_STEPS", "Copies", "Keepers", "Stretch", "checked", "overwritten", "same_step"]

@@ -131,7 +131,7 @@ def classes_of(
 def _stated(sharding: Sharding) -> tuple[object, ...]:
     """A sharding as a key that is equal where it is equal, however often it was made."""
     where = sharding.shard_map
-    return where.mesh, where.view, where.axes, where.at, sharding.cuts, sharding.dtype
+    return where.mesh, where.axes, where.at, sharding.cuts, sharding.dtype
 
 
 def _check(name: str, source: Sharding, target: Sharding) -> None:

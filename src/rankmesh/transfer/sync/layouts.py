@@ -13,8 +13,7 @@ from dataclasses import replace
 from functools import cached_property
 
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.shard_map import at_of
-from rankmesh.core.sharding import Sharding
+from rankmesh.core.sharding import Sharding, at_of
 from rankmesh.transfer.planning.transfer import Transfer
 
 __all__ = ["Layouts", "ranks_of", "single"]
