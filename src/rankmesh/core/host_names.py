@@ -6,8 +6,6 @@ gpu[08-10]x        gpu08x gpu09x gpu10x
 a[1-2]b[3-4]       a1b3 a1b4 a2b3 a2b4
 ```
 
->>> host_list("node[9-10],node2")
-('node9', 'node10', 'node2')
 >>> sorted(host_list("node[9-10],node2"), key=natural)
 ['node2', 'node9', 'node10']
 >>> sorted(["10.0.0.10", "10.0.0.9", "fe80::10", "fe80::9"], key=natural)

@@ -10,22 +10,13 @@ Mesh(tp=2, dp=2, pp=2)         pp=0            pp=1
 ```
 
 The first axis varies fastest: ranks next to each other differ in ``tp`` here, which is where the fastest links are.
+Experts see these ranks through another factorisation, a *view*, whose shared axes are checked to be equal:
 
->>> mesh = Mesh(tp=2, cp=2, dp=4, pp=2)
+>>> mesh = Mesh(tp=2, cp=2, dp=4, pp=2).with_view("expert", etp=1, ep=8, edp=2, pp=2, shared=("pp",))
 >>> mesh.size, mesh.strides
 (32, {'tp': 1, 'cp': 2, 'dp': 4, 'pp': 16})
->>> mesh.coordinate(13)
-{'tp': 1, 'cp': 0, 'dp': 3, 'pp': 0}
->>> mesh.rank(tp=1, cp=0, dp=3, pp=0)
-13
->>> mesh.groups("dp-cp").of(13)
-Group(1, 3, 5, 7, 9, 11, 13, 15)
-
-Experts see the same ranks through another factorisation, a *view*, whose shared axes are checked to be equal:
-
->>> mesh = mesh.with_view("expert", etp=1, ep=8, edp=2, pp=2, shared=("pp",))
->>> mesh.groups("ep", view="expert").of(13)
-Group(8, 9, 10, 11, 12, 13, 14, 15)
+>>> mesh.groups("dp-cp").of(13), mesh.groups("ep", view="expert").of(13)
+(Group(1, 3, 5, 7, 9, 11, 13, 15), Group(8, 9, 10, 11, 12, 13, 14, 15))
 """
 
 from __future__ import annotations

@@ -4,9 +4,6 @@
 mesh options   <-  view options  <-  group options          the nearest that is not None counts
 timeout=1800       timeout=600       (None)                 effective: 600
 ```
-
->>> Options(timeout=1800, backend="gloo").over(Options(timeout=3600))
-Options(backend='gloo', timeout=1800.0)
 """
 
 from __future__ import annotations
@@ -147,7 +144,11 @@ class Options:
                 values[name] = _CHECKS[name](name, value)
 
     def over(self, inherited: Options) -> Options:
-        """Return these options, with what they leave open taken from ``inherited``."""
+        """Return these options, with what they leave open taken from ``inherited``.
+
+        >>> Options(timeout=1800, backend="gloo").over(Options(timeout=3600))
+        Options(backend='gloo', timeout=1800.0)
+        """
         ours, theirs = vars(self), vars(inherited)
         return Options(**{**theirs, **ours}) if ours and theirs else self if ours else inherited
 

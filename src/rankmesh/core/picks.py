@@ -7,9 +7,8 @@ first            [0]
 last             [12]
 ```
 
-A pick is data: the chosen positions, negative ones counted from the end, so that a plan with picks can be saved,
-compared and hashed. A callable is asked once, with the group's ranks in order (as Megatron-Core asks
-``get_embedding_ranks``), and what it returns is kept as positions.
+A pick is data, so that a plan with picks can be saved, compared and hashed. A callable is called once, with the
+group's ranks in order (as Megatron-Core calls ``get_embedding_ranks``), and what it returns is kept as positions.
 
 >>> ends.positions_in(4), ends.positions_in(1), last.positions_in(4)
 ((0, 3), (0,), (3,))

@@ -247,9 +247,8 @@ class Plan:
         """Put ``options`` over those of these kinds; over those of every kind, and of groups to come, if none is named.
 
         >>> from rankmesh.core import Mesh
-        >>> plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp"), GroupSpec("dp")])
-        >>> plan.with_options(Options(timeout=600)).with_options(Options(share=False), "dp").specs
-        (GroupSpec('tp', timeout=600.0), GroupSpec('dp', timeout=600.0, share=False))
+        >>> Plan(Mesh(tp=2), [GroupSpec("tp")]).with_options(Options(timeout=600)).specs
+        (GroupSpec('tp', timeout=600.0),)
         """
         asked = _options(options, "options")
         for name in names:

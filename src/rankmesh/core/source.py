@@ -1,21 +1,14 @@
-"""A plan from what a user types, other than the name of a file.
+"""A plan from what a user types, other than the name of a file, which ``rankmesh.readers.source`` reads.
 
 ```
 tp=2,cp=2,dp=4,pp=2                                 an axis string, adjacent first; one size may be * with a world size
-tp=2,dp=4,pp=2/expert:etp=1,ep=8,edp=1,pp=2         the same with a view
-megatron:world=64,tp=2,pp=2,ep=4                    a recipe: megatron, nanotron, ezpz, three_d, torchtitan,
-                                                    accelerate, deepspeed, vllm, sglang
+tp=2,dp=4,pp=2/expert:etp=1,ep=8,edp=1,pp=2         an axis string with a view
+megatron:world=64,tp=2,pp=2,ep=4                    a recipe, see RECIPES
 llama3-405b                                         a preset (rankmesh presets lists them)
 ```
 
-``rankmesh.readers.source`` also reads files.
-
->>> read_spec("tp=2,dp=2").plan.groups("dp").tolist()
-[[0, 2], [1, 3]]
->>> read_spec("three_d:tp=2,pp=2,dp=2").plan.world_size
-8
->>> read_spec("plan.json") is None
-True
+>>> read_spec("three_d:tp=2,pp=2,dp=2").plan.world_size, read_spec("plan.json")
+(8, None)
 """
 
 from __future__ import annotations

@@ -13,9 +13,6 @@ value  0  1 | 8  9 | 16 17 | 24 25
 
 Everything is closed form: stating a pattern is O(pairs), listing it is one numpy array.
 
->>> Strided(((2, 1), (4, 8))).values().tolist()
-[0, 1, 8, 9, 16, 17, 24, 25]
-
 The constructor gives the one shortest form: pairs of size 1 are left out, and two pairs that continue each other are
 one. So two patterns list the same numbers in the same order if and only if they are equal (the "layout" of CuTe, which
 ``torch.distributed._mesh_layout`` uses as well).

@@ -32,15 +32,9 @@ def assumptions(
     capacity: float | None = None,
     free: Collection[str] = (),
 ) -> dict[str, str]:
-    """Sentences by name; ``free`` are the fields of ``training`` that the search chose for each layout.
+    """Return sentences by name; ``free``: the fields of ``training`` that the search chose for each layout.
 
-    ``speed_from``  where ``speed`` comes from, for a reader
-
-    >>> from rankmesh.placement.devices import DEVICES
-    >>> model = Transformer(layers=2, hidden=8, heads=2, ffn_hidden_size=32, vocabulary=16)
-    >>> found = assumptions(model, Training(batch=2, sequence=4), DEVICES["a100"], Cluster.parse("host=8"))
-    >>> found["recompute"], found["zero"]
-    ('none', '1: the optimizer is sharded')
+    ``speed_from``: the source of ``speed``, in words.
     """
     available = device.memory if capacity is None else capacity
     peak = device.peak(training.precision) / 1e12

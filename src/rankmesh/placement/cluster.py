@@ -13,8 +13,6 @@ Hosts are in natural order (node2 before node10). Ranks fill them as they are li
 has its first ranks there, and ``rank_map`` says so.
 
 >>> cluster = Cluster.parse("host=8,nvlink=9,leaf=4")
->>> cluster.size, len(cluster.hosts), [level.name for level in cluster.levels]
-(288, 36, ['host', 'nvlink', 'leaf'])
 >>> cluster.host_of(8).name, cluster.level_of(np.array([0, 0, 0]), np.array([7, 8, 72])).tolist()
 ('node1', [0, 1, 2])
 """
@@ -170,8 +168,6 @@ class Cluster:
         With ``world_size``, one size may be ``*``, which is inferred. ``hosts`` names them, in the launcher's order; in
         natural order they fill the levels. Without, they are node0, node1 and so on.
 
-        >>> [host.name for host in Cluster.parse("host=2,leaf=*", world_size=6).hosts]
-        ['node0', 'node1', 'node2']
         >>> Cluster.parse("host=2,leaf=2", hosts=["node10", "node9"]).rank_map
         (2, 3, 0, 1)
         """

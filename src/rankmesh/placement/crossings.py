@@ -9,11 +9,8 @@ dp = 4 of stride 2     [0 2 . . 4 6]  crosses           two hosts, two hops betw
 ```
 
 >>> from rankmesh.core import Mesh
->>> mesh, cluster = Mesh(tp=2, dp=4), Cluster.of_nodes(4, 8)
->>> crossings(mesh.groups("tp"), cluster)
-Crossings(groups=4, crossing=0, nodes=1, hops=0)
->>> crossings(mesh.groups("dp"), cluster), widest(mesh.groups("dp"), cluster).name
-(Crossings(groups=2, crossing=2, nodes=2, hops=2), 'network')
+>>> crossings(Mesh(tp=2, dp=4).groups("dp"), Cluster.of_nodes(4, 8))
+Crossings(groups=2, crossing=2, nodes=2, hops=2)
 """
 
 from __future__ import annotations

@@ -27,11 +27,7 @@ OVERLAP = ("dp", "cp", "pp", "tp", "ep")
 
 @dataclass(frozen=True)
 class Sizes:
-    """The sizes of a layout: ``tp * cp * dp * pp`` ranks; experts are cut ``ep`` ways, each over ``etp`` ranks.
-
-    >>> Sizes(tp=2, dp=8, pp=2, ep=8).expert_replicas
-    2
-    """
+    """The sizes of a layout: ``tp * cp * dp * pp`` ranks; experts are cut ``ep`` ways, each over ``etp`` ranks."""
 
     tp: int = 1
     cp: int = 1

@@ -13,9 +13,8 @@ send/recv        one message to the next member; the last one sends to nobody (a
 ring             one message to the next member, the last one to the first (ring attention)
 ```
 
->>> traffic = Traffic({"tp": [{"collective": "all_reduce", "bytes": 8, "times": 2}]})
->>> traffic["tp"], traffic.to_dict()
-((Message(collective='all-reduce', bytes=8, times=2),), {'tp': [{'collective': 'all-reduce', 'bytes': 8, 'times': 2}]})
+>>> Traffic({"tp": [{"collective": "all_reduce", "bytes": 8, "times": 2}]})["tp"]
+(Message(collective='all-reduce', bytes=8, times=2),)
 """
 
 from __future__ import annotations

@@ -1,17 +1,5 @@
 r"""Training configs as plans: which lines of a file shape the layout, and the plan that they make.
 
-```
-megatron     a launch script (shell), or a YAML of arguments     recipes.megatron
-gpt_neox     a YAML of its arguments                         axes: tp, dp, pp
-nemo_rl      a YAML with an engine of policy                 recipes.megatron, .torchtitan
-verl         a YAML or a command with settings of its actor  recipes.megatron, axes: sp, dp
-axolotl      a YAML with sizes beside base_model             recipes.accelerate
-nanotron     a YAML with the section parallelism                 recipes.nanotron
-torchtitan   a TOML with the table [parallelism]                 recipes.torchtitan
-deepspeed    the JSON of deepspeed.initialize                    recipes.deepspeed
-accelerate   the YAML of accelerate config                       recipes.accelerate, .megatron, .deepspeed
-```
-
 A file is recognised by what it holds, not by its name. Scripts are parsed, never run. What is ambiguous, open or not
 modelled is a ``PlanError`` with file and line.
 

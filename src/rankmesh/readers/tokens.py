@@ -3,9 +3,6 @@
 A word is a tuple of parts. A part with a text of None is unknown: a variable that the script never sets, its arguments,
 or what only bash finds out.
 
->>> word = (Part("--tp=", (3,)), Part("4", (1,)))
->>> text_of(word), lines_of(word)
-('--tp=4', (3, 1))
 >>> [text_of(field) for field in fields((Part("--tp 4", (1,), bare=True, split=True),))]
 ['--tp', '4']
 """
