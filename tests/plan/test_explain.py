@@ -25,15 +25,6 @@ def test_describe_equals_the_plan(case):
             assert group["options"] == local[group["name"]].options.to_dict()
 
 
-@given(cases())
-def test_explain_speaks_of_every_group(case):
-    """The text of every rank names its groups, and the kinds that it is not in."""
-    for rank in range(case.plan.world_size):
-        text = case.plan.explain(rank)
-        assert text.startswith(f"rank {rank} of {case.plan.world_size}: ")
-        if rank in case.plan.mesh:
-            assert all(name in text for name in case.expected)
-
 
 def test_text_of_one_rank():
     """Coordinate, formula, view, groups with reasons, and what the rank is not in."""

@@ -3,7 +3,7 @@ from itertools import combinations
 from hypothesis import given
 from tests.plan.strategies import cases
 
-from rankmesh import GroupSpec, Mesh, Options, Plan, ends
+from rankmesh import GroupSpec, Mesh, Plan
 
 
 @given(cases())
@@ -68,14 +68,6 @@ def test_classes_join_nothing_that_differs(case):
             assert left.options.share is not False
 
 
-def test_different_options_do_not_share():
-    """The same members with another backend, timeout, NCCL setting or overlap class do not share."""
-    options = ({}, {"backend": "gloo"}, {"timeout": 5}, {"nccl": {"max_ctas": 4}}, {"overlap": "gather"})
-    plan = Plan(Mesh(dp=4), [GroupSpec(f"g{i}", "dp", **chosen) for i, chosen in enumerate(options)])
-    local = plan.of(0)
-    assert [group.canonical for group in local.values()] == list(local)
-    assert len(local.communicators) == 5
-
 
 def test_share_false_takes_its_own():
     """A group that does not share neither uses another's communicator nor lends its own."""
@@ -84,11 +76,6 @@ def test_share_false_takes_its_own():
     assert plan.sharing == [("a",), ("b", "c")]
 
 
-def test_members_in_another_order_do_not_share():
-    """The order of members is the rank in the group, so it counts."""
-    plan = Plan(Mesh(pp=4), [GroupSpec("up", "pp", pick=[0, 3]), GroupSpec("down", "pp", pick=[3, 0])])
-    assert plan.of(0)["down"].canonical == "down"
-
 
 def test_groups_of_one_rank_need_no_communicator():
     """Only leaders of more than one rank count as communicators."""
@@ -96,25 +83,6 @@ def test_groups_of_one_rank_need_no_communicator():
     assert [group.name for group in plan.of(0).communicators] == ["dp"]
 
 
-def test_pipelines_of_two_share_with_their_ends():
-    """Where a pick keeps every position, the picked kind is the whole kind."""
-    plan = Plan(Mesh(tp=2, pp=2), [GroupSpec("pp"), GroupSpec("embd", "pp", pick=ends)])
-    assert plan.sharing == [("pp", "embd")]
-
-
-def test_inheritance():
-    """The nearest level that says an option counts: mesh, then view, then group."""
-    plan = Plan(
-        Mesh(dp=4).with_view("expert", ep=4),
-        [GroupSpec("dp"), GroupSpec("ep", view="expert"), GroupSpec("own", "ep", view="expert", timeout=1)],
-        options=Options(timeout=3, backend="gloo", share=False),
-        view_options={"expert": Options(timeout=2, share=True)},
-    )
-    assert [spec.options for spec in plan.specs] == [
-        Options(timeout=3, backend="gloo", share=False),
-        Options(timeout=2, backend="gloo"),
-        Options(timeout=1, backend="gloo"),
-    ]
 
 
 def test_equal_ends_are_not_equal_members():

@@ -82,11 +82,6 @@ def test_a_refused_config_is_one_line_and_exit_3(tmp_path):
     assert result.stderr.startswith(f"error: {path}:1: --tensor-model-parallel-size = $TP; ")
 
 
-def test_the_help_names_configs():
-    """SPEC's help says that a training config will do."""
-    assert "training config" in " ".join(run("show", "--help").stdout.replace("│", " ").split())
-    assert "train.sh" in run("--help").stdout
-
 
 def test_configs_are_read_without_torch():
     """Reading any of the formats loads no torch."""

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from tests.readers.public import LIST, possible, same, sizes_of_words
+from tests.readers.public import LIST
 
 
 def rows():
@@ -25,17 +25,3 @@ def test_the_list_has_what_the_goal_asks():
     best = Counter("right" if "right" in (ran, read) else "refused" for *_, ran, read in found)
     assert not any("wrong" in (ran, read) for *_, ran, read in found)
     assert best["right"] >= 0.95 * len(found)
-
-
-def test_what_is_expected_is_taken_from_words():
-    """The sizes of a command by its own names, whatever rankmesh makes of them; impossible ones are known as such."""
-    words = ["torchrun", "--nproc_per_node", "8", "--nnodes=2", "a.py", "--tensor-model-parallel-size", "4"]
-    assert sizes_of_words(words, {}) == {"tp": "4", "world": "16"}
-    assert sizes_of_words(["torchrun", "a.py"], {}) is None
-    assert possible({"tp": "4", "world": "16"})
-    assert not possible({"tp": "3", "world": "16"})
-    assert not possible({"tp": ""})
-    assert same({"tp": "4"}, {"tp": 4, "pp": 1})
-    assert not same({"tp": "4"}, {"pp": 2})
-    verl = ["python3", "-m", "verl.trainer.main_ppo", "actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2"]
-    assert sizes_of_words([*verl, "trainer.nnodes=1", "trainer.n_gpus_per_node=8"], {}) == {"tp": "2", "world": "8"}

@@ -569,18 +569,3 @@ def test_nothing_is_guessed(tmp_path_factory, statements, words):
     read = read_words(program)
     if read is not None and None not in read:
         assert read == (from_bash(program, tmp_path_factory.getbasetemp()) or []), program
-
-
-def test_what_a_branch_appends():
-    """What a branch appends is unknown, and is refused if the script states a size there."""
-    text = "if x; then ARGS+=(%s); fi\n" + TP + "4 ${ARGS[@]} --num-layers 2\n"
-    assert read_config(text % "--recompute-activations", "run.sh").arguments["tp"] == 4
-    with pytest.raises(PlanError, match=r"^run.sh:1: .*ARGS is set in a branch, loop or function .line 1.; " + RUNS):
-        read_config(text % "--context-parallel-size 2", "run.sh")
-
-
-def test_the_environment_does_not_replace_what_a_branch_sets():
-    """--set of a variable that a branch sets is no answer: the script has to run."""
-    text = "if [ $X ]; then TP=2; fi\n" + TP + "$TP"
-    with pytest.raises(PlanError, match="TP is set in a branch, loop or function .line 1.; " + RUNS):
-        read_config(text, "run.sh", variables={"TP": "8"})

@@ -1,7 +1,7 @@
 import pytest
 
 import rankmesh
-from rankmesh import GroupSpec, LayoutError, Mesh, Plan, PlanError, RankmeshError, UnknownAxis
+from rankmesh import GroupSpec, LayoutError, Mesh, Plan, PlanError, RankmeshError
 from rankmesh.core import recipes
 from rankmesh.readers import source
 
@@ -135,18 +135,6 @@ def test_bad_files(tmp_path, content, message):
     assert caught.value.path == str(path)
 
 
-def test_a_directory_is_no_plan(tmp_path):
-    """A folder is not read as a plan, with the ending of one either."""
-    (tmp_path / "folder.json").mkdir()
-    for name in ("folder.json", ""):
-        with pytest.raises(PlanError):
-            source.read(str(tmp_path / name))
-
-
-def test_unknown_axis_in_a_world(tmp_path):
-    """Groups of axes that the mesh lacks stay an UnknownAxis where no file is involved."""
-    with pytest.raises(UnknownAxis):
-        Plan(Mesh(tp=2), [GroupSpec("dp")])
 
 
 def test_read_takes_what_names_a_plan(tmp_path):
