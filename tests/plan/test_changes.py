@@ -45,7 +45,6 @@ def test_groups_that_are_added_inherit():
     assert whole.without("zero", "all", "dp") == plan
 
 
-
 def test_options_of_some_kinds_or_of_all():
     """Options go over those of the kinds that are named; without names over all, and over groups to come."""
     plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp", timeout=5), GroupSpec("dp")])

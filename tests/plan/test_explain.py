@@ -25,7 +25,6 @@ def test_describe_equals_the_plan(case):
             assert group["options"] == local[group["name"]].options.to_dict()
 
 
-
 def test_text_of_one_rank():
     """Coordinate, formula, view, groups with reasons, and what the rank is not in."""
     mesh = Mesh(tp=2, dp=2, pp=3).with_view("expert", ep=4, pp=3)

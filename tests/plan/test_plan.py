@@ -169,7 +169,6 @@ def test_saved_schema():
     }
 
 
-
 def test_get_as_mappings_do():
     """get(name) is None or the default for a group of others, never for a name that is not in the plan."""
     local = PIPE.of(3)

@@ -68,7 +68,6 @@ def test_classes_join_nothing_that_differs(case):
             assert left.options.share is not False
 
 
-
 def test_share_false_takes_its_own():
     """A group that does not share neither uses another's communicator nor lends its own."""
     plan = Plan(Mesh(dp=4), [GroupSpec("a", "dp", share=False), GroupSpec("b", "dp"), GroupSpec("c", "dp")])
@@ -76,13 +75,10 @@ def test_share_false_takes_its_own():
     assert plan.sharing == [("a",), ("b", "c")]
 
 
-
 def test_groups_of_one_rank_need_no_communicator():
     """Only leaders of more than one rank count as communicators."""
     plan = Plan(Mesh(tp=1, dp=2, pp=1), [GroupSpec(name) for name in ("tp", "dp", "pp")])
     assert [group.name for group in plan.of(0).communicators] == ["dp"]
-
-
 
 
 def test_equal_ends_are_not_equal_members():

@@ -82,7 +82,6 @@ def test_a_refused_config_is_one_line_and_exit_3(tmp_path):
     assert result.stderr.startswith(f"error: {path}:1: --tensor-model-parallel-size = $TP; ")
 
 
-
 def test_configs_are_read_without_torch():
     """Reading any of the formats loads no torch."""
     names = [(str(FILES / name), 16) for name in ("megatron.yaml", "torchtitan.toml", "deepspeed.json")]

@@ -282,7 +282,6 @@ def test_an_empty_file(name, tmp_path):
         source.read(str(tmp_path / name))
 
 
-
 @pytest.mark.parametrize("ending", ["yaml", "yml", "toml", "sh"])
 def test_a_config_that_is_absent(ending):
     """A name with the ending of a config is taken for a path."""

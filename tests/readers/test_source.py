@@ -135,8 +135,6 @@ def test_bad_files(tmp_path, content, message):
     assert caught.value.path == str(path)
 
 
-
-
 def test_read_takes_what_names_a_plan(tmp_path):
     """A SPEC, a path, a mesh and a plan are all read as a plan, which must fit the world size that is given."""
     plan = recipes.axes(Mesh(tp=2, dp=2))

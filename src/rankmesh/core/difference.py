@@ -19,7 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh.core.groups import Groups, among
+from rankmesh.core.groups import Groups
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 
@@ -128,9 +128,16 @@ def difference(left: Plan, right: Plan, *, examples: int = 3, members: int = 8) 
 def _differs(left: Groups, right: Groups, world: int) -> BoolArray:
     """Return for each rank of the world whether it is in another group; bool, shape ``(world,)``."""
     different = np.zeros(world, dtype=np.bool_)
+    if left.partition == right.partition:
+        return different
     for groups in (left, right):
         different[groups.array] = True
-    different[left.array[among(left, right)]] = False
+    if left.size == right.size:
+        row_of = np.full(world, -1, dtype=np.int64)
+        row_of[right.array] = np.arange(len(right))[:, None]
+        rows = row_of[left.array[:, 0]]
+        same = (rows >= 0) & (right.array[rows] == left.array).all(axis=1)
+        different[left.array[same]] = False
     return different
 
 

@@ -42,7 +42,7 @@ from rankmesh.core.rank_range import RankRange
 from rankmesh.core.strided import IntArray, Strided
 from rankmesh.errors import LayoutError, NotAMember, quoted
 
-__all__ = ["Group", "Groups", "among"]
+__all__ = ["Group", "Groups"]
 
 _SHOWN = 8
 # Up to this many ranks are listed one by one, which costs less than the first use of numpy in a process.
@@ -337,27 +337,6 @@ class Groups(Sequence[Group]):
 
     def __repr__(self) -> str:
         return f"Groups(axes={'-'.join(self.axes)!r}, {len(self)} groups of {self.size}: {self[0]!r}, ...)"
-
-
-def among(groups: Groups, other: Groups) -> npt.NDArray[np.bool_]:
-    """Return which of these groups are groups of ``other``, in the same order; bool, shape ``(len(groups),)``.
-
-    >>> from rankmesh.core.mesh import Mesh
-    >>> pipelines = Mesh(pp=4).groups("pp")
-    >>> among(pipelines.level_of((2, 2), 0), Mesh(tp=2, pp=2).groups("tp")).tolist()
-    [True, True]
-    """
-    if groups.partition == other.partition:
-        return np.ones(len(groups), dtype=np.bool_)
-    whole = not any(kind.picked or kind.level for kind in (groups, other))
-    # Two patterns that tile the same ranks have all groups equal, or none.
-    if groups.size != other.size or (whole and groups.rank_range == other.rank_range):
-        return np.zeros(len(groups), dtype=np.bool_)
-    row_of = np.full(max(groups.rank_range.stop, other.rank_range.stop), -1, dtype=np.int64)
-    row_of[other.array] = np.arange(len(other))[:, None]
-    rows = row_of[groups.array[:, 0]]
-    same: npt.NDArray[np.bool_] = (rows >= 0) & (other.array[rows] == groups.array).all(axis=1)
-    return same
 
 
 def _frozen(ranks: IntArray) -> IntArray:
