@@ -1,4 +1,4 @@
-"""What each gesture in the explorer costs, in two large worlds: `python -m tests.browser.gestures` prints a table.
+"""What each gesture in the explorer costs, in two large worlds.
 
 The pointer, the wheel, a pin, an arrow key, a kind, an arrangement, the size of an axis: nine times each, forced to be
 painted. Milliseconds are this machine's; rectangles and elements are the page's own, and a test bounds them.
@@ -6,12 +6,9 @@ painted. Milliseconds are this machine's; rectangles and elements are the page's
 
 from __future__ import annotations
 
-import statistics
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from tests.browser.conftest import PAGE, WINDOW, chromium
+from tests.browser.conftest import PAGE
 
 # The page's fragment by world size.
 WORLDS = {
@@ -54,28 +51,3 @@ def gestures(page: Any, fragment: str) -> dict[str, list[list[float]]]:
     page.wait_for_function("rankmesh.app.stage.view.took.rectangles > 0")
     found: dict[str, list[list[float]]] = page.evaluate(_TIMED)
     return found
-
-
-def main() -> None:
-    """The table, of a browser of its own."""
-    from playwright.sync_api import sync_playwright
-
-    table = Table(
-        "gesture", *(f"{name} ranks: least, median, most ms" for name in WORLDS), "most rectangles", "elements"
-    )
-    with sync_playwright() as playwright:
-        browser = chromium(playwright)
-        page = browser.new_context(viewport=WINDOW).new_page()
-        worlds = {name: gestures(page, world) for name, world in WORLDS.items()}
-        browser.close()
-    for gesture in worlds["4096"]:
-        turns = [world[gesture] for world in worlds.values()]
-        times = [[row[0] for row in rows] for rows in turns]
-        output = (f"{min(each):.0f}  {statistics.median(each):.0f}  {max(each):.0f}" for each in times)
-        most = (max(row[place] for rows in turns for row in rows) for place in (1, 2))
-        table.add_row(gesture, *output, *(f"{value:,.0f}" for value in most))
-    Console().print(table)
-
-
-if __name__ == "__main__":
-    main()

@@ -671,7 +671,7 @@ def test_a_hang_is_drawn(shown, tmp_path):
 
 @pytest.mark.parametrize("name", sorted(WORLDS))
 def test_a_gesture_costs_what_its_pixels_cost(shown, name, record_property):
-    """Whatever the world: thousands of rectangles, hundreds of elements; times are a table of gestures.py."""
+    """Whatever the world: thousands of rectangles, hundreds of elements."""
     costs = gestures(shown.page, WORLDS[name])
     record_property("milliseconds, rectangles, elements", costs)
     assert {gesture: cost for gesture, cost in costs.items() if max(row[1] for row in cost) > 40_000} == {}

@@ -39,13 +39,6 @@ def test_groups_of_one_rank(rankmesh) -> None:
         kind_groups("pp=3", "embd", rank=1)
 
 
-@pytest.mark.parametrize("name", ["tp", "embd", "ep_dp", "hcp_1"])
-def test_groups_agree_with_the_plan(name: str) -> None:
-    """The command lists what the plan holds."""
-    spec = "megatron:world=64,tp=2,cp=4,pp=4,ep=2,hierarchical_cp=2x2"
-    assert kind_groups(spec, name).groups == read(spec).plan.groups(name).tolist()
-
-
 def test_explain_is_the_plans_own_words(rankmesh) -> None:
     """Text and JSON are those of Plan.explain and Plan.describe."""
     plan = read("mixtral-8x7b").plan
@@ -120,10 +113,3 @@ def test_one_preset_in_detail(rankmesh) -> None:
     assert "2,048 ranks, nodes of 8" in ran.out
     assert "dp 128 and edp 2 derived" in ran.out
     assert json.loads(rankmesh("presets", "deepseek-v3", "--json").out)["spec"] == row.spec
-
-
-def test_a_saved_plan_is_a_spec(rankmesh, tmp_path) -> None:
-    """The path of a saved plan shows what was saved."""
-    path = tmp_path / "plan.json"
-    path.write_text(read("tp=2,dp=2").plan.to_json(), encoding="utf-8")
-    assert rankmesh("diff", path, "tp=2,dp=2").code == 0

@@ -87,14 +87,6 @@ def test_a_full_disk_is_an_error(arguments: str) -> None:
     assert "Exception" not in done.stderr
 
 
-@pytest.mark.parametrize("count", ["99999999999999999999", "4194305"])
-def test_a_number_of_nodes_beyond_all_worlds(rankmesh, count: str) -> None:
-    """A size of a node that no world has is wrong usage."""
-    ran = rankmesh("show", "tp=2", "-g", count)
-    assert (ran.code, ran.out) == (2, "")
-    assert "'--gpus-per-node'" in ran.err
-
-
 def test_variables_of_a_script(rankmesh, tmp_path) -> None:
     """--set gives a launch script its environment; words that are no variable, and other SPECs, are refused."""
     script = tmp_path / "run.sh"

@@ -98,12 +98,6 @@ def test_lines_fit_the_terminal(rankmesh, monkeypatch: pytest.MonkeyPatch, width
     assert not re.search(r"\d…", ran.out)
 
 
-def test_a_star_is_filled_from_the_world_size(rankmesh) -> None:
-    """One size may be *, what is left of --world-size."""
-    data = json.loads(rankmesh("show", "tp=2,dp=*", "--world-size", 16, "--json").out)
-    assert data["layouts"][0]["axes"][1]["size"] == 8
-
-
 def test_svg_and_html_are_written_and_announced_on_stderr(rankmesh, tmp_path: Path) -> None:
     """--svg and --html write files; stdout stays the data."""
     svg, html = tmp_path / "a.svg", tmp_path / "a.html"
@@ -112,22 +106,6 @@ def test_svg_and_html_are_written_and_announced_on_stderr(rankmesh, tmp_path: Pa
     json.loads(ran.out)
     assert len(ET.parse(svg).getroot().findall(".//*[@class='kind']")) == 2  # noqa: S314  - our own file
     assert "<td>expert</td>" in html.read_text(encoding="utf-8")
-
-
-def test_a_file_that_cannot_be_written_is_a_usage_error(rankmesh, tmp_path: Path) -> None:
-    """The path and the reason are named."""
-    ran = rankmesh("show", "tp=2", "--svg", tmp_path / "absent" / "a.svg")
-    assert ran.code == 2
-    assert ran.err.startswith("error: cannot write ")
-    assert ran.err.endswith("No such file or directory; name a file in a folder that exists\n")
-
-
-def test_a_large_world_is_drawn_in_part(rankmesh, tmp_path: Path) -> None:
-    """Of more than 512 ranks one part is drawn, and the title says which."""
-    ran = rankmesh("show", "tp=8,pp=4,dp=64", "--svg", tmp_path / "a.svg", "--html", tmp_path / "a.html")
-    assert ran.code == 0
-    for name in ("a.svg", "a.html"):
-        assert "2048 ranks, of which 64 are drawn (dp=0 to 1 of 64)" in (tmp_path / name).read_text(encoding="utf-8")
 
 
 def test_worlds_beyond_the_limit_are_refused(rankmesh) -> None:

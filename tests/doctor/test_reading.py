@@ -16,7 +16,7 @@ from tests.doctor.making import WORLD, call, document, recordings, write
 import rankmesh as rm
 from rankmesh.debug.doctor import diagnose, doctor, reader, recording_of
 from rankmesh.debug.doctor.folder import read_folder
-from rankmesh.debug.doctor.formats import document as read_document
+from rankmesh.debug.doctor.reader import document as read_document
 from rankmesh.errors import RecordingError
 
 RANKS = (0, 1, 2, 3)

@@ -89,14 +89,6 @@ def test_ranks_that_do_not_come():
         assert "waited 0.3 s for ranks 1, 3, which did not call init() (2 of 4 did)" in str(error)
 
 
-def test_a_backend_that_one_rank_cannot_serve():
-    """NCCL is asked for, and one of three has no GPU: all are refused, and told which."""
-    errors, _ = _all(
-        [_capability(rank, asked="nccl", device=None if rank == 1 else "gpu", why="none") for rank in range(3)]
-    )
-    assert all("rank 1 on host1 has no GPU of its own" in str(error) for error in errors)
-
-
 def test_a_store_that_accepts_and_says_nothing():
     """A meeting place whose process is stopped: an error soon after the timeout, where torch's client tries on."""
     with socket.socket() as unresponsive:

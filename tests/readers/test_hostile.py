@@ -15,7 +15,7 @@ import rankmesh as rm
 from rankmesh.cli.explore import explored
 from rankmesh.core.documents import DOCUMENT, Unreadable, open_regular, read_bytes
 from rankmesh.core.nccl_config import with_nccl_config
-from rankmesh.debug.doctor.formats import document
+from rankmesh.debug.doctor.reader import document
 from rankmesh.debug.doctor.recording import recording_of
 from rankmesh.errors import RankmeshError
 from rankmesh.placement import Traffic

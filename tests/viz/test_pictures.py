@@ -1,8 +1,6 @@
 from __future__ import annotations
 
 import re
-import subprocess
-import sys
 from itertools import combinations
 from xml.etree import ElementTree as ET
 
@@ -138,10 +136,3 @@ def test_the_page_has_the_facts_and_escapes_them() -> None:
     heads = re.search(r"<tr><th>group</th>(.*?)</tr>", text)
     assert heads is not None
     assert heads[1].endswith("<th>members</th>")
-
-
-def test_viz_loads_neither_torch_nor_rich() -> None:
-    """Pictures are strings: importing them loads no terminal library and no torch."""
-    program = "import sys, rankmesh.viz; print(sorted({'torch', 'rich', 'typer'} & set(sys.modules)))"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "[]\n"

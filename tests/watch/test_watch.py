@@ -67,10 +67,10 @@ def _loop(seconds):
         pass
 
 
-def _hang(me, folder, how, limit=None, apart=False):
+def _hang(me, folder, how, limit=None):
     """Some steps, then one in which the victim is stopped or loops; what this rank said, heard, and when."""
     output = _Messages()
-    here = watch.start(f"{folder}/{me.rank}" if apart else folder, limit=limit)
+    here = watch.start(folder, limit=limit)
     _steps()
     victim, act = how
     began = time.time()
@@ -256,14 +256,6 @@ def test_a_call_that_no_thread_waits_for(ranks, tmp_path):
     for verdict in ranks(4, _does_not_wait, str(tmp_path), timeout=30):
         assert verdict.startswith("late: rank 3 behind by 1 call of world")
         assert "_loop" in verdict
-
-
-@LONG
-def test_folders_apart(ranks, tmp_path):
-    """4 ranks that share no folder: the store carries the recordings, and one rank's folder has the verdict."""
-    result = ranks(4, _hang, str(tmp_path), (2, "loops"), 1.0, True, timeout=9)
-    assert all("rank 2 behind" in one["verdict"] for one in result)
-    assert [path.parent.name for path in tmp_path.glob("*/verdict.json")] == ["0"]
 
 
 @ALL

@@ -28,7 +28,7 @@ from rankmesh.readers.source import Source
 if TYPE_CHECKING:
     from rankmesh.debug.verification.results import CheckResult
 
-__all__ = ["EXAMPLES", "command", "progress_bar", "source_in_job", "without_name_server"]
+__all__ = ["EXAMPLES", "ask_no_name_server", "command", "progress_bar", "source_in_job"]
 
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
@@ -55,7 +55,8 @@ def command(
     plan = source.plan
     if launch.rank == 0:
         noted(source)
-    with without_name_server(launch), progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
+    ask_no_name_server(launch)
+    with progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
 
         def show(result: CheckResult) -> None:
             stop()
@@ -87,24 +88,14 @@ def _failed(message: str, code: ExitCode) -> Failed:
     return Failed(message, code)
 
 
-@contextmanager
-def without_name_server(launch: Launch) -> Iterator[None]:
-    """Ask no name server in this process either, where it starts all ranks on this machine itself."""
+def ask_no_name_server(launch: Launch) -> None:
+    """Ask no name server in this process, if it starts all ranks on this machine itself."""
     from rankmesh.debug.verification.ranks import NO_NAME_SERVER
 
-    # torch warns of each name that it did not find; it reads the level of its log when it is loaded, which is later.
-    given = {**NO_NAME_SERVER, "TORCH_CPP_LOG_LEVEL": os.environ.get("TORCH_CPP_LOG_LEVEL", "ERROR")}
-    before = {name: os.environ.get(name) for name in given}
     if launch.launcher == NO_LAUNCHER:
-        os.environ.update(given)
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
+        os.environ.update(NO_NAME_SERVER)
+        # torch, which is loaded later, warns of each name that it does not find.
+        os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
 def source_in_job(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:

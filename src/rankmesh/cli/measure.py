@@ -10,7 +10,7 @@ from typing import Annotated
 
 import typer
 
-from rankmesh.cli.check import progress_bar, source_in_job, without_name_server
+from rankmesh.cli.check import ask_no_name_server, progress_bar, source_in_job
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write, write_json
@@ -85,8 +85,8 @@ def command(
     source = source_in_job(spec, world_size, variables, launch)
     if launch.rank == 0:
         noted(source)
-    bar = progress_bar(f"measuring {source.plan.world_size} ranks", "cases")
-    with without_name_server(launch), bar as (progress, stop):
+    ask_no_name_server(launch)
+    with progress_bar(f"measuring {source.plan.world_size} ranks", "cases") as (progress, stop):
         try:
             with extra("torch"):
                 from rankmesh.debug.verification.measure import measure

@@ -20,7 +20,7 @@ import os
 import re
 import sys
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from enum import IntEnum
 from pathlib import Path
 from typing import Any
@@ -92,15 +92,7 @@ def save(path: Path, text: str) -> None:
 class Shell(TyperGroup):
     """The root command: runs typer's parser and the subcommand, and exits."""
 
-    def main(
-        self,
-        args: Sequence[str] | None = None,
-        prog_name: str | None = None,
-        complete_var: str | None = None,
-        standalone_mode: bool = True,
-        windows_expand_args: bool = True,
-        **extra: Any,
-    ) -> Any:
+    def main(self, *args: Any, **how: Any) -> Any:
         """Run, report and exit; with ``standalone_mode=False`` errors are raised, as typer does."""
         run = super().main
 
@@ -108,9 +100,9 @@ class Shell(TyperGroup):
             plain(stream)
 
         def command() -> Any:
-            return run(args, prog_name, complete_var, False, windows_expand_args, **extra)
+            return run(*args, **{**how, "standalone_mode": False})
 
-        return sys.exit(outcome(command)) if standalone_mode else command()
+        return sys.exit(outcome(command)) if how.get("standalone_mode", True) else command()
 
     def invoke(self, ctx: Any) -> Any:
         """Run the subcommand; a reader that went away is kept apart from other input and output errors."""

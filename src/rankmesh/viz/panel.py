@@ -9,8 +9,7 @@ from xml.etree.ElementTree import Element, SubElement
 
 from rankmesh.core.groups import Groups
 from rankmesh.core.plan import Plan
-from rankmesh.viz.part import Part, part_of
-from rankmesh.viz.sheet import Block, Sheet, colours, sheet
+from rankmesh.viz.sheet import Block, Part, Sheet, colours, part_of, sheet
 
 if TYPE_CHECKING:
     from rankmesh.placement import Cluster

@@ -22,10 +22,9 @@ from dataclasses import dataclass
 from math import prod
 
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.strided import IntArray
-from rankmesh.viz.part import Part, part_of
+from rankmesh.core.strided import IntArray, Strided
 
-__all__ = ["Block", "Row", "Sheet", "colours", "sheet"]
+__all__ = ["Block", "Part", "Row", "Sheet", "colours", "part_of", "sheet"]
 
 _Axes = list[tuple[str, int]]
 
@@ -120,6 +119,44 @@ def _wrapped(axis: tuple[str, int], rest: _Axes, ranks: IntArray, width: int) ->
         for label, line in zip(_labels(rest), ranks.reshape(-1, size).tolist(), strict=True)
     ]
     return Sheet((tuple(f"+{column}" for column in range(width)),), tuple(blocks))
+
+
+# -- the part of a large mesh -----------------------------------------------------------------------------------------
+
+
+# So many ranks are enough to see how groups lie.
+_ENOUGH = 64
+
+
+@dataclass(frozen=True)
+class Part:
+    """The first positions along each axis, the ranks there in order, and words for what is left out (none: empty)."""
+
+    sizes: dict[str, int]
+    ranks: IntArray
+    left_out: str
+
+
+def part_of(mesh: Mesh, most: int) -> Part:
+    """Return the part of a mesh that a picture shows: what repeats is drawn once.
+
+    Up to ``most`` ranks it is the mesh. Of a larger one the largest axis is cut first, to one position where the rest
+    is enough to see.
+
+    >>> from rankmesh.core import Mesh
+    >>> shown = part_of(Mesh(tp=8, pp=16, dp=128), 512)
+    >>> shown.sizes, shown.left_out, len(shown.ranks)
+    ({'tp': 8, 'pp': 16, 'dp': 1}, 'dp=0 of 128', 128)
+    """
+    sizes = dict(mesh.axes)
+    while prod(sizes.values()) > most:
+        name = max(sizes, key=lambda axis: (sizes[axis], mesh.strides[axis]))
+        rest = prod(sizes.values()) // sizes[name]
+        sizes[name] = max(1, min(sizes[name] - 1, _ENOUGH // rest))
+    pattern = Strided(tuple((size, mesh.strides[name]) for name, size in sizes.items()))
+    last = {name: f" to {sizes[name] - 1}" if sizes[name] > 1 else "" for name in sizes}
+    cut = [f"{name}=0{last[name]} of {size}" for name, size in mesh.axes.items() if sizes[name] < size]
+    return Part(sizes, mesh.rank_range.ranks(pattern.values()), ", ".join(cut))
 
 
 # -- colours ----------------------------------------------------------------------------------------------------------

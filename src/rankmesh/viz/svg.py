@@ -22,7 +22,7 @@ from xml.etree.ElementTree import Element, tostring
 
 from rankmesh.core.plan import Plan
 from rankmesh.viz.panel import GAP, Panel, document, panel, put
-from rankmesh.viz.part import Part, part_of
+from rankmesh.viz.sheet import Part, part_of
 
 if TYPE_CHECKING:
     from rankmesh.placement import Cluster

@@ -1,7 +1,7 @@
 """Recordings of a hang: which ranks diverged, in which group, at which call. No torch, and no code of a file is run.
 
 ```
-files ── formats, columns, reader ──> Recording ── folder ──> one a rank ── history ──> tracks of each group
+files ── reader, columns ──> Recording ── folder ──> one a rank ── history ──> tracks of each group
 tracks ── waits ──> who waits for whom ── order, roots ──> causes ── diagnosis ──> report
 ```
 """

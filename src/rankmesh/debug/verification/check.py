@@ -106,10 +106,7 @@ def _check_here(
     def work(launch: Launch, far: Progress, give: Show) -> None:
         _check_in_job(plan, launch, backend, timeout, started, far, give)
 
-    ended = run_here(check_size(plan), work, progress)
-    if ended.found is None:
-        why = ended.error or next((f"{rank} {how}" for rank, how in ended.how.items()), "ended without a result")
-        raise ConnectError(f"nothing was checked: rank {why}; look at its output", ranks=tuple(ended.how))
+    ended = run_here(check_size(plan), work, progress, "checked")
     how = {**dict.fromkeys(ended.found.lost, _UNRESPONSIVE), **ended.how}
     failures = (
         replace(one, message=one.message.replace(_UNRESPONSIVE, how[one.rank], 1)) if one.kind == "lost" else one

@@ -17,9 +17,6 @@ from rankmesh.runtime.measure import SIZES
 
 __all__ = ["measure"]
 
-# Measures as one rank of a world.
-Run = Callable[[Launch, "Progress | None"], Measurement]
-
 
 def measure(
     plan: Plan,
@@ -45,19 +42,15 @@ def measure(
         with enter(launch, backend, timedelta(seconds=timeout)), connect(plan, timeout=timeout) as groups:
             return groups.measure(chosen, kinds=named, progress=progress, timeout=timeout)
 
-    if is_single_process(launch):
-        return _here(check_size(plan), run, progress)
-    return run(launch, progress if launch.rank == 0 else None)
-
-
-def _here(size: int, run: Run, progress: Progress | None) -> Measurement:
     def work(launch: Launch, far: Progress, give: Callable[[Measurement], None]) -> None:
         found = run(launch, far if launch.rank == 0 else None)
         if launch.rank == 0:
             give(found)
 
-    ended = run_here(size, work, progress)
-    if ended.found is None or ended.how:
-        why = ended.error or next(iter(ended.how.values()), "ended without an error")
-        raise ConnectError(f"nothing was measured: a rank {why}; look at its output", ranks=tuple(ended.how))
+    if not is_single_process(launch):
+        return run(launch, progress if launch.rank == 0 else None)
+    ended = run_here(check_size(plan), work, progress, "measured")
+    if ended.how:
+        rank, how = next(iter(ended.how.items()))
+        raise ConnectError(f"rank {rank} {how} as it measured; look at its output", ranks=tuple(ended.how))
     return ended.found

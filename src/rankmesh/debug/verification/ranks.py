@@ -66,21 +66,26 @@ def check_size(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class Ended(Generic[_Found]):
-    """What ranks ``found``, None where that is nothing; the ``error`` of one; ``how`` those ended that nobody ended."""
+    """What ranks ``found``, and ``how`` those ended that nobody ended."""
 
-    found: _Found | None
-    error: str
+    found: _Found
     how: Mapping[int, str]
 
 
-def run_here(size: int, work: Work[_Found], progress: Progress | None) -> Ended[_Found]:
-    """Fork ``size`` ranks which do this work, and wait until all have ended."""
+def run_here(size: int, work: Work[_Found], progress: Progress | None, done: str) -> Ended[_Found]:
+    """Fork ``size`` ranks which do this work, and wait until all have ended.
+
+    Raises ``ConnectError`` if nothing was found; ``done`` says what was to be done, such as ``"checked"``.
+    """
     with tempfile.TemporaryDirectory(prefix="rankmesh-ranks-") as folder:
         place = Path(folder)
         how = _run(place, size, work, progress)
-        found = pickle.loads((place / "found").read_bytes()) if (place / "found").exists() else None  # noqa: S301  - ours
+        if (place / "found").exists():
+            return Ended(pickle.loads((place / "found").read_bytes()), how)  # noqa: S301  - ours
         errors = [path.read_text(encoding="utf-8") for path in sorted(place.glob("failed-*"))]
-    return Ended(found, next(iter(errors), ""), how)
+    errors += [f"{rank} {end}" for rank, end in how.items()]
+    why = next(iter(errors), "0 ended without a result")
+    raise ConnectError(f"nothing was {done}: rank {why}; look at its output", ranks=tuple(how))
 
 
 # -- in a rank ------------------------------------------------------------------------------------------------------

@@ -22,7 +22,7 @@ import torch.distributed as dist
 
 from rankmesh.backend import recorder as calls
 from rankmesh.backend.registries import registered
-from rankmesh.debug.doctor.formats import parsed
+from rankmesh.debug.doctor.reader import parsed
 from rankmesh.debug.watch import stacks
 from rankmesh.debug.watch.host import Look
 from rankmesh.errors import first_line

@@ -25,7 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from rankmesh.core.private import open_file, write_whole
 from rankmesh.debug.doctor.diagnosis import Diagnosis
-from rankmesh.debug.doctor.formats import parsed, unpacked
+from rankmesh.debug.doctor.reader import parsed, unpacked
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import AgreementError, first_line
 from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost

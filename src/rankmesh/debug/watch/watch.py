@@ -18,14 +18,16 @@ from collections.abc import Callable
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
+from typing import Any
 
+from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.options import time_limit
 from rankmesh.debug.watch.host import HostRanks
-from rankmesh.debug.watch.overdue import Overdue
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
+from rankmesh.debug.watch.stacks import Mark
 from rankmesh.rendezvous import BoundedChannel, Channel, FallbackChannel, StoreChannel
 from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.runtime.world import World
@@ -37,6 +39,8 @@ _log = logging.getLogger("rankmesh.watch")
 _PATIENCE = timedelta(seconds=5)
 # Seconds that a rank waits at its beginning for its watch, and at its end for an idle one.
 _MOMENT = 1.0
+# Seconds between two readings of the recorder while a group stands still; a full one takes a while.
+_READING = 10.0
 # Seconds that a dump request may take, beside the reading of its recordings.
 _REQUEST = 30.0
 _sessions = count()
@@ -64,9 +68,9 @@ class Watch:
         self._diagnosed = diagnosed
         patience = (limit or world.timeout / 2).total_seconds()
         self._recorder = Recorder(anew=anew)
-        self._overdue = Overdue(self._recorder, patience, limited=limit is not None)
+        self._slow = SlowCall(self._recorder, patience, limited=limit is not None)
         if anew:
-            self._overdue.reported = time.monotonic()
+            self._slow.reported = time.monotonic()
         self._pace = Pace(patience, self._recorder.world_size)
         self._store = world.store
         self._process = os.getpid()
@@ -168,18 +172,18 @@ class Watch:
         reason = self._wanted or ("SIGUSR1" if host.signalled() else "")
         if not reason and requests.requested():
             reason = "another rank asked"
-        overdue = "" if reason else self._overdue.reason()
+        overdue = "" if reason else self._slow.reason()
         if not reason and not overdue:
             return
         self._wanted, self._responding = None, True
-        mark = self._overdue.mark
+        mark = self._slow.mark
         # What the program is in by now is part of what is reported.
-        self._overdue.follow()
+        self._slow.follow()
         began = time.monotonic()
         self.verdict = None
         requests.respond(reason or overdue, mark, self._report, hangs=bool(overdue))
         if requests.hung:
-            self._hung, self._overdue.reported = True, began
+            self._hung, self._slow.reported = True, began
         self._responding = False
         with self._responded:
             # Who asked meanwhile has the answer of this request; another one would wait for ranks that have gone on.
@@ -203,6 +207,72 @@ class Watch:
             if not self._responded.wait_for(lambda: self._requests_over > over or not self._thread.is_alive(), within):
                 return None
         return self.verdict
+
+
+# -- which call lasts too long ----------------------------------------------------------------------------------------
+
+
+class SlowCall:
+    """Whether this rank has a call under way for longer than ``patience`` (seconds).
+
+    ``limited``: that holds for every call; else a call may take half of its own timeout. ``mark`` is where the program
+    stands, ``reported`` the time until which calls have been reported.
+    """
+
+    def __init__(self, recorder: Recorder, patience: float, *, limited: bool) -> None:
+        self.mark: Mark | None = None
+        self.reported = 0.0
+        self._recorder, self._patience, self._limited = recorder, patience, limited
+        self._since = self._read_at = time.monotonic()
+        self._unfinished: dict[tuple[int, str], str] = {}
+
+    def follow(self) -> dict[str, Any]:
+        """Return the call that the program is in, and from now on since when."""
+        call, mark = self._recorder.in_call(self.mark)
+        if mark != self.mark:
+            self.mark, self._since = mark, time.monotonic()
+        return call
+
+    def reason(self) -> str:
+        """Return which call lasts too long, of those that no rank has reported; empty where none does."""
+        call = self.follow()
+        if call.get("operation") and self._lasts(self._since, self._patience):
+            # NCCL does not count what two members exchange, but the recorder has it.
+            self._since = max(self._since, _clock(calls.last_call()))
+            if self._lasts(self._since, self._patience):
+                return f"{call['operation']} is under way for {time.monotonic() - self._since:.0f} s"
+        return self._by_record()
+
+    def _by_record(self) -> str:
+        """Return which call lasts too long although no thread waits for it, by the recorder."""
+        # Groups that stand still are seen at no cost, but for what two members exchange on NCCL.
+        pause = min(_READING, self._patience / 10) if self._stands_still() else self._patience / 3
+        if time.monotonic() - self._read_at < pause:
+            return ""
+        self._read_at = time.monotonic()
+        for entry in calls.under_way():
+            group_timeout = 0.0 if self._limited else float(entry.get("timeout_ms") or 0) / 2000
+            made = _clock(int(entry["time_created_ns"]))
+            if self._lasts(made, group_timeout or self._patience) and not entry.get("retired"):
+                return f"{entry['profiling_name']} is under way for {time.monotonic() - made:.0f} s"
+        return ""
+
+    def _stands_still(self) -> bool:
+        """Return whether a group has collectives under way of which none has come through since the last look."""
+        before, self._unfinished = self._unfinished, calls.unfinished()
+        return any(before.get(group) == last for group, last in self._unfinished.items())
+
+    def _lasts(self, since: float, limit: float) -> bool:
+        """Return whether what is under way since then lasts too long, and began after all that was reported."""
+        return since > self.reported and time.monotonic() - since > limit
+
+
+def _clock(epoch: int) -> float:
+    """Return a time in nanoseconds since the epoch on the clock of the watch."""
+    return time.monotonic() - (time.time() - epoch / 1e9)
+
+
+# -- from a program ---------------------------------------------------------------------------------------------------
 
 
 def _failed() -> bool:
