@@ -43,7 +43,7 @@ TP = RUN + "--tensor-model-parallel-size "
 
 def run(path, arguments=(), *, sandbox=(*SANDBOXES, "none")[0], **others):
     """The plan of a script that runs in the strongest sandbox there is, or in this one."""
-    return run_config(path, arguments, sandbox=sandbox, **others)
+    return run_config(path, arguments, sandbox=sandbox, **{"seconds": 300, **others})
 
 
 @pytest.fixture
@@ -98,6 +98,54 @@ def test_whatever_bash_does_is_followed(script, text, arguments, plan):
     script("#!/bin/bash\n#SBATCH --nodes=2 --gpus-per-node=h100:8\ntorchrun --nproc_per_node $SLURM_GPUS_PER_NODE "
            "--nnodes $SLURM_NNODES pretrain_gpt.py --tensor-model-parallel-size $1", "job.sh")  # fmt: skip
     assert run(script(text), arguments).plan == plan
+
+
+ARGUMENTS = "--tensor-model-parallel-size 2"
+# How a script finds the trainer's interpreter, beside its name in PATH.
+LOGIN = [
+    f'srun -n 8 bash -lc "python3 train.py {ARGUMENTS}"',
+    f'mpirun -n 8 bash -lc "python3 train.py {ARGUMENTS}"',
+    f'WORLD_SIZE=8 ray job submit -- bash -lc "python3 train.py {ARGUMENTS}"',
+    f'WORLD_SIZE=8 bash -lc "python3 train.py {ARGUMENTS}"',
+]
+OTHERWISE = [
+    f'srun -n 8 sh -lc "python3 train.py {ARGUMENTS}"',
+    f"export PATH=/usr/bin:/bin WORLD_SIZE=8\nenv python3 train.py {ARGUMENTS}",
+    f"WORLD_SIZE=8 {sys.executable} train.py {ARGUMENTS}",
+    f"env -i PATH=/usr/bin:/bin WORLD_SIZE=8 $(command -v env) {sys.executable} train.py {ARGUMENTS}",
+    f"WORLD_SIZE=8 sh -c 'exec {os.path.realpath(sys.executable)} train.py {ARGUMENTS}'",
+]
+
+
+@pytest.mark.parametrize(
+    ("text", "kind"), [(text, kind) for kind in KINDS for text in (LOGIN if kind == "none" else LOGIN + OTHERWISE)]
+)
+def test_the_trainer_never_runs(script, text, kind):
+    """However a script finds the interpreter, what it would start is recorded, and its file is not executed."""
+    script("raise SystemExit('runs for real')", "train.py")
+    found = record(script(text), kind=kind)
+    assert "for real" not in found.error
+    assert [each.words[-2:] for each in found.launches] == [tuple(ARGUMENTS.split())]
+    assert run(Path("run.sh"), sandbox=kind).plan == recipes.megatron(8, tp=2)
+
+
+@sandboxed
+@pytest.mark.parametrize("kind", SANDBOXES)
+def test_tools_written_in_python_run(script, kind, tmp_path_factory, monkeypatch):
+    """A command of PATH whose first line names the interpreter answers the script, as on the cluster."""
+    folder = tmp_path_factory.mktemp("tools")
+    (folder / "size").write_text(f"#!{sys.executable}\nimport json\nprint(json.dumps(4))\n", encoding="utf-8")
+    (folder / "size").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
+    assert run(script(TP + "$(size)"), sandbox=kind).plan == recipes.megatron(8, tp=4)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_an_inner_shell_that_ends_early(script, kind):
+    """A launcher whose shell starts nothing is no run with default sizes: the message has the command that failed."""
+    script(f"srun bash -c 'set -e; cd /not/there; {TP}2'")
+    with pytest.raises(PlanError, match=r"started no launcher.*cd: /not/there"):
+        run(Path("run.sh"), sandbox=kind, world_size=32)
 
 
 def test_variables_and_a_world_size(script):

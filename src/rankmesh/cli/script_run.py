@@ -43,7 +43,12 @@ def recorded_source(
     kind = chosen_sandbox(sandbox) if sandbox is not None else sandbox_kind()
     note(
         f"{script}: bash runs this script, {_WHERE[kind]}. These commands are recorded and do not run: "
-        f"{', '.join(STAND_INS)}. All others run, and so does a launcher that is called by an absolute path."
+        f"{', '.join(STAND_INS)}. All others run"
+        + (
+            ", and so do these where a login shell, another PATH or an absolute path finds them."
+            if kind == "none"
+            else "."
+        )
     )
     if yes and kind == "none" and sandbox is None:
         raise Failed(

@@ -48,7 +48,11 @@ def run_config(
     name = str(path)
     kind = chosen_sandbox(sandbox)
     found = record(Path(path), arguments, variables, kind=kind, seconds=seconds)
-    runs = [(each, run) for each in found.launches if (run := recorded_run(each, name, megatron.FLAGS)) is not None]
+    runs = [
+        (each, run)
+        for each in found.launches
+        if not each.idle and (run := recorded_run(each, name, megatron.FLAGS)) is not None
+    ]
     if not runs:
         raise PlanError(f"{name}: {_nothing(found, seconds)}", path=name)
     if launch is not None:
@@ -98,6 +102,11 @@ def _key(config: Config | PlanError) -> object:
 
 def _nothing(found: Recording, seconds: float) -> str:
     """Explain why nothing was recorded, and what to do."""
+    idle = next((each for each in found.launches if each.idle), None)
+    if idle is not None:
+        failed = "; ".join(f"bash: line {line}: {text}" for line, text in found.failed[:_LISTED])
+        why = f"bash said: {failed}" if failed else "and its shell ended without an error"
+        return f"the shell of {cut(str(idle))} started no launcher; {why}; make there what it needs, or give a SPEC"
     others = "; ".join(cut(str(each)) for each in found.launches[:_LISTED])
     if found.status is None:
         return f"the script was stopped after {seconds:g} s, and started no training by then; give a shorter one"
@@ -105,7 +114,7 @@ def _nothing(found: Recording, seconds: float) -> str:
     did = f"started {others}, which is no training" if others else "started no launcher"
     file = next((word for each in found.launches for word in each.words if word.endswith(_CONFIGS)), None)
     remedy = (
-        "give it the arguments that it needs, and call launchers by name, not by an absolute path"
+        "give it the arguments that it needs"
         if file is None
         else f"if {cut(file)} states the layout, give that file, with --world-size"
     )

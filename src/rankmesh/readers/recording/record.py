@@ -1,14 +1,14 @@
 """Run a launch script as bash does, with stand-ins for its launchers, and note what it would start.
 
 ```
-STAND_INS   are first in PATH, and exported as bash functions for scripts that set PATH; they note their words and end
+STAND_INS   note their words and end. In a sandbox they are mounted over the programs that they replace, so that a login
+            shell, a script that sets PATH and an absolute path find them; without one they are first in PATH, and
+            exported as bash functions
 the rest    runs: commands of the script are real, and the answers of this machine (nproc, hostname) are this machine's
 sandbox     namespaces of our own, or bubblewrap: no network, no socket or device of the host; what is written goes to
             memory, or is refused
 the end     a limit of seconds and of bytes written; every process that the script started is killed
 ```
-
-A launcher that a script names by an absolute path is not replaced.
 """
 
 from __future__ import annotations
@@ -59,6 +59,8 @@ STAND_INS = (
     "axolotl",
     "llamafactory-cli",
 )
+# Where shells look for programs, whatever this process's PATH is.
+_FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 SECONDS = 30.0
 _GRACE, _WRITTEN, _JOBS = 1.0, 16 << 20, 20
 # What bash says of a line that failed: it is a note, since a size may come from that line.
@@ -70,13 +72,14 @@ _NOTES = 20
 class Launch:
     """One call of a stand-in: its words, those of the launchers around it before them, and its environment.
 
-    ``captured``: the script took its output.
+    ``captured``: the script took its output. ``idle``: it started a shell, which started none.
     """
 
     words: tuple[str, ...]
     environment: Mapping[str, str] = field(repr=False)
     folder: str
     captured: bool = False
+    idle: bool = False
 
     def __str__(self) -> str:
         return shlex.join(self.words)
@@ -106,7 +109,7 @@ def _works(kind: str) -> bool:
         return True
     if kind == "bubblewrap" and shutil.which("bwrap") is None:
         return False
-    with _workplace() as place, suppress(OSError, subprocess.SubprocessError):
+    with _workplace(kind) as place, suppress(OSError, subprocess.SubprocessError):
         command = _confined(["true"], kind, place, [])
         return subprocess.run(command, cwd=place, capture_output=True, timeout=10, check=False).returncode == 0  # noqa: S603
     return False
@@ -140,7 +143,7 @@ def record(
         raise PlanError("this machine has no bash, which runs the script; give the layout in another form")
     text = _text(path)
     until = time.monotonic() + seconds
-    with _workplace() as place:
+    with _workplace(kind) as place:
         recorder = _Recorder(place, kind, until, str(path.resolve().parent))
         environment = {**os.environ, **job_variables(text), **(variables or {})}
         recorder.run([str(path), *arguments], environment, str(Path.cwd()))
@@ -156,20 +159,37 @@ def _text(path: Path) -> str:
 
 
 @contextmanager
-def _workplace() -> Iterator[Path]:
+def _workplace(kind: str) -> Iterator[Path]:
     """Make a folder with the stand-ins, and delete it when the recording has been read."""
     place = Path(tempfile.mkdtemp(prefix="rankmesh-"))
     try:
-        for name in ("calls", "programs", "jobs", "tmp"):
+        for name in ("calls", "programs", "jobs", "tmp", "originals"):
             (place / name).mkdir()
+        replaced = () if kind == "none" else enumerate(_replaced())
+        originals = {file: place / "originals" / str(number) / Path(file).name for number, file in replaced}
+        for kept in originals.values():
+            kept.parent.mkdir()
+            kept.touch()
+        (place / "originals.json").write_text(json.dumps({file: str(kept) for file, kept in originals.items()}))
+        python = originals.get(str(Path(sys.executable).resolve()), Path(sys.executable))
+        words = shlex.join([sys.executable, str(python), "-I", "-S", standin_program.__file__, str(place)])
+        program = place / "standin"
+        # Bash alone gives a program another name, by which Python finds its own files; -p: without the user's settings.
+        program.write_text(f'#!{shutil.which("bash")} -p\nexec -a {words} "$0" "$@"\n', encoding="utf-8")
+        program.chmod(0o700)
         for name in STAND_INS:
-            program = place / "programs" / name
-            words = shlex.join([sys.executable, "-I", "-S", standin_program.__file__, name])
-            program.write_text(f'#!/bin/sh\nexec {words} "$@"\n', encoding="utf-8")
-            program.chmod(0o700)
+            (place / "programs" / name).symlink_to(program)
         yield place
     finally:
         shutil.rmtree(place, ignore_errors=True)
+
+
+def _replaced() -> list[str]:
+    """Return the files of this machine that stand-ins replace."""
+    given = (folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder.startswith("/"))
+    folders = dict.fromkeys((*given, *_FOLDERS, f"{sys.prefix}/bin", f"{sys.base_prefix}/bin"))
+    named = (Path(folder, name) for folder in folders for name in STAND_INS)
+    return list(dict.fromkeys(str(file.resolve()) for file in named if file.is_file()))
 
 
 def _confined(command: Sequence[str], kind: str, place: Path, writable: Sequence[str]) -> list[str]:
@@ -185,6 +205,11 @@ def _confined(command: Sequence[str], kind: str, place: Path, writable: Sequence
         tmpfs = [] if hidden in inside else ["--tmpfs", hidden]
         options += [*tmpfs, *(word for path in sorted(inside, key=len) for word in ("--ro-bind", path, path))]
     options += ["--bind", str(place), str(place)]
+    kept: dict[str, str] = json.loads((place / "originals.json").read_text(encoding="utf-8"))
+    python = kept.get(str(Path(sys.executable).resolve()), sys.executable)
+    words = ["bash", "-p", "-c", 'exec -a "$0" "$@"', sys.executable, python, *words[1:]]
+    options += [word for pair in kept.items() for word in ("--ro-bind", *pair)]
+    options += [word for file in kept for word in ("--ro-bind", str(place / "standin"), file)]
     ends = ["--unshare-net", "--unshare-pid", "--unshare-ipc", "--die-with-parent", "--new-session"]
     return [shutil.which("bwrap") or "bwrap", *options, *ends, *words]
 
@@ -211,8 +236,7 @@ class _Recorder:
         """Run bash on a script until it ends or the time is over."""
         log = self.place / "output"
         with log.open("ab") as output:
-            found = os.fstat(output.fileno())
-            full = self.environment(environment, f"{found.st_dev}:{found.st_ino}")
+            full = self.environment(environment)
             # An inner overlay comes after the outer one, which would hide it.
             writable = sorted({folder, self.script_folder}, key=len)
             process = subprocess.Popen(  # noqa: S603  - the script that the user asked to run
@@ -233,18 +257,15 @@ class _Recorder:
         with log.open("rb") as file:
             self.output = file.read(_WRITTEN).decode(errors="replace")
 
-    def environment(self, given: Mapping[str, str], output: str) -> dict[str, str]:
+    def environment(self, given: Mapping[str, str]) -> dict[str, str]:
         programs = self.place / "programs"
-        functions = {f"BASH_FUNC_{name}%%": f'() {{ {shlex.quote(str(programs / name))} "$@"; }}' for name in STAND_INS}
         kept = {name: value for name, value in given.items() if not name.startswith("RANKMESH_")}
         return {
             **kept,
-            **functions,
+            **standin_program.functions(programs),
             "PATH": f"{programs}{os.pathsep}{given.get('PATH', os.defpath)}",
             "TMPDIR": str(self.place / "tmp"),
             "RANKMESH_RECORD": str(self.place / "calls"),
-            "RANKMESH_STANDINS": str(programs),
-            "RANKMESH_OUTPUT": output,
         }
 
     def kill(self, process: subprocess.Popen[bytes]) -> None:
@@ -297,7 +318,8 @@ class _Recorder:
             words, outer = list(call["words"]), numbers.get(call["within"])
             while outer is not None:
                 words, outer = [*_launcher_words(outer["words"]), *words], numbers.get(outer["within"])
-            launches.append(Launch(tuple(words), call["environment"], call["folder"], call["captured"]))
+            idle = bool(call["inner"])
+            launches.append(Launch(tuple(words), call["environment"], call["folder"], call["captured"], idle))
         failed = dict.fromkeys((int(line), cut(text)) for line, text in _FAILED.findall(self.output))
         last = next((line for line in reversed(self.output.splitlines()) if line.strip()), "")
         return Recording(tuple(launches), tuple(failed)[:_NOTES], self.status, cut(last))

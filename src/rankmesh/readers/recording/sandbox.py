@@ -11,7 +11,8 @@ none         no sandbox: only the processes and the size of files are limited
 
 A read-only mount does not stop a process from talking to sockets, FIFOs and devices of the host. So `/run` and `/tmp`
 are empty in a sandbox but for FOLDER, WRITABLE and VISIBLE, `/dev` has harmless devices, `/proc` is read-only, and the
-only sockets that can be made are those that the network namespace contains: IP and netlink.
+only sockets that can be made are those that the network namespace contains: IP and netlink. FOLDER/standin is mounted
+over each program that FOLDER/originals.json names, and the program where it says.
 
 GRACE: seconds that background processes may take after COMMAND has ended. LIMIT: bytes that one file may grow to.
 """
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import ctypes
 import errno
+import json
 import os
 import re
 import resource
@@ -89,6 +91,11 @@ def enter(folder: str, writable: list[str], visible: list[str]) -> None:
             with suppress(OSError):  # the folder stays read-only
                 _overlay(path, f"{memory}/{number}")
                 done.append(path)
+    kept = json.loads(Path(folder, "originals.json").read_text(encoding="utf-8"))
+    for program, original in kept.items():
+        _mount(program, original, flags=_BIND)
+    for program in kept:
+        _mount(f"{folder}/standin", program, flags=_BIND)
 
 
 def _hide(visible: list[str]) -> set[str]:

@@ -1,17 +1,20 @@
 """The stand-in for a launcher: it notes how it was called, and ends. A program of its own; the standard library alone.
 
 ```
-standin.py NAME WORDS...     one JSON file in $RANKMESH_RECORD: words, environment, folder, what it ran within
-srun ... bash -c TEXT        noted, and then TEXT runs here once, as the first task
-sbatch job.sh                noted with the text of the job, which runs afterwards
-python -c CODE, python -     not noted: Python itself runs what a script computes with
+standin.py PLACE FILE WORDS...   one JSON file in PLACE/calls: words, environment, folder, what it ran within
+srun ... bash -c TEXT            noted, and then TEXT runs here once, as the first task
+sbatch job.sh                    noted with the text of the job, which runs afterwards
+python -c CODE, python -         not noted: Python itself runs what a script computes with, and tools written in it
 ```
+
+Where it is mounted over the program that it replaces, PLACE/originals.json says where that is kept.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shlex
 import sys
 import time
 from pathlib import Path
@@ -31,19 +34,28 @@ _STARTS_ANY = {
 
 def main() -> int:
     """Note the call; the exit status of a launcher that did its work."""
-    name, *words = sys.argv[1:]
-    if name.startswith("python") and _computes(words):
-        return _python(name, words)
+    place, file, *words = sys.argv[1:]
+    name = os.path.basename(file)  # noqa: PTH119  - pathlib doubles the time of a stand-in
+    if name.startswith("python") and (_computes(words) or _is_tool(Path(place), file, words)):
+        return _python(Path(place), file, words)
     job = _job(words) if name == "sbatch" else None
-    number = _noted([name, *words], job)
+    inner = _inner(words) if name in _STARTS_ANY else []
+    number = _noted(Path(place), [name, *words], job, inner)
     if job is not None:
         sys.stdout.write("Submitted batch job 1\n")
-    inner = _inner(words) if name in _STARTS_ANY else []
     if inner:
         sys.stdout.flush()
         os.environ.update(dict.fromkeys(_STARTS_ANY[name], "0"), RANKMESH_WITHIN=number)
+        # A shell between the script and here may have dropped them: their names are none of sh.
+        os.environ.update(functions(Path(place, "programs")))
         os.execvp(inner[0], inner)  # noqa: S606  - the script's own text, as its launcher would start it
     return 0
+
+
+def functions(programs: Path) -> dict[str, str]:
+    """Return the variables by which bash has a function for each stand-in, whatever PATH a script or a login sets."""
+    names = sorted(os.listdir(programs))  # noqa: PTH208
+    return {f"BASH_FUNC_{name}%%": f'() {{ {shlex.quote(str(programs / name))} "$@"; }}' for name in names}
 
 
 def _computes(words: list[str]) -> bool:
@@ -52,13 +64,28 @@ def _computes(words: list[str]) -> bool:
     return first in _ENDS and first != "-m"
 
 
-def _python(name: str, words: list[str]) -> int:
-    """Python itself, found behind the stand-ins."""
-    here = os.environ["RANKMESH_STANDINS"]
-    behind = [folder for folder in os.environ.get("PATH", "").split(os.pathsep) if folder != here]
-    for program in (Path(folder) / name for folder in behind):
-        if os.access(program, os.X_OK) and program.is_file():
-            os.execv(program, [name, *words])  # noqa: S606  - what the script computes with
+def _is_tool(place: Path, file: str, words: list[str]) -> bool:
+    """Return whether a command of this machine is written in Python: its first line names the interpreter."""
+    first = next((word for word in words if not word.startswith("-")), "")
+    if "/" not in first or first.endswith(".py") or file.startswith(f"{place}/"):
+        return False
+    folder, _, name = first.rpartition("/")
+    return name not in os.listdir(place / "programs") and folder in (  # noqa: PTH208
+        *os.environ.get("PATH", "").split(os.pathsep),
+        *os.defpath.split(os.pathsep),
+    )
+
+
+def _python(place: Path, file: str, words: list[str]) -> int:
+    """Python itself: the program that was asked for, or the one behind the stand-ins in PATH."""
+    name, programs = os.path.basename(file), str(place / "programs")  # noqa: PTH119
+    folders = [folder for folder in os.environ.get("PATH", os.defpath).split(os.pathsep) if folder != programs]
+    found = [file] if not file.startswith(f"{place}/") else [f"{folder}/{name}" for folder in folders]
+    originals = json.loads((place / "originals.json").read_text(encoding="utf-8"))
+    for program in found:
+        if os.access(program, os.X_OK) and Path(program).is_file():
+            kept = originals.get(str(Path(program).resolve()), program)
+            os.execv(kept, [program, *words])  # noqa: S606  - what the script computes with
     sys.stderr.write(f"{name}: command not found\n")
     return 127
 
@@ -85,19 +112,19 @@ def _inner(words: list[str]) -> list[str]:
     return []
 
 
-def _noted(words: list[str], job: dict[str, object] | None) -> str:
-    folder = Path(os.environ["RANKMESH_RECORD"])
+def _noted(place: Path, words: list[str], job: dict[str, object] | None, inner: list[str]) -> str:
+    folder = place / "calls"
     if len(list(folder.iterdir())) >= MOST:
         sys.exit(1)
-    found = os.fstat(1)
     number = f"{time.monotonic_ns():020d}-{os.getpid()}"
     call = {
         "words": words,
         "environment": dict(os.environ),
         "folder": str(Path.cwd()),
         "within": os.environ.get("RANKMESH_WITHIN", ""),
-        "captured": f"{found.st_dev}:{found.st_ino}" != os.environ.get("RANKMESH_OUTPUT", ""),
+        "captured": not os.path.samestat(os.fstat(1), os.stat(place / "output")),  # noqa: PTH116
         "job": job,
+        "inner": inner,
     }
     unfinished = folder / f".{number}"
     unfinished.write_text(json.dumps(call), encoding="utf-8")
