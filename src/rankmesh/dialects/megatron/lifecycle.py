@@ -231,7 +231,7 @@ def set_timeouts(timeout: timedelta, groups: Sequence[ProcessGroup | None], *, m
 
 
 def called_groups(plan: Plan, sections: Sections, make: Make, options: Callable[..., Any]) -> CalledGroups:
-    """Return every group of a plan by ``make``: on every rank, all groups of each kind, in the plan's order.
+    """Make every group of a plan by ``make``: on every rank, all groups of each kind, in the plan's order.
 
     ``make`` is called as ``create_group``, ``options`` as ``get_nccl_options``, with the sections of the configuration.
     """

@@ -695,7 +695,7 @@ def get_expert_gtp_weight_remat_global_ranks(check_initialized=True):
 def create_group(
     ranks=None, timeout=None, backend=None, pg_options=None, use_local_synchronization=False, group_desc=None
 ):
-    """Return a process group of torch, which ``update_pg_timeout`` then knows on its members."""
+    """Make a process group of torch, which ``update_pg_timeout`` then knows on its members."""
     global _global_process_group_list
     group = dist.new_group(
         ranks=ranks,

@@ -53,12 +53,12 @@ def refusals() -> Iterator[None]:
 
 
 def no_stage_named() -> NotInitialized:
-    """Return a question about an interleaved pipeline without the virtual stage."""
+    """Return the error of a question about an interleaved pipeline without the virtual stage."""
     return NotInitialized("vp_stage is not given in an interleaved pipeline; name the virtual stage: vp_stage=0")
 
 
 def unknown_group_size(received: object, known: list[int]) -> UnknownName:
-    """Return a size that no hybrid group of this rank has."""
+    """Return the error of a size that no hybrid group of this rank has."""
     return UnknownName(
         f"group_size is {received!r}, but the hybrid groups of this rank have {known} ranks; use one of these, and "
         "hybrid_context_parallel=True at initialisation",
@@ -68,10 +68,10 @@ def unknown_group_size(received: object, known: list[int]) -> UnknownName:
 
 
 def second_buffer(what: str) -> Refused:
-    """Return a global buffer while there is one."""
+    """Return the error of a second global buffer."""
     return Refused(f"a second global {what} is asked for, and there is one; destroy it first")
 
 
 def no_buffer(what: str) -> NotInitialized:
-    """Return a request for a global buffer that was not made."""
+    """Return the error of a request for a global buffer that was not made."""
     return NotInitialized(f"the global {what} is not initialized; call _set_global_{what.replace(' ', '_')}() first")

@@ -1,17 +1,41 @@
-"""``ParallelDims``: the meshes of the degrees over the live groups of their plan, made at their first use."""
+"""torchtitan's ``ParallelDims``: its degrees, and the device meshes over them; no process group twice.
+
+```
+dataloading   pp  batch         .       cp   tp           batch  = dp_replicate x dp_shard
+dense         pp  dp_replicate  dp_shard cp  tp           loss   = batch x cp
+              pp  dp_replicate  fsdp         tp           fsdp   = dp_shard x cp            (partial_dtensor)
+              pp  dp            .       cp   tp           dp     = batch                    (spmd_types)
+sparse        pp  dp_replicate  efsdp        ep           efsdp  = dp_shard x cp x tp / ep
+```
+
+```python
+from rankmesh.dialects.torchtitan import ParallelDims      # instead of torchtitan.distributed
+dims = ParallelDims(dp_replicate=1, dp_shard=-1, cp=1, tp=2, pp=1, ep=1, world_size=8)
+fully_shard(model, mesh=dims.get_mesh("fsdp"))
+```
+
+What differs: torchtitan makes process groups for each of its meshes, most of them several times; here each set of ranks
+has one, after the ranks have agreed on the degrees, and ``close`` destroys them. Degrees that it asserts on are a
+``SizesError``, which is an ``AssertionError`` too. Source: torchtitan 0.3.0, ``torchtitan.distributed.parallel_dims``;
+where a newer one is installed, a ``UserWarning`` says so.
+"""
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
 
-from rankmesh.backend import meshes as torch_meshes
-from rankmesh.dialects.torchtitan.degrees import Degrees
+from rankmesh.backend import meshes
+from rankmesh.core import Plan, recipes
 from rankmesh.errors import PlanError, SizesError, quoted
 from rankmesh.runtime.live import LiveGroups
-from rankmesh.runtime.registry import Registry, register
+from rankmesh.runtime.registry import Registry, refusing_sizes, register
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -19,6 +43,8 @@ if TYPE_CHECKING:
 
 __all__ = ["ParallelDims"]
 
+_BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
+_FOLLOWED = (0, 3, 0)
 # By backend: the axes between stages and tensors of the mesh that parameters lie on.
 _DENSE = {
     "partial_dtensor": ("dp_replicate", "fsdp"),
@@ -32,24 +58,118 @@ _SPARSE = ("dp_replicate", "efsdp", "ep")
 _IN_BAND = {"partial_dtensor": ("tp", "ep"), "spmd_types": ("dp", "cp", "tp", "ep")}
 
 
-class ParallelDims(Degrees):
-    """The meshes of a job; all ranks ask for their first one together, and its process groups are made then.
+def _above_one(axis: str) -> property:
+    return property(lambda self: getattr(self, axis) > 1, doc=f"Whether the degree ``{axis}`` is above 1.")
 
-    ``close``, or leaving a ``with`` block, destroys them.
+
+@dataclass
+class ParallelDims:
+    """The degrees of a job, and its meshes; all ranks ask for their first one together, when the groups are made.
+
+    ``close``, or leaving a ``with`` block, destroys them. ``dp_shard=-1`` is what the others leave of ``world_size``.
+    Raises ``SizesError`` (an ``AssertionError`` and a ``ValueError``) for degrees that do not give the world, and
+    ``PlanError`` for another ``spmd_backend``.
 
     >>> dims = ParallelDims(dp_replicate=2, dp_shard=-1, cp=1, tp=2, pp=1, ep=1, world_size=8)
     >>> dims.dp_shard, dims.fsdp_enabled, dims.cp_enabled, dims.seq_len_divisor
     (2, True, False, 4)
     """
 
+    dp_replicate: int
+    dp_shard: int
+    cp: int
+    tp: int
+    pp: int
+    ep: int
+    world_size: int
+    spmd_backend: str = "spmd_types"
+    plan: Plan = field(init=False, repr=False, compare=False)
+
     def __post_init__(self) -> None:
-        super().__post_init__()
+        if newer := _newer_release():
+            warnings.warn(newer, stacklevel=3)
+        others = self.dp_replicate * self.cp * self.tp * self.pp
+        if self.dp_shard == -1 and others > 0:
+            self.dp_shard = self.world_size // others
+        if self.spmd_backend not in _BACKENDS:
+            raise PlanError(
+                f"spmd_backend {quoted(self.spmd_backend)} is unknown; use one of {', '.join(_BACKENDS)}",
+                received=self.spmd_backend,
+            )
+        if self.dp_shard < 1:
+            raise SizesError(
+                f"dp_shard is {self.dp_shard} in a world of {self.world_size}, of which the other degrees take "
+                f"{others}; it is 1 or more, or -1 for what they leave; lower the others",
+                dp_shard=self.dp_shard,
+            )
+        with refusing_sizes():
+            self.plan = self._planned()
         self._registry = Registry("torchtitan", "build_mesh", "close")
         self._world: DeviceMesh | None = None
         self._whole: dict[str, DeviceMesh] = {}
         self._single: dict[str, DeviceMesh] = {}
         self._several: dict[tuple[str, ...], DeviceMesh] = {}
         register(self)
+
+    @classmethod
+    def from_config(cls, parallelism_config: Any, world_size: int) -> ParallelDims:
+        """Return the degrees of torchtitan's ``ParallelismConfig``."""
+        given = parallelism_config
+        return cls(
+            dp_replicate=given.data_parallel_replicate_degree,
+            dp_shard=given.data_parallel_shard_degree,
+            cp=given.context_parallel_degree,
+            tp=given.tensor_parallel_degree,
+            pp=given.pipeline_parallel_degree,
+            ep=given.expert_parallel_degree,
+            world_size=world_size,
+            spmd_backend=given.spmd_backend,
+        )
+
+    def _planned(self) -> Plan:
+        """Return the kinds that meshes of this backend are made of; without experts there is no ``efsdp``."""
+        plan = recipes.torchtitan(
+            self.world_size, dp_replicate=self.dp_replicate, dp_shard=self.dp_shard, cp=self.cp, tp=self.tp,
+            pp=self.pp, ep=self.ep,
+        )  # fmt: skip
+        unused = {"etp", "dp_shard" if self.spmd_backend == "partial_dtensor" else "fsdp"}
+        return plan.without(*(unused if self.ep > 1 else unused | {"efsdp"}))
+
+    # -- which axes there are ---------------------------------------------------------------------------------------
+
+    dp_replicate_enabled = _above_one("dp_replicate")
+    dp_shard_enabled = _above_one("dp_shard")
+    cp_enabled = _above_one("cp")
+    tp_enabled = _above_one("tp")
+    pp_enabled = _above_one("pp")
+    ep_enabled = _above_one("ep")
+
+    @property
+    def dp_enabled(self) -> bool:
+        """Whether data is parallel, replicated or sharded."""
+        return self.dp_replicate > 1 or self.dp_shard > 1
+
+    @property
+    def dp_cp_enabled(self) -> bool:
+        """Whether a loss is reduced over ranks."""
+        return self.dp_enabled or self.cp > 1
+
+    @property
+    def fsdp_enabled(self) -> bool:
+        """Whether parameters are sharded over data or sequences."""
+        return self.dp_shard > 1 or self.cp > 1
+
+    @property
+    def non_data_parallel_size(self) -> int:
+        """How many ranks see the same data."""
+        return self.cp * self.tp * self.pp
+
+    @property
+    def seq_len_divisor(self) -> int:
+        """What divides the length of a sequence: tp for sequence parallelism, 2 x cp for balanced sharding."""
+        return self.tp * self.cp * 2
+
+    # -- the meshes ---------------------------------------------------------------------------------------------------
 
     def build_mesh(self) -> DeviceMesh:
         """Make every process group and mesh; the mesh of the whole world."""
@@ -128,8 +248,8 @@ class ParallelDims(Degrees):
 
     def spmd_meshes(self) -> list[DeviceMesh]:
         """Return the meshes of a dense and of an expert layer, along the axes that exist."""
-        meshes = (self.get_activated_mesh(list(axes)) for axes in (_SPMD[self.spmd_backend], _SPARSE))
-        return [mesh for mesh in meshes if mesh is not None]
+        found = (self.get_activated_mesh(list(axes)) for axes in (_SPMD[self.spmd_backend], _SPARSE))
+        return [mesh for mesh in found if mesh is not None]
 
     def spmd_dense_mesh(self) -> DeviceMesh:
         """Return the mesh (dp, cp, tp) of forward and backward; with ``spmd_types`` only."""
@@ -185,8 +305,8 @@ class ParallelDims(Degrees):
     def close(self) -> None:
         """Destroy the process groups; nothing where there are none. Meshes can be made again."""
         self._world = None
-        for meshes in (self._whole, self._single, self._several):
-            meshes.clear()
+        for kept in (self._whole, self._single, self._several):
+            kept.clear()
         self._registry.close()
 
     def __enter__(self) -> ParallelDims:
@@ -194,6 +314,22 @@ class ParallelDims(Degrees):
 
     def __exit__(self, *exception: object) -> None:
         self.close()
+
+
+@cache
+def _newer_release() -> str | None:
+    """Return how a newer torchtitan that is installed is to be taken; None where there is none."""
+    try:
+        installed = version("torchtitan")
+    except PackageNotFoundError:
+        return None
+    if tuple(int(part) for part in installed.split("+")[0].split(".")[:3] if part.isdecimal()) <= _FOLLOWED:
+        return None
+    followed = ".".join(map(str, _FOLLOWED))
+    return (
+        f"torchtitan {installed} is installed, and rankmesh.dialects.torchtitan follows {followed}; compare the meshes "
+        f"that your code asks for, or install torchtitan=={followed}"
+    )
 
 
 def _concrete(names: Iterable[str]) -> Iterator[str]:
@@ -211,35 +347,35 @@ def _mesh_of_the_world() -> DeviceMesh:
     """Return the mesh of all ranks, over the world itself: the root of all others."""
     kind = "cuda" if "nccl" in dist.get_backend() else "cpu"
     world: ProcessGroup = dist.group.WORLD  # type: ignore[assignment]
-    return torch_meshes.device_mesh([world], None, ("world",), kind)
+    return meshes.device_mesh([world], None, ("world",), kind)
 
 
-def _whole_meshes(world: DeviceMesh, groups: LiveGroups, degrees: Degrees) -> dict[str, DeviceMesh]:
+def _whole_meshes(world: DeviceMesh, groups: LiveGroups, dims: ParallelDims) -> dict[str, DeviceMesh]:
     """Return every mesh of several axes, by torchtitan's name; of those that hold some axes, the first serves."""
 
     def unfold(*axes: str) -> DeviceMesh:
-        found = [_along(groups, axis, degrees) for axis in axes]
-        return torch_meshes.unfold(world, axes, tuple(size for size, _ in found), [pg for _, pg in found])
+        found = [_along(groups, axis, dims) for axis in axes]
+        return meshes.unfold(world, axes, tuple(size for size, _ in found), [pg for _, pg in found])
 
     loading = unfold("pp", "batch", "cp", "tp")
     whole = {
         "dataloading": loading,
-        "loss": torch_meshes.flatten(loading, ("batch", "cp"), "loss_mesh", groups["loss"].pg),
-        "dense": unfold("pp", *_DENSE[degrees.spmd_backend], "tp"),
+        "loss": meshes.flatten(loading, ("batch", "cp"), "loss_mesh", groups["loss"].pg),
+        "dense": unfold("pp", *_DENSE[dims.spmd_backend], "tp"),
         "sparse": unfold("pp", *_SPARSE),
     }
-    if degrees.spmd_backend == "spmd_types":
+    if dims.spmd_backend == "spmd_types":
         whole["spmd_dense_for_fwdbwd"] = unfold("pp", "dp", "cp", "tp")["dp", "cp", "tp"]
-        if degrees.ep > 1:
+        if dims.ep > 1:
             whole["spmd_sparse_for_fwdbwd"] = whole["sparse"][_SPARSE]
     return whole
 
 
-def _along(groups: LiveGroups, axis: str, degrees: Degrees) -> tuple[int, ProcessGroup | None]:
+def _along(groups: LiveGroups, axis: str, dims: ParallelDims) -> tuple[int, ProcessGroup | None]:
     """Return the size of an axis, and its process group: without experts efsdp has none."""
     kind = "batch" if axis == "dp" else axis
     if kind not in groups.plan.kinds:
-        return degrees.dp_shard * degrees.cp * degrees.tp, None
+        return dims.dp_shard * dims.cp * dims.tp, None
     return groups[kind].size, groups[kind].pg
 
 
