@@ -124,7 +124,7 @@ class Channel:
         return f"{self.label} of ranks {listed(self.ranks)}"
 
     def join(self, call: Call) -> PendingOperation:
-        """Return a collective call: to the next one of this member."""
+        """Join the next collective of this member with a call."""
         number = self._next[call.position]
         self._next[call.position] += 1
         collective = self._collectives.setdefault(number, Collective(self, number))
@@ -191,7 +191,7 @@ class Channel:
     def post(
         self, call: Call, peer: int | None, tag: int, choose: Callable[[Sequence[object]], int]
     ) -> PendingOperation:
-        """Return a send to, or a receive from, the member at position ``peer``; None receives from anybody."""
+        """Post a send to, or a receive from, the member at position ``peer``; None receives from anybody."""
         pending = PendingOperation(self, call, peer=peer, tag=tag)
         partners = self._partners(pending)
         if not partners:

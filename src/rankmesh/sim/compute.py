@@ -13,8 +13,9 @@ all_to_all        [x_p0, x_p1, ...]       [x_0p, x_1p, ...]
 barrier           nothing                 nothing
 ```
 
-Sums are made in the tensors' own dtype, one after the other: every run gives the same bits. ``fit`` says in words why
-calls whose signatures are equal still cannot be computed together.
+Calls with one large tensor, such as all_gather_single, give and take its parts. Sums are made in the tensors' own
+dtype, one after the other: every run gives the same bits. ``fit`` says in words why calls whose signatures are equal
+still cannot be computed together.
 """
 
 from __future__ import annotations
@@ -71,7 +72,11 @@ def _reduced(tensors: Sequence[torch.Tensor], operation: object) -> torch.Tensor
 def compute(calls: Sequence[Call]) -> None:
     """Give each call its results."""
     with torch.no_grad():
-        _RULES[calls[0].operation.removesuffix("_coalesced")](calls)
+        _RULES[_kind(calls)](calls)
+
+
+def _kind(calls: Sequence[Call]) -> str:
+    return calls[0].operation.removesuffix("_coalesced").removesuffix("_single")
 
 
 def _all_reduce(calls: Sequence[Call]) -> None:
@@ -97,12 +102,6 @@ def _all_gather(calls: Sequence[Call]) -> None:
         call.results = every
 
 
-def _all_gather_single(calls: Sequence[Call]) -> None:
-    joined = [torch.cat([call.given[i].reshape(-1) for call in calls]) for i in range(len(calls[0].given))]
-    for call in calls:
-        call.results = joined
-
-
 def _gather(calls: Sequence[Call]) -> None:
     _nothing(calls)
     _root(calls).results = [call.given[0] for call in calls]
@@ -115,27 +114,14 @@ def _scatter(calls: Sequence[Call]) -> None:
 
 def _reduce_scatter(calls: Sequence[Call]) -> None:
     for call in calls:
-        call.results = [_reduced([other.given[call.position] for other in calls], call.reduction)]
-
-
-def _reduce_scatter_single(calls: Sequence[Call]) -> None:
-    members = len(calls)
-    for call in calls:
-        call.results = [
-            _reduced([other.given[i].reshape(members, -1)[call.position] for other in calls], call.reduction)
-            for i in range(len(call.given))
-        ]
+        count = len(call.outputs)
+        parts = range(call.position * count, call.position * count + count)
+        call.results = [_reduced([other.given[part] for other in calls], call.reduction) for part in parts]
 
 
 def _all_to_all(calls: Sequence[Call]) -> None:
     for call in calls:
         call.results = [other.given[call.position] for other in calls]
-
-
-def _all_to_all_single(calls: Sequence[Call]) -> None:
-    cut = [torch.split(call.given[0], list(_sizes(call, "gives"))) for call in calls]
-    for call in calls:
-        call.results = [torch.cat([pieces[call.position].reshape(-1) for pieces in cut])]
 
 
 def _nothing(calls: Sequence[Call]) -> None:
@@ -147,23 +133,15 @@ def _root(calls: Sequence[Call]) -> Call:
     return next(call for call in calls if call.position == call.root)
 
 
-def _sizes(call: Call, name: str) -> tuple[int, ...]:
-    sizes = call.local[name]
-    return tuple(sizes) if isinstance(sizes, tuple) else ()
-
-
 _RULES: dict[str, Callable[[Sequence[Call]], None]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,
     "all_gather": _all_gather,
-    "all_gather_single": _all_gather_single,
     "gather": _gather,
     "scatter": _scatter,
     "reduce_scatter": _reduce_scatter,
-    "reduce_scatter_single": _reduce_scatter_single,
     "all_to_all": _all_to_all,
-    "all_to_all_single": _all_to_all_single,
     "barrier": _nothing,
     "monitored_barrier": _nothing,
     "new_group": _nothing,
@@ -175,7 +153,7 @@ _RULES: dict[str, Callable[[Sequence[Call]], None]] = {
 
 def fit(calls: Sequence[Call]) -> str | None:
     """Return why what one member gives is not what another one takes; None when all fit."""
-    check = _FITS.get(calls[0].operation.removesuffix("_coalesced"))
+    check = _FITS.get(_kind(calls))
     return None if check is None else next(filter(None, map(check, calls, [calls] * len(calls))), None)
 
 
@@ -214,33 +192,9 @@ def _content(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
     return prod(tensor.shape), tensor.dtype
 
 
-def _splits_agree(call: Call, calls: Sequence[Call]) -> str | None:
-    rows, every = _sizes(call, "takes"), [_sizes(other, "gives") for other in calls]
-    if {len(rows), *map(len, every)} != {len(calls)}:
-        return f"rank {call.rank} has {len(rows)} split sizes in a group of {len(calls)}"
-    for other, given in zip(calls, every, strict=True):
-        gives, takes = given[call.position], rows[other.position]
-        given_width, taken_width = _width(other.given[0], sum(given)), _width(call.outputs[0], sum(rows))
-        if gives * given_width != takes * taken_width:
-            widths = (f" of {taken_width} elements", f" of {given_width}") if gives == takes else ("", "")
-            return (
-                f"rank {call.rank} takes {takes} rows{widths[0]} of rank {other.rank}, which gives {gives}{widths[1]}"
-            )
-        if other.given[0].dtype != call.outputs[0].dtype:
-            taken = shapes(call.outputs)[0]
-            return f"rank {call.rank} takes {taken} where rank {other.rank} gives {shapes(other.given)[0]}"
-    return None
-
-
-def _width(tensor: torch.Tensor, rows: int) -> int:
-    """Return how many elements a row has."""
-    return tensor.numel() // rows if rows else 0
-
-
 _FITS: dict[str, Callable[[Call, Sequence[Call]], str | None]] = {
     "all_gather": _takes_what_others_give,
     "gather": _takes_what_others_give,
     "scatter": _takes_from_root,
     "all_to_all": _takes_its_share,
-    "all_to_all_single": _splits_agree,
 }

@@ -137,7 +137,7 @@ def _same_members(operations: Mapping[int, PendingOperation]) -> str:
 
 
 def unmatched(pending: PendingOperation) -> str:
-    """Return a call that was still open when all ranks had ended."""
+    """Describe a call that was still open when all ranks had ended."""
     return f"a call was never joined by {_for_whom(pending.awaited).removeprefix(', for ')}, and all ranks have ended"
 
 

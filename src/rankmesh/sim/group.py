@@ -65,7 +65,7 @@ class SimulatedGroup(PythonGroup):
         return self._post("broadcast", given, given, opts, signature, root=root)
 
     def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        """Return every member gets the tensors of all, in the order of positions; shapes may differ."""
+        """Give every member the tensors of all, in the order of positions; shapes may differ."""
         return self._gathering("all_gather", _flat(outputs), _listed(inputs), opts)
 
     def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
@@ -73,10 +73,10 @@ class SimulatedGroup(PythonGroup):
         return self._gathering("all_gather_coalesced", _flat(outputs), _listed(inputs), opts)
 
     def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
-        return self._singles("all_gather_single", [output], [given], opts, 1)
+        return self._gathering_parts("all_gather_single", [output], [given], opts)
 
     def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        return self._singles("all_gather_single_coalesced", _listed(outputs), _listed(inputs), opts, 1)
+        return self._gathering_parts("all_gather_single_coalesced", _listed(outputs), _listed(inputs), opts)
 
     def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         given, signature = _listed(inputs), {"root": self._name_of(opts.rootRank)}
@@ -95,10 +95,10 @@ class SimulatedGroup(PythonGroup):
         return self._reducing("reduce_scatter", given, takes, opts)
 
     def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
-        return self._singles("reduce_scatter_single", [output], [given], opts, -1)
+        return self._scattering_parts("reduce_scatter_single", [output], [given], opts)
 
     def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
-        return self._singles("reduce_scatter_single_coalesced", _listed(outputs), _listed(inputs), opts, -1)
+        return self._scattering_parts("reduce_scatter_single_coalesced", _listed(outputs), _listed(inputs), opts)
 
     def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
         given, takes = _listed(inputs), _listed(outputs)
@@ -110,10 +110,11 @@ class SimulatedGroup(PythonGroup):
     def all_to_all_single(
         self, output: torch.Tensor, given: torch.Tensor, takes: Any = None, gives: Any = None, opts: Any = None, *_: Any
     ) -> dist.Work:
-        """Return every member gives each member some rows: equally many, or by the split sizes."""
-        local = {"gives": self._rows(given, gives), "takes": self._rows(output, takes)}
-        signature = {"rows": shapes([given[:0]])}
-        return self._post("all_to_all_single", [given], [output], opts, signature, local)
+        """Exchange rows between all members: equally many, or by the split sizes."""
+        gives, takes = self._rows(given, gives), self._rows(output, takes)
+        parts, places = list(torch.split(given, gives)), list(torch.split(output, takes))
+        signature, local = {"rows": shapes([given[:0]])}, {"gives": tuple(gives), "takes": tuple(takes)}
+        return self._post("all_to_all_single", parts, places, opts, signature, local)
 
     def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
         return self._post("barrier", [], [], opts)
@@ -182,9 +183,17 @@ class SimulatedGroup(PythonGroup):
 
     # -- the ways to post ---------------------------------------------------------------------------------------
 
-    def _reducing(self, name: str, given: Tensors, takes: Tensors, opts: Any, root: int | None = None) -> dist.Work:
+    def _reducing(
+        self,
+        name: str,
+        given: Tensors,
+        takes: Tensors,
+        opts: Any,
+        root: int | None = None,
+        shown: Tensors | None = None,
+    ) -> dist.Work:
         reduction = dist.ReduceOp.SUM if opts is None else opts.reduceOp
-        signature: dict[str, object] = {"tensors": shapes(given), "reduction": reduction_name(reduction)}
+        signature: dict[str, object] = {"tensors": shapes(shown or given), "reduction": reduction_name(reduction)}
         if root is not None:
             signature["root"] = self._name_of(root)
         return self._post(name, given, takes, opts, signature, reduction=reduction, root=root)
@@ -193,16 +202,23 @@ class SimulatedGroup(PythonGroup):
         local = {"gives": shapes(given), "takes": shapes(takes)}
         return self._post(name, given, takes, opts, {"tensors": len(given)}, local)
 
-    def _singles(self, name: str, takes: Tensors, given: Tensors, opts: Any, sign: int) -> dist.Work:
-        for output, tensor in zip(takes, given, strict=True):
-            small, large = (tensor, output) if sign > 0 else (output, tensor)
-            self._expect(name, large.numel(), small.numel() * self.size(), "elements in the larger tensor")
-        if sign < 0:
-            return self._reducing(name, given, takes, opts)
-        return self._post(name, given, takes, opts, {"tensors": shapes(given)})
+    def _gathering_parts(self, name: str, takes: Tensors, given: Tensors, opts: Any) -> dist.Work:
+        return self._post(name, given, self._by_member(name, takes, given), opts, {"tensors": shapes(given)})
+
+    def _scattering_parts(self, name: str, takes: Tensors, given: Tensors, opts: Any) -> dist.Work:
+        return self._reducing(name, self._by_member(name, given, takes), takes, opts, shown=given)
+
+    def _by_member(self, name: str, large: Tensors, small: Tensors) -> Tensors:
+        """Return the parts of large tensors, each of the size of a small one: those of the first member first."""
+        parts = []
+        for whole, part in zip(large, small, strict=True):
+            self._expect(name, whole.numel(), part.numel() * self.size(), "elements in the larger tensor")
+            rows = whole if whole.dim() and whole.shape[0] % self.size() == 0 else whole.view(-1)
+            parts.append(rows.chunk(self.size()))
+        return [part for member in zip(*parts, strict=True) for part in member]
 
     def _post(self, *given: Any, **options: Any) -> SimulatedWork:
-        """Return a collective call: see ``_call``."""
+        """Make a collective call: see ``_call``."""
         call = self._call(*given, **options)
         return self._work(lambda: self.simulation.join(self, call))
 
@@ -256,13 +272,13 @@ class SimulatedGroup(PythonGroup):
             )
         return f"rank {self.channel.ranks[position]}"
 
-    def _rows(self, tensor: torch.Tensor, sizes: Any) -> tuple[int, ...]:
+    def _rows(self, tensor: torch.Tensor, sizes: Any) -> list[int]:
         if sizes:
             self._expect("all_to_all_single", len(sizes), self.size(), "split sizes, one for each member")
             self._expect("all_to_all_single", sum(sizes), tensor.shape[0], "rows in the split sizes")
-            return tuple(sizes)
+            return list(sizes)
         self._expect("all_to_all_single", tensor.shape[0] % self.size(), 0, "rows left over")
-        return (tensor.shape[0] // self.size(),) * self.size()
+        return [tensor.shape[0] // self.size()] * self.size()
 
     def _expect(self, operation: str, got: int, expected: int, what: str) -> None:
         if got != expected:

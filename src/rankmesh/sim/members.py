@@ -49,7 +49,7 @@ class SimulatedMembers:
         self.lose: dict[int, int] = {}
 
     def join(self, context: RankContext, reply: Callable[[Message], Message]) -> SimulatedPeers:
-        """Return a rank becomes a member, as soon as all have."""
+        """Make a rank a member, as soon as all have joined."""
         peers = self.living[context.rank] = SimulatedPeers(self, context, reply)
         everyone = range(self.simulation.size)
         found = Round(StoreChannel(self.simulation.store, "rankmesh/survive"), "members", everyone, context.rank)

@@ -80,12 +80,12 @@ class Simulation:
         return SimulatedGroup(self, self._channels[key], key[1].index(rank))
 
     def join(self, pg: SimulatedGroup, call: Call) -> SimulatedWork:
-        """Return a collective call, on the group that the observer chooses."""
+        """Make a collective call, on the group that the observer chooses."""
         chosen = pg if self.observer is None else self.observer.route(pg, call)
         return self._post(chosen, lambda: chosen.channel.join(call))
 
     def post(self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int) -> SimulatedWork:
-        """Return a send or a receive."""
+        """Post a send or a receive."""
         return self._post(pg, lambda: pg.channel.post(call, peer, tag, self.chooser.next))
 
     def _post(self, pg: SimulatedGroup, put: Callable[[], PendingOperation]) -> SimulatedWork:
@@ -226,7 +226,7 @@ class Simulation:
     # -- what torch asks for ------------------------------------------------------------------------------------
 
     def make(self, context: RankContext, name: str, ranks: Sequence[int], label: str, *, meet: bool) -> SimulatedGroup:
-        """Return a process group for torch; with ``meet`` its members wait for each other here."""
+        """Make a process group for torch; with ``meet`` its members wait for each other here."""
         known = {"default_pg": "the world", "undefined": f"group {name!r}"}
         if context.standing is not None:
             epoch, members = context.standing

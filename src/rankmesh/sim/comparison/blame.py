@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
-from operator import attrgetter
 
 import torch
 
@@ -216,7 +215,7 @@ def _phases(
 
 
 def _together(likely: list[list[Node]], every: list[list[Node]], layouts: Sequence[Layout]) -> list[Repair]:
-    """Return all collectives of a function that are made on one kind, on another: it got, or chose, that group once."""
+    """Move all collectives of a function on one kind to another: it got, or chose, that group once."""
     functions = {_function(nodes[0]): None for nodes in likely}
     found = []
     for function in functions:
@@ -322,7 +321,7 @@ def _state(layout: Layout, ranks: dict[int, Record], likely: list[Record], every
     if any(_compared(layout, ranks, whole.call, _results) in (SAME, UNKNOWN) for whole in every):
         return SAME
     state = next(one for one in (SCALED, ORDER, DIFFERENT) if one in states)
-    given = {_compared(layout, ranks, whole.call, attrgetter("given")) for whole in likely}
+    given = {_compared(layout, ranks, whole.call, _given) for whole in likely}
     return "wrong" if state == DIFFERENT and SAME in given else state
 
 
@@ -340,12 +339,18 @@ def _compared(
     return next((state for state in (DIFFERENT, ORDER, SCALED, UNKNOWN) if state in states), SAME)
 
 
+def _given(call: Call) -> list[torch.Tensor]:
+    """Return what a call gives, the parts of one tensor as that."""
+    return [torch.cat(call.given)] if call.operation.endswith("_single") and call.given else call.given
+
+
 def _results(call: Call) -> list[torch.Tensor]:
     """Return the results in the shapes of the tensors that get them; what is gathered as one tensor."""
     results = call.results or []
     if len(results) != len(call.outputs):
         return []
-    if call.operation in ("all_gather", "gather") and results:
+    shaped = [result.reshape(output.shape) for result, output in zip(results, call.outputs, strict=True)]
+    if shaped and (call.operation in ("all_gather", "gather") or call.operation.endswith("_single")):
         # One tensor, as the rows of all members are.
-        return [torch.cat(results)] if results[0].dim() else []
-    return [result.reshape(output.shape) for result, output in zip(results, call.outputs, strict=True)]
+        return [torch.cat(shaped)] if shaped[0].dim() else []
+    return shaped

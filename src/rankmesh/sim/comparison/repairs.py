@@ -75,12 +75,12 @@ def regroupings(node: Node, layouts: Sequence[Layout], *, unions: bool = False) 
 
 
 def reductions(layouts: Sequence[Layout]) -> list[Repair]:
-    """Return a sum of what is seen over each kind of group."""
+    """Return the sums of what is seen over each kind of group."""
     return [Repair("all-reduce", kind) for kind in _distinct(layouts, _common(layouts))]
 
 
 def scalings(layouts: Sequence[Layout], node: Node | None = None) -> list[Repair]:
-    """Return a factor of a kind's size, or one over it; of equal factors everywhere, the first."""
+    """Return the factors of a kind's size, and one over it; of equal factors everywhere, the first."""
     found, seen = [], set()
     for kind in _common(layouts):
         sizes = tuple(layout.kinds[kind].size for layout in layouts)
