@@ -30,6 +30,7 @@ shared by its ranks; with processes each rank makes its own.
 from __future__ import annotations
 
 import inspect
+import sys
 import unittest
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
@@ -45,7 +46,7 @@ __all__: list[str] = []
 
 MODES = ("sim", "gloo", "nccl")
 _OPTIONS = frozenset({"order", "orders", "timeout", "modules", "seed", "ranks_per_node"})
-_OF_COMPARISON = frozenset({"layouts", "tolerance", "seconds", "timeout", "modules", "seed"})
+_OF_COMPARISON = frozenset({"tolerance", "seconds", "timeout", "modules", "seed"})
 
 
 class _NotOnRanks(AttributeError):
@@ -144,14 +145,16 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
     return report
 
 
-def _read(mark: pytest.Mark) -> tuple[Any, dict[str, Any]]:
-    unknown = sorted(set(mark.kwargs) - _OPTIONS)
-    if len(mark.args) != 1 or unknown:
+def _read(mark: pytest.Mark, known: frozenset[str], about: str, name: str = "") -> tuple[Any, dict[str, Any]]:
+    """Return what a mark is about, which may be given as the option ``name``, and its other options."""
+    options = dict(mark.kwargs)
+    given = [*mark.args, *([options.pop(name)] if name in options else [])]
+    if len(given) != 1 or set(options) - known:
         raise pytest.UsageError(
-            f"@pytest.mark.ranks{mark.args} with the options {sorted(mark.kwargs)} cannot be read; it takes one "
-            f"number of ranks, SPEC, Mesh or Plan, and the options {', '.join(sorted(_OPTIONS))}"
+            f"@pytest.mark.{mark.name}{mark.args} with the options {sorted(mark.kwargs)} cannot be read; it takes "
+            f"{about}, and the options {', '.join(sorted(known))}"
         )
-    return mark.args[0], dict(mark.kwargs)
+    return given[0], options
 
 
 def _per_rank(test: Callable[..., Any], args: tuple[Any, ...], funcargs: dict[str, Any]) -> Callable[..., None]:
@@ -166,7 +169,7 @@ def _per_rank(test: Callable[..., Any], args: tuple[Any, ...], funcargs: dict[st
 
 
 def _on_ranks(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark) -> Callable[..., None]:
-    config, (spec, options) = item.config, _read(mark)
+    config, (spec, options) = item.config, _read(mark, _OPTIONS, "one number of ranks, SPEC, Mesh or Plan")
 
     @wraps(test)
     def run(*args: Any, **funcargs: Any) -> None:
@@ -188,13 +191,7 @@ def _on_ranks(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark
 
 def _compared(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark) -> Callable[..., None]:
     """Return a test that compares what it sees under its layouts with one process."""
-    options = dict(mark.kwargs)
-    layouts = options.pop("layouts", mark.args[0] if len(mark.args) == 1 else None)
-    if layouts is None or len(mark.args) > 1 or set(options) - _OF_COMPARISON:
-        raise pytest.UsageError(
-            f"@pytest.mark.same_result{mark.args} with the options {sorted(mark.kwargs)} cannot be read; it takes "
-            f"layouts=['tp=2', 'dp=2'], and the options {', '.join(sorted(_OF_COMPARISON - {'layouts'}))}"
-        )
+    layouts, options = _read(mark, _OF_COMPARISON, "layouts=['tp=2', 'dp=2']", "layouts")
 
     @wraps(test)
     def run(*args: Any, **funcargs: Any) -> None:
@@ -211,8 +208,6 @@ def _compared(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark
 
 def _this_rank() -> RankTest | None:
     """Return the rank that this process is, of a test that another process has started."""
-    import sys
-
     module = sys.modules.get("rankmesh.testing.rank_process")
     return None if module is None else module.current()
 

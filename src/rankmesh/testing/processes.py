@@ -152,7 +152,7 @@ def _left(place: Place) -> Result | None:
 
 
 def _lost(place: Place) -> Result:
-    """Return a rank that left nothing: no other can have failed later."""
+    """Return the result of a rank that left nothing: no other can have failed later."""
     log = place.file("log")
     text = log.read_text(encoding="utf-8", errors="replace")[-_SHOWN:] if log.exists() else ""
     return {"outcome": "lost", "reason": f"did not end within {place.seconds:g} s", "text": text, "ended_at": inf}

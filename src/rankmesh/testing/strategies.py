@@ -41,7 +41,7 @@ def meshes(
     shuffled: bool = False,
     axes: Sequence[str] = AXES,
 ) -> Mesh:
-    """Return a mesh of at most ``max_size`` ranks; shrinks to one axis of size 1.
+    """Draw a mesh of at most ``max_size`` ranks; shrinks to one axis of size 1.
 
     ``max_offset``  the largest rank at which it may begin; ``shuffled``: its ranks may come in any order
     """
@@ -57,7 +57,7 @@ def meshes(
 
 @st.composite
 def views(draw: st.DrawFn, /, *, name: str = "expert", **limits: Any) -> Mesh:
-    """Return a mesh of ``meshes(**limits)`` with a view, whose axes are named ``etp``, ``eep``, ``edp``, ``epp``."""
+    """Draw a mesh of ``meshes(**limits)`` with a view, whose axes are named ``etp``, ``eep``, ``edp``, ``epp``."""
     mesh = draw(meshes(**limits))
     sizes: dict[str, int] = dict(zip(_VIEW_AXES, draw(_factors(mesh.size, len(_VIEW_AXES))), strict=True))
     return mesh.with_view(name, shared=None, **sizes)
@@ -65,7 +65,7 @@ def views(draw: st.DrawFn, /, *, name: str = "expert", **limits: Any) -> Mesh:
 
 @st.composite
 def plans(draw: st.DrawFn, /, *, max_kinds: int = 5, options: bool = True, **limits: Any) -> Plan:
-    """Return a plan of one to ``max_kinds`` kinds over a mesh of ``meshes(**limits)``, with a view or without.
+    """Draw a plan of one to ``max_kinds`` kinds over a mesh of ``meshes(**limits)``, with a view or without.
 
     ``options``  False: no kind has options of its own
     """
