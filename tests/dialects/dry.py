@@ -1,5 +1,6 @@
 """Dry worlds: one process plays one rank of a world that is not there."""
 
+import itertools
 from contextlib import contextmanager
 
 import torch.distributed as dist
@@ -32,3 +33,13 @@ def row_of(rank, groups):
     """The one list of ``groups`` that has ``rank``."""
     (row,) = [list(map(int, group)) for group in groups if rank in list(group)]
     return row
+
+
+def enumerated(order, sizes, kinds):
+    """Every group of each kind, by a count through the axes, slowest first; ``kinds``: the axes that vary inside."""
+    groups = {kind: {} for kind in kinds}
+    for rank, place in enumerate(itertools.product(*(range(sizes[axis]) for axis in order))):
+        for kind, varying in kinds.items():
+            fixed = tuple(at for axis, at in zip(order, place, strict=True) if axis not in varying)
+            groups[kind].setdefault(fixed, []).append(rank)
+    return {kind: list(rows.values()) for kind, rows in groups.items()}

@@ -14,7 +14,6 @@ from torch.distributed import distributed_c10d as c10d
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.backend.registries import registries
-from rankmesh.dialects import fairscale
 from rankmesh.sim.hooks import hooks
 
 
@@ -184,20 +183,6 @@ def test_globals_of_named_modules_are_each_ranks_own(keeper):
     assert sim.run(_keeps, 3, modules=["keeper"]) == [(0, [0]), (1, [1]), (2, [2])]
     assert (keeper.RANK, keeper.SEEN, hasattr(keeper, "late")) == (None, [], False)
     assert sorted(sim.run(_keeps, 3)[0][1]) == [0, 1, 2]
-
-
-def _dialect():
-    fairscale.initialize_model_parallel(2)
-    number = torch.tensor([dist.get_rank()])
-    dist.all_reduce(number, group=fairscale.get_data_parallel_group())
-    fairscale.destroy_model_parallel()
-    return int(number)
-
-
-def test_our_dialects_are_each_ranks_own():
-    """4 ranks: a dialect keeps its groups in an object of its module; each rank has that object's state for itself."""
-    assert sim.run(_dialect, 4) == [2, 4, 2, 4]
-    assert not fairscale.model_parallel_is_initialized()
 
 
 def _megatron():

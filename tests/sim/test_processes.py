@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from tests.dialects import dry
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
+import rankmesh as rm
 from rankmesh import sim
 
 SIZE = 4
@@ -205,7 +206,24 @@ class _Mesh(_Object):
         return list(self.made) if name == "kinds" else self.made[name].pg
 
 
-DIALECTS = (_ParallelState, _Fairscale, _Ezpz, _Grid, _Nanotron, _Minimal, _Deepspeed, _Torchtitan, _Mesh)
+class _Accelerate(_Object):
+    name = "accelerate"
+    asks = ("dp", "dp_shard", "tp")
+
+    def begin(self, tp, pp):
+        self.groups = rm.connect(self.module().plan(dp_shard_size=SIZE // 2, tp_size=2))
+        self.made = self.module().device_mesh(self.groups, "cpu")
+
+    def ask(self, name):
+        return self.made[name]
+
+    def close(self, made):
+        self.groups.close()
+
+
+DIALECTS = (
+    _ParallelState, _Fairscale, _Ezpz, _Grid, _Nanotron, _Minimal, _Deepspeed, _Torchtitan, _Mesh, _Accelerate,
+)  # fmt: skip
 SHARED = (_ParallelState, _Fairscale, _Ezpz, _SharedTorchtitan)
 
 

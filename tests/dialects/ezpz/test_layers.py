@@ -123,13 +123,13 @@ def _single(me):
     tp.initialize_tensor_parallel(me.size)
     torch.manual_seed(5)
     assert torch.equal(layers.ColumnParallelLinear(COLUMNS, ROWS).get_master_weight(), weight)
-    return me.error(SizesError, layer, given)["message"]
+    error = me.error(SizesError, layer, given)
+    return [error["built_for"], error["size"]]
 
 
 def test_a_layer_of_another_size_is_refused(ranks):
     """2 ranks: a layer built before initialisation works alone; in the group it is refused, not wrong."""
-    for message in ranks(2, _single):
-        assert "built for tensor-parallel size 1, and is in a group of 2" in message
+    assert ranks(2, _single) == [[1, 2]] * 2
 
 
 # -- embeddings ------------------------------------------------------------------------------------
@@ -150,8 +150,7 @@ def _embeddings(me, options):
     _started(me)
     for kind, cut in ((layers.VocabParallelEmbedding, 0), (layers.ParallelEmbedding, 1)):
         if cut == 1 and "max_norm" in options and me.size > 1:
-            error = me.error(PlanError, kind, ROWS, COLUMNS, **options)
-            assert "a row's norm needs all its columns" in error["message"]
+            me.error(PlanError, kind, ROWS, COLUMNS, **options)
             continue
         layer = kind(ROWS, COLUMNS, **options)
         _compare(layer, nn.Embedding(ROWS, COLUMNS, **options), INDICES, cut)

@@ -64,7 +64,7 @@ def _installed(me):
         module("transformer.transformer_layer").ProcessGroupCollection is before["collection"],
     ]
     peer.initialize_model_parallel(create_gloo_process_groups=False)
-    found["refused"] = me.error(RuntimeError, ours.install)["message"]
+    me.error(RuntimeError, ours.install)
     found["untouched"] = module("parallel_state") is peer
     peer.destroy_model_parallel()
     actor = ours.ParallelState("actor")
@@ -91,7 +91,6 @@ def test_megatron_that_is_imported(ranks):
     assert found["used"] == 1
     assert found["back"] == [True] * 4
     assert found["state's groups"] == [True] * 2
-    assert "own parallel state is initialised" in found["refused"]
 
 
 @pytest.mark.long

@@ -37,14 +37,6 @@ def test_every_name_is_there(as_of_head, repository):
     assert lacking == []
 
 
-def test_the_list_is_not_empty():
-    """The names of getters, private names of grids, and globals are among what is taken."""
-    of_megatron = TAKEN["NVIDIA/Megatron-LM"]
-    assert len(of_megatron["parallel_state"]) > 80
-    assert "_is_process_group_member" in of_megatron["hyper_comm_grid"]
-    assert "_DATA_PARALLEL_GROUP" in TAKEN["NVIDIA-NeMo/Megatron-Bridge"]["parallel_state"]
-
-
 def test_private_names_of_grids_are_megatrons():
     """The base view's name, the class of views, and who is a member, as Megatron's own code uses them."""
     grid = hyper_comm_grid
