@@ -210,7 +210,6 @@ def _phases(
         at_depth = [nodes[depth] for nodes in every if depth < len(nodes)]
         yield [repair for node in at_depth for repair in scalings(layouts, node)]
     yield scalings(layouts)
-    yield [repair for nodes in plain for node in nodes for repair in regroupings(node, layouts, unions=True)]
     yield [repair for nodes in trivial for node in nodes for repair in regroupings(node, layouts)]
 
 

@@ -11,8 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
-from itertools import combinations
 from typing import Any
 
 from rankmesh.core import recipes
@@ -27,12 +25,8 @@ from rankmesh.readers.source import read
 __all__ = ["Layout", "LayoutLike", "layouts_of", "reference_of"]
 
 LayoutLike = str | Mesh | Plan
-# Axes of one group that a repair may name although the plan has no such kind.
-_MOST_AXES = 3
 # Groups that the program made itself: of all ranks, and of some.
 WORLD, UNNAMED = "world", "new_group"
-# How Megatron's short keys order the axes of a union: tp_dp_cp.
-_ORDER = ("tp", "ep", "dp", "cp", "pp")
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,22 +41,10 @@ class Layout:
         """The mesh of the plan."""
         return self.plan.mesh
 
-    @cached_property
-    def unions(self) -> dict[str, Groups]:
-        """Groups along several axes for which the plan has no kind, by name: ``tp_dp``."""
-        found = {}
-        known = {frozenset(spec.axes) for spec in self.plan.specs if spec.view is None and spec.pick is None}
-        for count in range(1, _MOST_AXES + 1):
-            for axes in combinations(self.mesh.axes, count):
-                name = "_".join(sorted(axes, key=_place))
-                if frozenset(axes) not in known and name not in self.plan.kinds:
-                    found[name] = self.mesh.groups(axes)
-        return found
-
-    @cached_property
-    def kinds(self) -> dict[str, Groups]:
-        """Every group that a collective could be made on, by name: those of the plan first."""
-        return {**self.plan.kinds, **self.unions}
+    @property
+    def kinds(self) -> Mapping[str, Groups]:
+        """The groups that a collective can be made on, by name."""
+        return self.plan.kinds
 
     def kind_of(self, label: str, ranks: Sequence[int]) -> str:
         """Return the name of a group that some rank uses: its kind in the plan, or what torch calls the group.
@@ -116,10 +98,6 @@ def reference_of(layout: Layout) -> Layout:
         part["axes"] = [[name, 1] for name, _ in part["axes"]]
     mesh = Mesh.from_dict({**{k: v for k, v in data.items() if k not in ("rank_map", "consecutive")}, "offset": 0})
     return Layout("one process", Plan(mesh, [_single(spec) for spec in plan.specs], name=plan.name))
-
-
-def _place(axis: str) -> tuple[int, str]:
-    return (_ORDER.index(axis) if axis in _ORDER else len(_ORDER)), axis
 
 
 def _single(spec: GroupSpec) -> GroupSpec:

@@ -50,14 +50,14 @@ class Repair:
 
 
 def _common(layouts: Sequence[Layout]) -> list[str]:
-    """Return the kinds that every layout has: those of the plan first, of these the ones along the fewest axes."""
-    first = layouts[0]
-    known = [kind for kind in first.kinds if all(kind in layout.kinds for layout in layouts)]
-    return sorted(known, key=lambda kind: (kind in first.unions, len(first.kinds[kind].axes)))
+    """Return the kinds that every layout has, those along the fewest axes first."""
+    first = layouts[0].kinds
+    known = [kind for kind in first if all(kind in layout.kinds for layout in layouts)]
+    return sorted(known, key=lambda kind: len(first[kind].axes))
 
 
 def _distinct(layouts: Sequence[Layout], kinds: Sequence[str]) -> Iterator[str]:
-    """Yield the kinds that have more than one rank somewhere; of those with the same groups everywhere, the first."""
+    """Yield the kinds that have more than one rank somewhere; of those with equal groups everywhere, the first."""
     seen: set[tuple[object, ...]] = set()
     for kind in kinds:
         groups = [layout.kinds[kind] for layout in layouts]
@@ -67,11 +67,10 @@ def _distinct(layouts: Sequence[Layout], kinds: Sequence[str]) -> Iterator[str]:
             yield kind
 
 
-def regroupings(node: Node, layouts: Sequence[Layout], *, unions: bool = False) -> list[Repair]:
-    """Return the same collectives on every other kind of the plan, or on each group for which it has no kind."""
+def regroupings(node: Node, layouts: Sequence[Layout]) -> list[Repair]:
+    """Return the changes of these collectives to every other kind of the plan."""
     kinds = sorted(_common(layouts), key=lambda kind: kind != node.kind)
-    others = [kind for kind in _distinct(layouts, kinds) if kind != node.kind]
-    return [Repair("group", kind, node) for kind in others if (kind in layouts[0].unions) == unions]
+    return [Repair("group", kind, node) for kind in _distinct(layouts, kinds) if kind != node.kind]
 
 
 def reductions(layouts: Sequence[Layout]) -> list[Repair]:
