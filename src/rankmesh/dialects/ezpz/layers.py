@@ -118,35 +118,6 @@ class ParallelLayer(nn.Module):
 class _Embedding(ParallelLayer):
     """What embeddings have in common with ``torch.nn.Embedding``: its options, and the look-up in this rank's part."""
 
-    def _set_options(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None,
-        max_norm: float | None,
-        norm_type: float,
-        scale_grad_by_freq: bool,
-        sparse: bool,
-    ) -> None:
-        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
-        self.padding_idx = _row(padding_idx, num_embeddings)
-        self.max_norm, self.norm_type = max_norm, norm_type
-        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
-
-    def _look_up(self, rows: torch.Tensor, padding: int | None) -> torch.Tensor:
-        return F.embedding(
-            rows, self.weight, padding, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
-        )
-
-
-class VocabParallelEmbedding(_Embedding):
-    """An embedding whose rows are sharded over the group: each rank holds one range of the vocabulary.
-
-    Input: indices of any shape; output: that shape with ``embedding_dim`` behind it, the same on every rank.
-    """
-
-    _sharded = 0
-
     def __init__(
         self,
         num_embeddings: int,
@@ -157,16 +128,42 @@ class VocabParallelEmbedding(_Embedding):
         scale_grad_by_freq: bool = False,
         sparse: bool = False,
         init_method: InitMethod = init.xavier_normal_,
+        keep_master_weight_for_test: bool = False,
         *,
         state: TensorParallel | None = None,
     ) -> None:
         super().__init__(state)
-        self._set_options(num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
+        self.num_embeddings, self.embedding_dim = num_embeddings, embedding_dim
+        self.padding_idx = _row(padding_idx, num_embeddings)
+        self.max_norm, self.norm_type = max_norm, norm_type
+        self.scale_grad_by_freq, self.sparse = scale_grad_by_freq, sparse
+        rows, columns = self._local_shape()
+        self._make_weight(rows, columns, init_method, 1, keep=keep_master_weight_for_test)
+
+    def _local_shape(self) -> tuple[int, int]:
+        """Return the rows and columns of this rank's part."""
+        raise NotImplementedError
+
+    def _look_up(self, rows: torch.Tensor, padding: int | None) -> torch.Tensor:
+        return F.embedding(
+            rows, self.weight, padding, self.max_norm, self.norm_type, self.scale_grad_by_freq, self.sparse
+        )
+
+
+class VocabParallelEmbedding(_Embedding):
+    """An embedding whose rows are sharded over the group: each rank holds one range of the vocabulary.
+
+    Input: indices of any shape; output: that shape with ``embedding_dim`` behind it, equal on every rank.
+    """
+
+    _sharded = 0
+
+    def _local_shape(self) -> tuple[int, int]:
         self.vocab_start_index, self.vocab_end_index = VocabUtility.vocab_range_from_global_vocab_size(
-            num_embeddings, self._state.get_tensor_parallel_rank(), self._built_for
+            self.num_embeddings, self._state.get_tensor_parallel_rank(), self._built_for
         )
         self.num_embeddings_per_partition = self.vocab_end_index - self.vocab_start_index
-        self._make_weight(self.num_embeddings_per_partition, embedding_dim, init_method, 1, keep=False)
+        return self.num_embeddings_per_partition, self.embedding_dim
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
         """Return the rows of the indices, each from the rank that holds it."""
@@ -203,32 +200,15 @@ class ParallelEmbedding(_Embedding):
 
     _sharded = 1
 
-    def __init__(
-        self,
-        num_embeddings: int,
-        embedding_dim: int,
-        padding_idx: int | None = None,
-        max_norm: float | None = None,
-        norm_type: float = 2.0,
-        scale_grad_by_freq: bool = False,
-        sparse: bool = False,
-        init_method: InitMethod = init.xavier_normal_,
-        keep_master_weight_for_test: bool = False,
-        *,
-        state: TensorParallel | None = None,
-    ) -> None:
-        super().__init__(state)
-        if max_norm is not None and self._built_for > 1:
+    def _local_shape(self) -> tuple[int, int]:
+        if self.max_norm is not None and self._built_for > 1:
             raise PlanError(
-                f"max_norm {max_norm} cannot be kept by a ParallelEmbedding over {self._built_for} ranks; a row's norm "
-                "needs all its columns, and each rank holds some; use VocabParallelEmbedding, or leave max_norm out",
-                max_norm=max_norm,
+                f"max_norm {self.max_norm} cannot be kept by a ParallelEmbedding over {self._built_for} ranks; a row's "
+                "norm needs all its columns; use VocabParallelEmbedding, or leave max_norm out",
+                max_norm=self.max_norm,
             )
-        self._set_options(num_embeddings, embedding_dim, padding_idx, max_norm, norm_type, scale_grad_by_freq, sparse)
-        self.embedding_dim_per_partition = divide_and_check_no_remainder(embedding_dim, self._built_for)
-        self._make_weight(
-            num_embeddings, self.embedding_dim_per_partition, init_method, 1, keep=keep_master_weight_for_test
-        )
+        self.embedding_dim_per_partition = divide_and_check_no_remainder(self.embedding_dim, self._built_for)
+        return self.num_embeddings, self.embedding_dim_per_partition
 
     def forward(self, input_: torch.Tensor) -> torch.Tensor:
         """Return the rows of the indices, gathered from the group."""
