@@ -14,6 +14,7 @@ from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
+from torch.distributed.device_mesh import DeviceMesh
 
 from rankmesh.backend import registries
 from rankmesh.backend.drain import Drain
@@ -51,6 +52,7 @@ class WorldGroup:
         self._devices = GlooDevices(drain)
         self._made: dist.ProcessGroup | None = None
         self._make_group: Any = None
+        self._make_mesh: Any = None
 
     def make(self, within: timedelta) -> None:
         """Connect the members, as far as the backend does so at once; on any thread."""
@@ -89,6 +91,9 @@ class WorldGroup:
         self._make_group = make
         observed = self._devices.observing(make)
         c10d._new_process_group_helper = observed if calling is None else _refusing(observed, calling)
+        if calling is not None:
+            self._make_mesh = DeviceMesh.__init__
+            DeviceMesh.__init__ = _refusing_meshes(self._make_mesh, calling)  # type: ignore[method-assign]
 
     def _lazily(self) -> Any:
         """Options by which NCCL connects at the first call, as it does before torch 2.15: whoever installs it waits."""
@@ -103,6 +108,9 @@ class WorldGroup:
         if self._make_group is not None:
             c10d._new_process_group_helper = self._make_group
             self._make_group = None
+        if self._make_mesh is not None:
+            DeviceMesh.__init__ = self._make_mesh  # type: ignore[method-assign]
+            self._make_mesh = None
 
     def cut(self) -> None:
         """End every connection of gloo's: calls that wait for a member return with an error.
@@ -117,12 +125,28 @@ def _refusing(make: Callable[..., _Made], calling: int) -> Callable[..., _Made]:
 
     @wraps(make)
     def refused(size: int, rank: int, ranks: Sequence[int], *args: Any, **named: Any) -> _Made:
-        if spares := [one for one in ranks if one >= calling]:
-            raise PlanError(
-                f"torch was asked for a group with {in_words(spares)}, a spare, which does not call new_group(); give "
-                f"new_group() ranks of the plan, such as range({calling}), and a DeviceMesh their number",
-                ranks=tuple(spares),
-            )
+        _refuse(ranks, calling)
         return make(size, rank, ranks, *args, **named)
 
     return refused
+
+
+def _refusing_meshes(make: Callable[..., None], calling: int) -> Callable[..., None]:
+    """Return what makes a ``DeviceMesh``: one of all the world takes the default group, and makes none."""
+
+    @wraps(make)
+    def refused(mesh: DeviceMesh, *args: Any, **named: Any) -> None:
+        make(mesh, *args, **named)
+        if int(mesh.mesh.max()) >= calling:
+            _refuse(mesh.mesh.flatten().tolist(), calling)
+
+    return refused
+
+
+def _refuse(ranks: Sequence[int], calling: int) -> None:
+    if spares := [one for one in ranks if one >= calling]:
+        raise PlanError(
+            f"torch was asked for a group with {in_words(spares)}, a spare, which does not call new_group(); give "
+            f"new_group() ranks of the plan, such as range({calling}), and a DeviceMesh their number",
+            ranks=tuple(spares),
+        )
