@@ -183,6 +183,14 @@ def test_replicas_that_remain_become_spares():
     assert {value["epoch"] for value in by_rank(values).values()} == {2}
 
 
+def test_a_rank_that_has_returned_becomes_a_spare(monkeypatch):
+    """dp=2 loses a rank as the others return: three of its replica have a result of the old plan, and return None."""
+    dying(monkeypatch, "as it has returned", 7, 1)
+    values = survived(8, {}, shrink="dp")
+    assert by_rank(values).keys() == {0, 1, 2, 3}
+    assert sum(value is None for value in values) == 4
+
+
 def test_state_that_nobody_holds():
     """Both replicas of a shard are lost at once: every survivor learns which tensor, and who had it."""
     with pytest.raises(sim.RanksFailed, match=r"no rank is left that holds 'm0'\[0:4, 0:4\]") as raised:

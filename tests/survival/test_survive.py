@@ -5,6 +5,7 @@ import os
 import signal
 import threading
 import weakref
+from concurrent.futures import Future
 from contextlib import suppress
 from types import SimpleNamespace
 from unittest import mock
@@ -19,7 +20,9 @@ from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.rendezvous import ChannelLost
 from rankmesh.survival import session, world
+from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members
 
 STEPS = 8
@@ -192,6 +195,41 @@ def test_a_spare_is_not_evicted(monkeypatch):
     watched["diagnosed"]("late: rank 3", (3,))
     watched["diagnosed"]("late: ranks 1, 3", (1, 3))
     assert evicted == [(), (1,)]
+
+
+class _CutStore:
+    """A store whose connection is cut."""
+
+    def __getattr__(self, name):
+        raise RuntimeError("Broken pipe")
+
+
+@pytest.mark.parametrize(
+    ("call", "given"),
+    [
+        ("enter", []),
+        ("give", ["key", "text"]),
+        ("taken", ["key"]),
+        ("first", ["key", "text"]),
+        ("meet", ["key"]),
+        ("finish", []),
+        ("wait_for", [lambda: _CutStore().wait]),
+    ],
+)
+def test_a_connection_of_ours_that_is_cut(call, given):
+    """What torch raises for a store or a group of an epoch's world is ``ConnectError``: no call of the program's."""
+    one = object.__new__(world.EpochWorld)
+    one.rank, one.store, one._device, one._aborted = 2, _CutStore(), torch.device("cpu"), Future()
+    one._seconds, one._group, one._members, one.size = 1.0, _CutStore(), Members.first("dp=3", world_size=3), 3
+    with pytest.raises(rm.ConnectError) as raised:
+        getattr(one, call)(*given)
+    assert raised.value.rank == 2
+
+
+def test_a_store_that_is_cut_as_a_round_concludes():
+    """The round ends with an error of its own kind, and the members begin one through another store."""
+    with pytest.raises(ChannelLost):
+        world.has_finished(_CutStore(), Epoch(), 2)
 
 
 class _Found:
@@ -389,7 +427,7 @@ def test_nothing_is_left_to_go_on_with(job):
         )
 
 
-def _with_meshes(me, port):
+def _with_meshes(me, port, whole):
     """A program makes torch's meshes and groups itself, of the plan's ranks, and then one of the whole world."""
     variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
     os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
@@ -403,9 +441,10 @@ def _with_meshes(me, port):
         dist.all_reduce(sums, group=dist.new_group(range(size)))
         if job.epoch == 0 and job.rank == 3:
             os.kill(os.getpid(), signal.SIGKILL)
-        everyone = dist.new_group()
+        everyone = (dist.get_world_size(),)
+        group = dist.new_group() if whole == "group" else init_device_mesh("cpu", everyone).get_group()
         job.commit(1)
-        dist.barrier(group=everyone)
+        dist.barrier(group=group)
         raise AssertionError("a rank is lost")
 
     try:
@@ -414,9 +453,10 @@ def _with_meshes(me, port):
         return f"{type(error).__name__}: {error}"
 
 
-def test_a_group_with_a_spare_is_refused(outcomes):
+@pytest.mark.parametrize("whole", ["mesh", pytest.param("group", marks=pytest.mark.long)])
+def test_a_group_with_a_spare_is_refused(outcomes, whole):
     """4 ranks, of which one is lost and one becomes a spare: meshes of the plan work, a group of the world does not."""
-    ended = outcomes(4, _with_meshes, free_port(), world=None, limit=100.0)
+    ended = outcomes(4, _with_meshes, free_port(), whole, world=None, limit=100.0)
     start = "PlanError: torch was asked for a group with rank 2, a spare, which does not call new_group(); give"
     assert [str(one.value)[: len(start)] for one in ended[:2]] == [start] * 2, text_of(ended)
     assert "rank 2, a spare" in ended[2].value

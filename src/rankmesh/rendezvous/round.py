@@ -406,6 +406,7 @@ class Round:
                 return call()
             return self._bounded(call, seconds + self.moment + (self.patience or _PATIENCE))
         except ChannelLost as error:
+            self._worker.close()  # what its last call raises has this round, which would have the thread
             raise StoreLost(
                 f"rank {self.rank}: the store of the world does not answer ({error}); the process that serves it is "
                 "gone or unreachable; look at the log of the rank that serves it (usually rank 0) and restart",

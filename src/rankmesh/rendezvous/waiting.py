@@ -17,6 +17,7 @@ from __future__ import annotations
 import atexit
 import threading
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
@@ -28,7 +29,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 
 from rankmesh.rendezvous.channel import ChannelLost
 
-__all__ = ["Worker", "answered_within", "submit", "underlying", "wait_for"]
+__all__ = ["Worker", "answered_within", "leave_behind", "submit", "underlying", "wait_for"]
 
 _Result = TypeVar("_Result")
 
@@ -101,8 +102,21 @@ def answered_within(made: Future[_Result], seconds: float) -> _Result:
     """What a submitted call returns, or raises; ``ChannelLost`` where it is not back in time."""
     # Not the time-out of `result`: the call may raise one of its own, or come back just after it.
     if not wait([made], seconds).done:
+        leave_behind(made)
         raise ChannelLost(f"no answer within {seconds:.3g} s")
     return made.result()
+
+
+def leave_behind(made: Future[Any]) -> None:
+    """Have a call that nobody waits for any more free what it had, such as connections, if it fails later."""
+    made.add_done_callback(_free)
+
+
+def _free(made: Future[Any]) -> None:
+    error = made.exception()
+    while error is not None:
+        traceback.clear_frames(error.__traceback__)
+        error = error.__cause__ or error.__context__
 
 
 def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:

@@ -93,7 +93,8 @@ class Rounds:
             reports = {
                 member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
             }
-            if absent and has_finished(client.store, ending.epoch, members.plan.mesh.size):
+            size = members.plan.mesh.size
+            if bool(absent) and found.ask(lambda: has_finished(client.store, ending.epoch, size)):
                 return Outcome(value={"over": True})  # whoever is absent knows it, and may have ended since
             # Whoever stood still does not know whether the others were lost, or have ended without it.
             gone = [member for member in absent if probe.gone(member)]

@@ -40,7 +40,7 @@ from rankmesh.survival.probe import REPLY
 from rankmesh.survival.redundancy import checked, same_step
 from rankmesh.survival.rounds import Ending, Rounds
 from rankmesh.survival.state import EpochState, Load, load_all, restore
-from rankmesh.survival.transport import Event, Transport
+from rankmesh.survival.transport import Connection, Event, Transport
 from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Session"]
@@ -169,6 +169,7 @@ class Session:
         result: _Result | None = None
         try:
             while True:
+                result = None  # of a member that has a rank at the end
                 job = self._enter()
                 try:
                     result = train(job)
@@ -236,7 +237,7 @@ class Session:
         self._watch()
         server = min(members.all)
         # That of the round, of which the next one has another: to connect anew may take seconds.
-        connection = self._rounds.release(server) or self._peers.client(server, _LIMIT)
+        connection = self._rounds.release(server) or self._connected(server)
         world = self._peers.world(connection, self._epoch, members, 2 * self._timeout)
         self._is_prepared = False
         with self._lock:
@@ -251,6 +252,18 @@ class Session:
             self._follow()
             return None
         return Job(members.plan, world.groups, self._epoch.number, self._step, self.device, dict(self._seconds), self)
+
+    def _connected(self, server: int) -> Connection:
+        """Connect to the store of a member; its loss ends the epoch, and with that the attempts."""
+        end = self._peers.now() + _LIMIT
+        while True:
+            try:
+                return self._peers.client(server, self._timeout)
+            except ConnectError:  # noqa: PERF203 - a loop of attempts
+                if self._end.came.wait(_SETTLE):
+                    raise _Interrupted from None
+                if self._peers.now() > end:
+                    raise
 
     def _finished(self) -> None:
         """``train`` has returned here: the last one for which this is so ends the job."""

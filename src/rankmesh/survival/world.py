@@ -11,10 +11,9 @@ from __future__ import annotations
 
 import threading
 import time
-import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -26,8 +25,9 @@ from rankmesh.backend.drain import Drain
 from rankmesh.backend.nccl import device_done
 from rankmesh.backend.world_group import WorldGroup
 from rankmesh.debug.watch.watch import Watch
-from rankmesh.errors import ConnectError
-from rankmesh.rendezvous.waiting import submit, wait_for
+from rankmesh.errors import ConnectError, RankmeshError, first_line
+from rankmesh.rendezvous import StoreChannel
+from rankmesh.rendezvous.waiting import leave_behind, submit, wait_for
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
@@ -104,7 +104,8 @@ class EpochWorld:
         On a thread that is left behind when the world is aborted meanwhile: gloo waits for a member that is gone.
         """
         started = time.perf_counter()
-        self._unless_aborted(self._enter, "rankmesh-enter", "they connected")
+        with self._reaching():
+            self._unless_aborted(self._enter, "rankmesh-enter", "they connected")
         return time.perf_counter() - started
 
     def wait_for(self, call: Callable[[], _Result]) -> _Result:
@@ -113,9 +114,24 @@ class EpochWorld:
         Gloo never ends a message of which a part was sent when its receiver was killed. So over gloo a thread makes the
         call, and is left behind with it.
         """
-        if self._device.type != "cpu":
-            return call()
-        return self._unless_aborted(call, "rankmesh-gloo", "it waited for them")
+        with self._reaching():
+            if self._device.type != "cpu":
+                return call()
+            return self._unless_aborted(call, "rankmesh-gloo", "it waited for them")
+
+    @contextmanager
+    def _reaching(self) -> Iterator[None]:
+        """Errors that torch raises in here for a store or a group of this world become ``ConnectError``."""
+        try:
+            yield
+        except RankmeshError:
+            raise
+        except RuntimeError as error:
+            raise ConnectError(
+                f"rank {self.rank} no longer reaches the other members ({first_line(error)}); look at the network of "
+                "its host",
+                rank=self.rank,
+            ) from error
 
     def _unless_aborted(self, call: Callable[[], _Result], thread: str, meanwhile: str) -> _Result:
         """What a call returns, on a thread that is left behind where it is not back soon after an abort."""
@@ -123,7 +139,7 @@ class EpochWorld:
         futures: list[Future[Any]] = [made, self._aborted]
         wait(futures, return_when=FIRST_COMPLETED)
         if not made.done() and not wait([made], _GRACE).done:
-            made.add_done_callback(_free)
+            leave_behind(made)
             raise ConnectError(f"the members changed while {meanwhile}")
         try:
             return made.result()
@@ -179,26 +195,31 @@ class EpochWorld:
 
     def give(self, key: str, text: str) -> None:
         """Give the other members a text."""
-        self.store.set(key, text)
+        with self._reaching():
+            self.store.set(key, text)
 
     def taken(self, key: str) -> str:
         """A text that another member gives, or will."""
-        wait_for(self.store, [key], _LONG)
-        return str(self.store.get(key).decode())
+        with self._reaching():
+            wait_for(self.store, [key], _LONG)
+            return str(self.store.get(key).decode())
 
     def first(self, key: str, text: str) -> str:
         """Return the text that the first member gave for a key; this member gives its text if it is the first."""
-        return str(self.store.compare_set(key, "", text).decode())
+        with self._reaching():
+            return str(self.store.compare_set(key, "", text).decode())
 
     def meet(self, key: str) -> None:
         """Wait until every member has come here."""
-        if self.store.add(f"{key}/came", 1) == self.size:
-            self.store.set(key, "")
-        wait_for(self.store, [key], _LONG)
+        with self._reaching():
+            if self.store.add(f"{key}/came", 1) == self.size:
+                self.store.set(key, "")
+            wait_for(self.store, [key], _LONG)
 
     def finish(self) -> bool:
         """Say that ``train`` has returned on this rank; whether it has on every rank."""
-        return self.store.add(_FINISHED, 1) == self._members.plan.mesh.size
+        with self._reaching():
+            return self.store.add(_FINISHED, 1) == self._members.plan.mesh.size
 
     # -- out --------------------------------------------------------------------------------------------------------
 
@@ -245,18 +266,16 @@ class EpochWorld:
 
 def _part(store: Store, epoch: Epoch) -> PrefixStore:
     """The part of a store that the world of an epoch has."""
-    return PrefixStore(f"epoch/{epoch}", store)
+    return PrefixStore(_prefix(epoch), store)
+
+
+def _prefix(epoch: Epoch) -> str:
+    return f"epoch/{epoch}"
 
 
 def has_finished(store: Store, epoch: Epoch, size: int) -> bool:
-    """Whether ``train`` has returned on all ranks of an epoch, by the store that its world was on."""
-    part = _part(store, epoch)
-    return bool(part.check([_FINISHED])) and part.add(_FINISHED, 0) >= size
+    """Whether ``train`` has returned on all ranks of an epoch, by the store that its world was on.
 
-
-def _free(made: Future[Any]) -> None:
-    """Free what a call had that was left behind, and failed since: connections, and the threads that poll them."""
-    error = made.exception()
-    while error is not None:
-        traceback.clear_frames(error.__traceback__)
-        error = error.__cause__ or error.__context__
+    ``ChannelLost`` where that does not answer.
+    """
+    return int(StoreChannel(store, _prefix(epoch)).read(_FINISHED) or 0) >= size
