@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.processes import free_port
 
-__all__ = ["descriptors", "free_port", "kept", "named", "served_once"]
+__all__ = ["connected", "descriptors", "free_port", "kept", "named", "served_once"]
 
 
 def descriptors():
@@ -38,6 +38,21 @@ def named():
     tasks = [int(path.name) for path in Path("/proc/self/task").iterdir()]
     others = [name for name in descriptors() if not name.startswith("socket:")]
     return [[_ends(one) for one in _sockets()], others, [threads.get(task, "not of Python") for task in tasks]]
+
+
+@contextlib.contextmanager
+def connected(apart_from):
+    """The TCP connections of this process, but for those from or to some ports."""
+    with contextlib.ExitStack() as opened:
+        found = []
+        for descriptor in _sockets():
+            with contextlib.suppress(OSError):  # it was closed meanwhile, or listens
+                one = opened.enter_context(socket.socket(fileno=os.dup(descriptor)))
+                if one.family == socket.AF_UNIX or one.type != socket.SOCK_STREAM:
+                    continue
+                if not {one.getsockname()[1], one.getpeername()[1]} & {*apart_from}:
+                    found.append(one)
+        yield found
 
 
 def _sockets():

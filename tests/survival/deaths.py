@@ -2,6 +2,7 @@
 
 import gc
 import os
+import pkgutil
 import random
 import signal
 import subprocess
@@ -36,6 +37,13 @@ PLACES = {
 }
 
 
+def place(at):
+    """The owner and the name of what ``at`` names: a module, and a qualified name in it."""
+    module, _, qualified = at.partition(":")
+    *owner, name = qualified.split(".")
+    return pkgutil.resolve_name(f"{module}:{'.'.join(owner)}"), name
+
+
 class Deaths:
     """Kills this process at the n-th call of what a place names, before or after it."""
 
@@ -45,6 +53,8 @@ class Deaths:
         for death in self.mine:
             if death["at"] in PLACES:
                 self._hook(*PLACES[death["at"]], death)
+            elif ":" in death["at"]:  # of a module, by its qualified name
+                self._hook(*place(death["at"]), death)
             elif death["at"] == "time":  # since the job has begun, which needs every member
                 self._hook(world.EpochWorld, "enter", {**death, "n": 1, "seconds": death["n"]})
 
@@ -123,6 +133,7 @@ def left_behind(folder, before):
     end = time.monotonic() + 15
     while max(left := _left(before)) > 0 and time.monotonic() < end:
         time.sleep(0.02)
+        gc.collect()  # of a call that has ended meanwhile
     return {"left": left, "still": named() if max(left) > 0 else []}
 
 

@@ -1,0 +1,205 @@
+"""What each member of a job with faults at named points runs: a training on whole numbers, checked in each step.
+
+```
+w (rows over tp, replicated over dp)    z (the same, or rows over tp and dp: then others keep copies)
+total = sum of z over all ranks         w' = 5 w + total + step, z' = 3 z + row + total, both modulo a prime
+```
+"""
+
+import os
+import random
+import socket
+import time
+from contextlib import suppress
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from tests.sockets import connected, kept, served_once
+from tests.survival.deaths import Deaths, left_behind
+from tests.survival.neighbours import Neighbours, stranger
+from tests.survival.program import contact_of
+
+import rankmesh as rm
+from rankmesh.launch.table import torchrun_variables
+from rankmesh.survival.peers import Peers
+
+ROWS, STEPS, PRIME = 60, 8, 1009
+# The rows that a rank has, whatever the number of ranks is: the numbers do not depend on it.
+INDEX = torch.arange(ROWS, dtype=torch.float64)
+
+# Where a fault may be, by module and qualified name; of this module the last one.
+POINTS = {
+    "rankmesh.survival": """
+        session:Session._begin session:Session._enter session:Session._agree session:Session._adopt
+        session:Session._announce session:Session._ended session:Session._reply session:Session._leave_world
+        session:Session._finished session:Session._restored session:Session._all_hold session:Session._follow
+        session:Session._asked_to_join session:Session._enter_as_new session:Session.hold session:Session.commit
+        session:Session.close session:restore session:same_step
+        rounds:Rounds._round rounds:Rounds._server rounds:Rounds._connected rounds:conclude
+        world:EpochWorld.enter world:EpochWorld._enter world:EpochWorld._install world:EpochWorld._abort
+        world:EpochWorld.close world:EpochWorld.meet world:EpochWorld.first world:EpochWorld.finish
+        world:EpochWorld.give world:EpochWorld.taken world:connect
+        peers:Peers.client peers:Peers.prepare peers:Peers._connected peers:Peers.announce peers:Peers.admit
+        peers:Peers.watch peers:Peers.close
+        state:Snapshots.take state:run state:transfer state:Writes.__call__
+        redundancy:Copies.send redundancy:Copies.wait redundancy:Copies._meet redundancy:Stretch.copy
+        probe:Probe.ask probe:Probe.outcome heartbeat:_Watch._attempt listener:Listener._answer
+        joining:Newcomers.welcome joining:Newcomers.let_grow
+    """,
+    "rankmesh.rendezvous": """
+        round:Round._arrive round:Round._coordinate round:Round.announce round:Round._read round:Round.leave
+    """,
+    "rankmesh.runtime": "schedule:execute world:World._agree world:World._create world:World.abort",
+    "rankmesh.backend": """
+        world_group:WorldGroup.make world_group:WorldGroup.install world_group:WorldGroup.cut drain:Drain.take
+    """,
+    "rankmesh.transfer.live": "run:_moved exchange:Exchange.all",
+    "tests.survival": "faults:between",
+}
+
+
+def points():
+    """The names of all points."""
+    return [f"{package}.{name}" for package, names in POINTS.items() for name in names.split()]
+
+
+class Faults(Deaths):
+    """The fault of this process, once the job has begun; ``fault-N`` says that that of member N has come."""
+
+    def step(self, step):
+        """In a step of the program: the fault comes there at the latest."""
+        for fault in self.mine:
+            if step == fault["n" if fault["at"] == "step" else "latest"]:
+                self.die(fault)
+
+    def die(self, death):
+        """Have the fault, if it has not come yet."""
+        if death not in self.mine:
+            return
+        self.mine = []
+        (self.folder / f"fault-{self.member}").write_text(death["how"], encoding="utf-8")
+        if death["how"] == "raise":
+            raise ValueError(f"a bug of member {self.member}")
+        if death["how"] != "cut":
+            super().die(death)
+            return
+        with connected(apart_from=death["launcher"]) as found:
+            if found:
+                with suppress(OSError):
+                    random.Random(death["n"]).choice(found).shutdown(socket.SHUT_RDWR)  # noqa: S311  - no secret
+
+
+def between():
+    """Between two collectives of a step."""
+
+
+def reference():
+    """The rows of w and z at the beginning of each step, on one process."""
+    found = [(INDEX, 7 * INDEX)]
+    for step in range(STEPS):
+        w, z = found[-1]
+        total = z.sum()
+        found.append(((5 * w + total + step) % PRIME, (3 * z + INDEX + total) % PRIME))
+    return found
+
+
+class Program:
+    """A rank's part of the state, in an epoch."""
+
+    def __init__(self, job, columns, copied):
+        mesh, self.job, self.copied = job.plan.mesh, job, copied
+        cut = {"w": "tp", "z": "tp-dp" if copied else "tp"}
+        self.shardings = {
+            name: rm.Sharding(mesh, (axes, None), (ROWS, columns), "float64") for name, axes in cut.items()
+        }
+        self.rows = {name: slice(*one.of(job.rank).boxes[0][0]) for name, one in self.shardings.items()}
+        start = dict(zip("wz", reference()[0], strict=True))
+        self.tensors = {name: start[name][rows, None].repeat(1, columns) for name, rows in self.rows.items()}
+
+    def step(self, step):
+        """Do a step: two collectives."""
+        tp, dp, (w, z) = self.job.groups["tp"], self.job.groups["dp"], self.tensors.values()
+        total = z.sum(0)
+        dist.all_reduce(total, group=tp.pg)
+        between()
+        dist.all_reduce(total, group=dp.pg)
+        total /= 1 if self.copied else dp.size
+        w.mul_(5).add_(total + step).remainder_(PRIME)
+        z.mul_(3).add_(INDEX[self.rows["z"], None] + total).remainder_(PRIME)
+
+    def check(self, step):
+        """Raise ``AssertionError`` for a wrong number; of no type that the job takes for one of its own."""
+        for (name, rows), right in zip(self.rows.items(), reference()[step], strict=True):
+            if not (self.tensors[name] == right[rows, None]).all():
+                raise AssertionError(f"wrong numbers in {name} at step {step}: {self.tensors[name][:, 0].tolist()}")
+
+
+def member(me, port, folder, faults, layout, how):
+    """One member: what it trained, how it ended, and what it left behind."""
+    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    me.meet("every member has reached the store that rank 0 serves")
+    columns, regroups, joins, pause = (how.pop(name) for name in ("columns", "regroups", "joins", "pause"))
+    beside = how.pop("beside", "")
+    if beside == "stranger" and me.rank == me.size - 1:
+        contacts = [address.rsplit(":", 1) for address in (contact_of(Path(folder)) or [])[:-1]]
+        return stranger([(host, int(port)) for host, port in contacts], seed=port)
+    if beside == "stranger":
+        os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
+    if joins:
+        os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
+        if me.rank == me.size - 1:
+            for name in torchrun_variables(0, 1, local_rank=0, local_world_size=1, port=port):
+                del os.environ[name]
+            if (contact := contact_of(Path(folder))) is None:
+                return None  # the job ended before
+            how["join"], os.environ["RANKMESH_JOB_KEY"] = contact
+    served_once()
+    before, introduce, dying = kept(), Peers.introduce, []
+    neighbours = Neighbours(Path(folder), me.rank) if beside == "neighbours" else None
+
+    def introduced(peers):
+        found = introduce(peers)
+        dying.append(Faults(me.rank, [{**one, "launcher": (me.port, port)} for one in faults], folder))
+        return found
+
+    Peers.introduce = introduced
+    epochs = []
+
+    def train(job):
+        program = Program(job, columns, how.get("redundancy"))
+        job.hold(program.tensors, program.shardings)
+        epochs.append([job.epoch, job.rank, job.step, dict(job.seconds)])
+        program.check(job.step)
+        if job.rank == 0 and (joins or beside) and not job.epoch:
+            everyone = job._session._peers.contacts.values()
+            addresses = [f"{one.address}:{one.heartbeat}" for one in everyone] if beside else [job.address]
+            (Path(folder) / "contact").write_text(f"{' '.join(addresses)} {job.key}\n", encoding="utf-8")
+        batches = neighbours.loader() if neighbours else None
+        for step in range(job.step, STEPS):
+            if batches:
+                next(batches)
+            dying[0].step(step)
+            time.sleep(pause)
+            program.step(step)
+            program.check(step + 1)
+            job.commit(step + 1)
+        return job.rank
+
+    def train_on(job):
+        while True:
+            try:
+                return train(job)
+            except RuntimeError:  # noqa: PERF203  - a loop of attempts
+                job.groups.abort()
+                job.regroup()
+
+    outcome = {}
+    try:
+        outcome["result"] = rm.survive(train_on if regroups else train, layout, **how)
+    except Exception as error:  # noqa: BLE001  - the test decides which are right
+        outcome["error"] = [[one.__name__ for one in type(error).__mro__], str(error)]
+    if neighbours:
+        outcome |= neighbours.stop()
+    return {**left_behind(folder, before), "initialised": dist.is_initialized(), "epochs": epochs, **outcome}
