@@ -13,7 +13,7 @@ KINDS = ("SIGKILL", "SIGSTOP", "wake", "raise", "cut")
 # Of a job whose faults leave too little: none of gloo's, of torch's or of Python's.
 PROMISED = {"ConnectError", "LostState"}
 # What a member whose own fault it was may end with beside that.
-OWN = {"raise": {"ValueError"}, "cut": {"RuntimeError"}}
+BESIDES = {"raise": {"ValueError"}, "cut": {"RuntimeError"}}
 
 
 def drawn(seed):
@@ -78,7 +78,7 @@ def outlived(outcomes, tmp_path, record_property):
         assert all(max(one["left"]) <= 0 and not one["initialised"] for one in others.values()), why
         errors = {who: {*one["error"][0]} for who, one in others.items() if "error" in one}
         for who, error in errors.items():
-            assert error & (PROMISED | OWN.get("cut" if cuts(had) else had.get(who, ""), set())), why
+            assert error & (PROMISED | BESIDES.get("cut" if cuts(had) else had.get(who, ""), set())), why
         innocent = {who for who in others if who not in had and who < size}
         went_on = any(who not in errors for who in innocent)
         if went_on or must_go_on(size, layout, had, how):
