@@ -155,6 +155,10 @@ def test_opening_a_checkpoint_runs_no_code(tmp_path):
     assert not ran.exists()
 
 
+# A tuple of the tuple before, twice, 60 times.
+_NESTED = b")\x94" + b"".join(b"h%c\x86\x94" % number for number in range(60))
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -163,7 +167,8 @@ def test_opening_a_checkpoint_runs_no_code(tmp_path):
         b"\x80\x04\x8c\x05torch\x8c\x04Size\x93}b.",  # state for a function
         b"\x80\x04\x8c\x05torch\x8c\x04Size\x93N}\x8c\x08__code__K\x01s\x86b.",
         b"\x80\x04}]K\x01a)R.",  # a call of a list
-        b"\x80\x04}" + b")" + b"2\x86" * 60 + b"K\x01s.",  # a key that takes 2**60 steps to hash
+        b"\x80\x04}" + _NESTED + b"K\x01s.",  # a key that takes 2**60 steps to hash
+        b"\x80\x04\x8c\x07pathlib\x8c\x09PosixPath\x93" + _NESTED + b"\x85R.",  # a path as long
         b"\x80\x04\x8b\xff\xff\xff\x7f.",
         b"\x80\x04N.",
         b"",

@@ -24,11 +24,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 
 from rankmesh.core import documents
 from rankmesh.core.boxes import Box, meet, size, uncovered
-from rankmesh.core.documents import Limits, Unreadable, open_regular, parse_json, read_text, refused_as
+from rankmesh.core.documents import Unreadable, open_regular, parse_json, read_text, refused_as
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import TransferError, extra, first_line, quoted
 from rankmesh.transfer.live.shards import Shards, local, mark
@@ -117,18 +118,17 @@ def save(
     ``about`` is kept in the index; ``meet_all`` waits for all ranks (None: ``torch.distributed.barrier``): the index is
     written when all files are on the disk, and an older one is deleted first: a machine may fail at any moment.
     """
-    place, wait = Path(folder), meet_all or _barrier
+    place, wait = Path(folder), meet_all or (dist.barrier if dist.is_initialized() else lambda: None)
     place.mkdir(parents=True, exist_ok=True)
     if rank == 0:
         (place / INDEX).unlink(missing_ok=True)
         _sync(place)
     wait()
     entries: dict[str, Tensor] = {}
-    for number, (name, sharding) in enumerate(sorted(shardings.items())):
-        if _writer(sharding, rank, number):
-            shard = sharding.of(rank)
-            tensor = local(tensors[name])
-            entries |= {_key(name, box): tensor[where(shard, box)].detach() for box in shard.boxes if size(box)}
+    for name, sharding, ranks in _writers(shardings):
+        if rank in ranks:
+            shard, tensor = sharding.of(rank), local(tensors[name])
+            entries |= {_key(name, box): tensor[where(shard, box)] for box in shard.boxes if size(box)}
     (place / _file(rank)).unlink(missing_ok=True)
     _write(place / _file(rank), _safetensors_of(entries))
     wait()
@@ -175,26 +175,23 @@ def _safetensors_of(boxes: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]
         yield part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _barrier() -> None:
-    import torch.distributed as dist
-
-    if dist.is_initialized():
-        dist.barrier()
-
-
-def _writer(sharding: Sharding, rank: int, number: int) -> bool:
-    """Whether this rank writes its shard: the copies of different tensors take turns."""
-    writers = sharding.shard_map.ranks[:, number % sharding.shard_map.ranks.shape[1]]
-    return sharding.holds(rank) and rank in writers
+def _writers(shardings: Mapping[str, Sharding]) -> Iterator[tuple[str, Sharding, list[int]]]:
+    """Yield the ranks that write each tensor: one of each shard's copies, which take turns from tensor to tensor."""
+    for number, (name, sharding) in enumerate(sorted(shardings.items())):
+        copies = sharding.shard_map.ranks
+        yield name, sharding, copies[:, number % copies.shape[1]].tolist()
 
 
 def _index(shardings: Mapping[str, Sharding], about: Mapping[str, Any]) -> dict[str, Any]:
-    """Which rank writes which box; every rank computes the same."""
-    tensors = {}
-    for number, (name, sharding) in enumerate(sorted(shardings.items())):
-        writers = sharding.shard_map.ranks[:, number % sharding.shard_map.ranks.shape[1]].tolist()
-        boxes = [[rank, box] for rank in writers for box in sharding.of(rank).boxes if size(box)]
-        tensors[name] = {"shape": sharding.shape, "dtype": sharding.dtype, "boxes": boxes}
+    """Return which rank writes which box; every rank computes the same."""
+    tensors = {
+        name: {
+            "shape": sharding.shape,
+            "dtype": sharding.dtype,
+            "boxes": [[rank, box] for rank in ranks for box in sharding.of(rank).boxes if size(box)],
+        }
+        for name, sharding, ranks in _writers(shardings)
+    }
     return {"schema": _SCHEMA, "about": dict(about), "tensors": tensors}
 
 
@@ -224,15 +221,17 @@ def load(
     """
     checkpoint = folder if isinstance(folder, Checkpoint) else Checkpoint.open(folder)
     wanted = {name: sharding for name, sharding in shardings.items() if sharding.holds(rank)}
+    there = {name: (names or {}).get(name, name) for name in wanted}
     for name, sharding in wanted.items():
-        _check(checkpoint, (names or {}).get(name, name), sharding)
-        _check_target(into, name, sharding, rank)
+        _check(checkpoint, there[name], sharding)
+    targets = {name: local(tensor) for name, tensor in into.items() if name in wanted}
+    _check_targets(targets, wanted, rank)
     incomplete = dict.fromkeys((*(into.incomplete if isinstance(into, Shards) else ()), *wanted))
     mark(into, incomplete)
     total = 0
     with Opened() as opened:
         for name, sharding in wanted.items():
-            total += _fill(checkpoint, opened, (names or {}).get(name, name), local(into[name]), sharding, rank)
+            total += _fill(checkpoint, opened, there[name], targets[name], sharding, rank)
             del incomplete[name]
             mark(into, incomplete)
     return total
@@ -259,10 +258,10 @@ def _fill(checkpoint: Checkpoint, opened: Opened, name: str, target: Tensor, sha
 
 
 def _read(checkpoint: Checkpoint, opened: Opened, one: Stored, inside: Slices) -> Tensor:
-    """A part of a stored box; a file whose tensor has another shape than its index says is refused."""
+    """Return a part of a stored box. Raises ``TransferError`` where the file does not have it as the index says."""
     try:
         part = checkpoint.read(opened, checkpoint.folder, one, inside)
-        if list(part.shape) != [one_side.stop - one_side.start for one_side in inside]:
+        if list(part.shape) != [side.stop - side.start for side in inside]:
             raise Unreadable("has another shape there than its index says")
     except Exception as error:
         raise TransferError(
@@ -291,15 +290,16 @@ def _check(checkpoint: Checkpoint, name: str, sharding: Sharding) -> None:
         )
 
 
-def _check_target(into: Mapping[str, Tensor], name: str, sharding: Sharding, rank: int) -> None:
-    shape = tuple(local(into[name]).shape) if name in into else None
-    if shape != sharding.of(rank).shape:
-        given = "no tensor" if shape is None else f"a tensor of shape {shape}"
-        raise TransferError(
-            f"{given} is given for {name!r}, of which rank {rank} holds {sharding.of(rank).shape}; allocate the "
-            "targets with Transfer.allocate(rank)",
-            name=name,
-        )
+def _check_targets(targets: Mapping[str, Tensor], shardings: Mapping[str, Sharding], rank: int) -> None:
+    for name, sharding in shardings.items():
+        shape = tuple(targets[name].shape) if name in targets else None
+        if shape != sharding.of(rank).shape:
+            given = "no tensor" if shape is None else f"a tensor of shape {shape}"
+            raise TransferError(
+                f"{given} is given for {name!r}, of which rank {rank} holds {sharding.of(rank).shape}; allocate the "
+                "targets with Transfer.allocate(rank)",
+                name=name,
+            )
 
 
 # -- the three formats ----------------------------------------------------------------------------------------------
@@ -342,36 +342,25 @@ _NAMES |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
 _CODES = {name: code for code, name in _NAMES.items()}
 
 
-# safetensors itself reads no longer header.
-_HEADER = Limits(size=100_000_000, values=documents.INDEX.values, depth=8)
-
-
 def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
-    """Whole tensors in files: what each has is in its header."""
+    """Return the checkpoint of whole tensors in files, as their headers list them."""
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     stored: dict[str, list[Stored]] = {}
-    for path in files:
-        for name, entry in _header(path):
-            if name in shapes:
-                raise Unreadable(f"has {quoted(name)} twice, in {stored[name][0].file} and in {path.name}")
-            shapes[name] = _shape(entry["shape"])
-            dtypes[name] = _NAMES.get(entry["dtype"], str(entry["dtype"]))
-            stored[name] = [Stored(path.name, name, tuple((0, length) for length in shapes[name]))]
+    with Opened() as opened:
+        for path in files:
+            try:
+                file = opened.file(path)
+            except Exception as error:
+                raise Unreadable(f"has {path.name}, which safetensors cannot read ({first_line(error)})") from error
+            for name in file.keys():  # noqa: SIM118  - it is no mapping
+                if name in shapes:
+                    raise Unreadable(f"has {quoted(name)} twice, in {stored[name][0].file} and in {path.name}")
+                entry = file.get_slice(name)
+                shapes[name], dtype = tuple(entry.get_shape()), entry.get_dtype()
+                dtypes[name] = _NAMES.get(dtype, dtype)
+                stored[name] = [Stored(path.name, name, tuple((0, length) for length in shapes[name]))]
     return Checkpoint(place, shapes, dtypes, stored, _slice, {})
-
-
-def _header(path: Path) -> Iterator[tuple[str, dict[str, Any]]]:
-    """The entries of a safetensors file: eight bytes of length, then JSON."""
-    with open_regular(path) as file:
-        start = file.read(8)
-        (length,) = struct.unpack("<Q", start) if len(start) == 8 else (len(start),)
-        if length > path.stat().st_size - 8:
-            raise Unreadable(f"says that the header of {path.name} is longer than the file")
-        if length > _HEADER.size:
-            raise Unreadable(f"says that the header of {path.name} has {length} bytes")
-        header = parse_json(file.read(length).decode("utf-8"), _HEADER)
-    return ((name, entry) for name, entry in header.items() if name != "__metadata__")
 
 
 def _slice(opened: Opened, place: Path, one: Stored, inside: Slices) -> Tensor:

@@ -33,8 +33,10 @@ METADATA = ".metadata"
 class _Record:
     """One of torch's objects as plain data: its state, and nothing that runs."""
 
+    state: dict[str, Any]
+
     def __init__(self, *_: object) -> None:
-        self.state: dict[str, Any] = {}
+        self.state = {}
 
     def keep(self, state: object) -> None:
         """Take the attributes; of ``TensorProperties`` the first value of its tuple, the dtype, is enough."""
@@ -60,8 +62,8 @@ def _size(lengths: tuple[int, ...] = ()) -> tuple[int, ...]:
     return tuple(lengths)
 
 
-def _text(*parts: object) -> str:
-    return "/".join(map(str, parts))
+def _text(*parts: str) -> str:
+    return "/".join(parts)
 
 
 def _empty() -> dict[str, Any]:
@@ -69,30 +71,22 @@ def _empty() -> dict[str, Any]:
 
 
 _METADATA, _SHARDED = "torch.distributed.checkpoint.metadata", "torch.distributed._shard.sharded_tensor.metadata"
+_RECORDS = ("BytesStorageMetadata", "ChunkStorageMetadata", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING")
+# What a name in a pickle becomes: a record, or a function that makes plain data of its arguments.
 _KNOWN: dict[tuple[str, str], Any] = {
     (_METADATA, "Metadata"): _Metadata,
     (_METADATA, "TensorStorageMetadata"): _Tensor,
     (_METADATA, "MetadataIndex"): _Index,
-    **dict.fromkeys(
-        (
-            (_METADATA, "BytesStorageMetadata"),
-            (_METADATA, "ChunkStorageMetadata"),
-            (_METADATA, "StorageMeta"),
-            (_METADATA, "TensorProperties"),
-            (_METADATA, "_MEM_FORMAT_ENCODING"),
-            (_SHARDED, "TensorProperties"),
-            (_SHARDED, "MEM_FORMAT_ENCODING"),
-            ("torch.distributed.checkpoint.filesystem", "_StorageInfo"),
-        ),
-        _Record,
-    ),
+    **{(_METADATA, name): _Record for name in _RECORDS},
+    **{(_SHARDED, name): _Record for name in ("TensorProperties", "MEM_FORMAT_ENCODING")},
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Record,
     ("torch", "Size"): _size,
     ("torch.serialization", "_get_layout"): _text,
     ("collections", "OrderedDict"): _empty,
     **{(module, f"{kind}Path"): _text for module in ("pathlib", "pathlib._local") for kind in ("Posix", "Windows")},
     **{("torch", name): value for name, value in vars(torch).items() if isinstance(value, torch.dtype)},
 }
-_CALLED = (_size, _text, _empty)
+_MAKERS = {value for value in _KNOWN.values() if not isinstance(value, torch.dtype)}
 
 # Python's own machine has more instructions than torch's pickles use; the rest are refused.
 _Machine: Any = pickle._Unpickler
@@ -122,11 +116,9 @@ class _Unpickler(_Machine):  # type: ignore[misc]
 
     def _make(self) -> None:
         arguments = self.stack.pop()
-        maker = self.stack[-1]
-        record = isinstance(maker, type) and issubclass(maker, _Record)
-        if not isinstance(arguments, tuple) or not (record or any(maker is known for known in _CALLED)):
+        if not isinstance(arguments, tuple) or not any(self.stack[-1] is maker for maker in _MAKERS):
             raise Unreadable("calls what is none of the classes of torch's metadata")
-        self.stack[-1] = maker(*arguments)
+        self.stack[-1] = self.stack[-1](*arguments)
 
     def _build(self) -> None:
         state = self.stack.pop()
@@ -135,13 +127,10 @@ class _Unpickler(_Machine):  # type: ignore[misc]
         self.stack[-1].keep(state)
 
     def _set(self, items: list[Any]) -> None:
-        target = self.stack[-1]
-        for key in items[::2]:
-            if not isinstance(key, str | int | _Record) and not _is_flat(key):
-                raise Unreadable("has a key that none of torch's metadata has")
-        if not isinstance(target, dict):
+        if not isinstance(self.stack[-1], dict):
             raise Unreadable("sets an item of what is no mapping")
-        target.update(zip(items[::2], items[1::2], strict=True))
+        for key, value in zip(items[::2], items[1::2], strict=True):
+            self.stack[-1][_checked(key)] = value
 
     def _set_one(self) -> None:
         value, key = self.stack.pop(), self.stack.pop()
@@ -151,9 +140,9 @@ class _Unpickler(_Machine):  # type: ignore[misc]
         self._set(self.pop_mark())
 
     def _add_all(self) -> None:
-        items = self.pop_mark()
-        if not isinstance(self.stack[-1], set) or not all(isinstance(item, str | int) for item in items):
-            raise Unreadable("has a set that none of torch's metadata has")
+        items = map(_checked, self.pop_mark())
+        if not isinstance(self.stack[-1], set):
+            raise Unreadable("adds items to what is no set")
         self.stack[-1].update(items)
 
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _make
@@ -163,8 +152,12 @@ class _Unpickler(_Machine):  # type: ignore[misc]
     dispatch[pickle.ADDITEMS[0]] = _add_all
 
 
-def _is_flat(key: object) -> bool:
-    return isinstance(key, tuple) and all(isinstance(part, str | int) for part in key)
+def _checked(key: Any) -> Any:
+    """Return the key of a dict or set, unless it is nested."""
+    flat = key if isinstance(key, tuple) else (key,)
+    if not all(isinstance(part, str | int | _Record) for part in flat):
+        raise Unreadable("has a key that none of torch's metadata has")
+    return key
 
 
 @dataclass(frozen=True)
