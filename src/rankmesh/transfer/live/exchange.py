@@ -80,11 +80,8 @@ class Wire(Protocol):
     def together(self, device: torch.device) -> bool:
         """Whether the messages of a round are started together, with buffers there; they may wait for each other."""
 
-    def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
-        """Send bytes to a peer, or receive them into a tensor."""
-
-    def start_together(self, underway: Sequence[Underway]) -> None:
-        """Start the messages of a round."""
+    def start(self, row: Sequence[Underway], *, together: bool) -> None:
+        """Start messages, each a ``work``, in order; ``together`` in few calls, as NCCL needs a whole round."""
 
 
 class GroupWire:
@@ -105,23 +102,21 @@ class GroupWire:
         """Connect all members over NCCL, which leaves it undefined what a first call does that only some make."""
         dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
 
-    def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
-        if sending:
-            return dist.isend(tensor, group=self._group, group_dst=self._ranks[peer])
-        return dist.irecv(tensor, group=self._group, group_src=self._ranks[peer])
-
-    def start_together(self, underway: Sequence[Underway]) -> None:
-        """Many messages of a round in one call, as NCCL needs it: sends and receives then cannot block each other."""
-        peers = [(self._ranks[one.message.peer], one.sending) for one in underway]
+    def start(self, row: Sequence[Underway], *, together: bool) -> None:
+        peers = [(self._ranks[one.message.peer], one.sending) for one in row]
+        if not together:
+            for one, (peer, sending) in zip(row, peers, strict=True):
+                where = {"group_dst" if sending else "group_src": peer}
+                one.work = (dist.isend if sending else dist.irecv)(one.tensor, group=self._group, **where)
+            return
         for batch in batches(peers, dist.get_rank(self._group), dist.get_world_size(self._group)):
-            part = [underway[number] for number in batch]
             operations = [
-                dist.P2POp(dist.isend if one.sending else dist.irecv, one.tensor, group=self._group, group_peer=peer)
-                for one, (peer, _) in zip(part, (peers[number] for number in batch), strict=True)
+                dist.P2POp(dist.isend if sending else dist.irecv, row[n].tensor, group=self._group, group_peer=peer)
+                for n, (peer, sending) in ((number, peers[number]) for number in batch)
             ]
-            started = Batch(dist.batch_isend_irecv(operations), part[0].tensor.device)
-            for one in part:
-                one.work = started
+            started = Batch(dist.batch_isend_irecv(operations), row[batch[0]].tensor.device)
+            for number in batch:
+                row[number].work = started
 
 
 class Exchange:
@@ -200,12 +195,12 @@ class Exchange:
             underway.append(one)
         underway = [one for one in underway if one.message.peer not in self._lost]
         if self._together:
-            self._wire.start_together(underway)
+            self._wire.start(underway, together=True)
             return underway
         for one in underway:
             started = time.monotonic()
             try:
-                one.work = self._wire.start(one.tensor, one.message.peer, one.sending)
+                self._wire.start([one], together=False)
             except RuntimeError as error:
                 self._lose(one, error, started, {one.message.peer})
         return [one for one in underway if one.work is not None]

@@ -104,13 +104,10 @@ class GlooGroup:
     def together(self, device: torch.device) -> bool:
         return False
 
-    def start(self, tensor: Tensor, peer: int, sending: bool) -> dist.Work | None:
-        call = self._group.send if sending else self._group.recv
-        return call([tensor], self._places[peer], 0)
-
-    def start_together(self, underway: Sequence[Underway]) -> None:
-        """Gloo starts one message at a time."""
-        raise NotImplementedError
+    def start(self, row: Sequence[Underway], *, together: bool) -> None:
+        for one in row:
+            call = self._group.send if one.sending else self._group.recv
+            one.work = call([one.tensor], self._places[one.message.peer], 0)
 
     def close(self, failed: bool) -> None:
         if failed:
@@ -147,16 +144,12 @@ class NcclGroup:
     def together(self, device: torch.device) -> bool:
         return True
 
-    def start(self, tensor: Tensor, peer: int, sending: bool) -> None:
-        """NCCL needs all messages of a round at once."""
-        raise NotImplementedError
-
-    def start_together(self, underway: Sequence[Underway]) -> None:
-        calls = [(one.tensor, self._places[one.message.peer], one.sending) for one in underway]
+    def start(self, row: Sequence[Underway], *, together: bool) -> None:
+        calls = [(one.tensor, self._places[one.message.peer], one.sending) for one in row]
         for batch in batches([call[1:] for call in calls], self._place, len(self._places)):
             work = self._made.start([calls[number] for number in batch])
             for number in batch:
-                underway[number].work = work
+                row[number].work = work
 
     def close(self, failed: bool) -> None:
         self._made.close()
