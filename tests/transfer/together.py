@@ -6,6 +6,8 @@ many there are, and of how many bytes.
 
 import torch
 
+from rankmesh.transfer.live.exchange import Underway
+from rankmesh.transfer.live.stream import Message
 from rankmesh.transfer.sync import direct
 
 
@@ -34,9 +36,14 @@ class _OverGloo:
         for peer, sending in sorted(counts):
             count = counts[peer, sending]
             given[peer, sending] = count.clone() if sending else torch.empty_like(count)
-            works.append(self._group.start(given[peer, sending], peer, sending))
-        works += [self._group.start(*call) for call in calls]
+            works.append(self._started(given[peer, sending], peer, sending))
+        works += [self._started(*call) for call in calls]
         return _Batch(works, counts, given)
+
+    def _started(self, tensor, peer, sending):
+        message = Underway(Message(peer, (), tensor.nbytes, tensor.nbytes), tensor, None, sending)
+        self._group.start([message], together=False)
+        return message.work
 
     def close(self):
         self._group.close(failed=True)

@@ -179,10 +179,8 @@ class _Side:
         sides = ((moves.source, tensors, "source", self.tensors), (moves.target, into, "target", self.into))
         for shardings, given, what, checked in sides:
             shards = shards_of(shardings, rank)
-            tensors_here = {name: local(given[name]) for name in shards if isinstance(given.get(name), Tensor)}
-            checked |= tensors_here
-            missing = {name: value for name, value in given.items() if name not in tensors_here}
-            self.problem = self.problem or problem_of({**missing, **tensors_here}, shardings, shards, what)
+            self.problem = self.problem or problem_of(given, shardings, shards, what)
+            checked |= {name: local(given[name]) for name in shards if isinstance(given.get(name), Tensor)}
         for owner, names in _kept(moves, rank).items():
             copies = {name: tensor for name, tensor in kept.get(owner, {}).items() if name in names}
             shards = {name: moves.source[name].of(owner) for name in names}

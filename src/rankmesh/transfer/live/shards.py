@@ -72,9 +72,10 @@ def problem_of(
         dtype = getattr(torch, shardings[name].dtype)
         if name not in tensors:
             return f"{what} {name!r} is missing, of which the rank holds {list(shard.shape)}; give every shard"
-        tensor = tensors[name]
-        if not isinstance(tensor, Tensor):
-            return f"{what} {name!r} is of type {type(tensor).__name__}; give a tensor"
+        given = tensors[name]
+        if not isinstance(given, Tensor):
+            return f"{what} {name!r} is of type {type(given).__name__}; give a tensor"
+        tensor = local(given)
         if tensor.dtype != dtype or tuple(tensor.shape) != shard.shape:
             return (
                 f"{what} {name!r} is {tensor.dtype} {list(tensor.shape)}, but its shard is {dtype} "

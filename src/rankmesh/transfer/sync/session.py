@@ -36,7 +36,7 @@ from rankmesh.rendezvous import Outcome, Round, StoreChannel
 from rankmesh.runtime.served_store import open_at
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
-from rankmesh.transfer.live.shards import local, problem_of
+from rankmesh.transfer.live.shards import local, problem_of, shards_of
 from rankmesh.transfer.planning.transfer import BUDGET
 from rankmesh.transfer.sync import direct, stored
 from rankmesh.transfer.sync.delta import Changed, Delta, History, delta_of
@@ -313,10 +313,10 @@ class Sync:
                 rank=self._rank,
             )
         shardings = self._layouts.trainer if trains else self._layouts.engine
-        shards = {name: s.of(self._rank) for name, s in shardings.items() if s.holds(self._rank)}
-        given = {name: local(tensor) for name, tensor in self._weights.tensors.items() if name in shards}
+        shards = shards_of(shardings, self._rank)
+        given = self._weights.tensors
         problem = problem_of(given, shardings, shards, side)
-        self._weights.tensors = {name: self._weights.tensors[name] for name in shards if name in given}
+        self._weights.tensors = {name: given[name] for name in shards if name in given}
         what: dict[str, str | int] = {"layouts": self._layouts.direct.digest, "budget": self._budget}
         return str(self._agree("begin", what, problem, value=lambda _: uuid.uuid4().hex[:12]).value)
 
