@@ -100,6 +100,20 @@ class Arrivals:
         """
         return self._awaited("responsive", besides, seconds + self.round.moment)
 
+    def settled(self, missing: Callable[[Sequence[int]], Outcome]) -> Outcome | None:
+        """Return the outcome of a step in which all arrive with one proposal; None if proposals differ.
+
+        ``missing`` gives the outcome where ranks have not arrived. A probe finds who was lost before proposals count.
+        """
+        absent, differ = self.absent, self.differ
+        if not differ and (absent or self.complete):
+            return missing(absent) if absent else Outcome()
+        self.probe()
+        unresponsive = self.unresponsive(besides=absent)
+        if unresponsive:
+            return lost(unresponsive, "had arrived")
+        return None if differ else Outcome()
+
     def still_absent(self, seconds: float) -> list[int]:
         """The participants that have not arrived within so many seconds more."""
         return self._awaited("arrived", (), seconds)

@@ -22,7 +22,7 @@ from typing import Any
 
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError, ConnectError, cut, in_words
-from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, lost
+from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
 from rankmesh.rendezvous.channel import LARGEST
 
 __all__ = ["Agreement", "PlanProposal", "agree", "differences"]
@@ -117,18 +117,10 @@ class Agreement:
 
     def _conclude(self, arrivals: Arrivals, seconds: float) -> Outcome:
         """Agreed where all arrived with one digest; else who is missing, who differs, or who was lost."""
-        absent, differ = arrivals.absent, arrivals.differ
-        if absent and not differ:
-            return self._missing(absent, seconds)
-        if arrivals.complete and not differ:
-            return Outcome()
-        arrivals.probe()
-        unresponsive = arrivals.unresponsive(besides=absent)
-        if unresponsive:
-            return lost(unresponsive, "had arrived")
-        if not differ:
-            return Outcome()
-        outcome = _differ(arrivals)
+        settled = arrivals.settled(lambda absent: self._missing(absent, seconds))
+        if settled is not None:
+            return settled
+        outcome, absent = _differ(arrivals), arrivals.absent
         missing = self._missing(absent, seconds) if absent else Outcome()
         words = "; ".join(message for message in (outcome.message, missing.message) if message)
         return Outcome("different", outcome.ranks, missing.missing, outcome.fields, words)

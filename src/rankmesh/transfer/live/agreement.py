@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh.errors import AgreementError, TransferError, first_line, in_words
-from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel, lost
+from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
 
 __all__ = ["Fault", "TransferAgreement", "in_one_line"]
 
@@ -31,7 +31,7 @@ _SHOWN = 4
 
 
 class Fault(Exception):
-    """Why a rank could not do its part: by its own failure, or since it ``lost`` other ranks."""
+    """Raised when a rank cannot do its part: it failed itself, or it ``lost`` other ranks."""
 
     def __init__(self, message: str, lost: Sequence[int] = ()) -> None:
         super().__init__(message)
@@ -39,7 +39,7 @@ class Fault(Exception):
 
 
 class TransferAgreement:
-    """One transfer's round of the ``ranks`` of one group; ``rank`` is this one, ``serves`` where the store lives.
+    """The round of one transfer's ``ranks``; ``rank`` is this one, ``serves`` is set in the process of the store.
 
     ``call`` is what every rank calls, for messages. Where all agree, the coordinator makes the ``value`` of the outcome
     from the texts that the ranks give to ``start``.
@@ -91,30 +91,24 @@ class TransferAgreement:
         self._round.leave(outcome, stay=True)
 
     def _start(self, arrivals: Arrivals) -> Outcome:
-        """A problem of one, another transfer, or ranks that are missing."""
+        """Conclude that a rank has a problem, that ranks are missing or plan another transfer, or that all agree."""
         given = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
         problems = {rank: problem for rank, (problem, _) in given.items() if problem}
         if problems:
-            message = "; ".join(f"{in_words([rank])}: {problems[rank]}" for rank in list(problems)[:_SHOWN])
-            return Outcome("failed", tuple(problems), message=message)
-        if arrivals.complete and not arrivals.differ:
-            return self._agreed(given)
-        absent = arrivals.absent
-        if absent and not arrivals.differ:
-            message = (
-                f"{in_words(absent)} did not come within {self._seconds:g} s; every rank of the group calls "
-                f"{self._call}, those without a part too; look at the logs of the missing ranks"
-            )
-            return Outcome("missing", tuple(absent), tuple(absent), message=message)
-        arrivals.probe()
-        unresponsive = arrivals.unresponsive(besides=absent)
-        if unresponsive:
-            return lost(unresponsive, "had arrived")
-        return self._difference(arrivals) if arrivals.differ else self._agreed(given)
+            return Outcome("failed", tuple(problems), message=_by_rank(problems))
+        settled = arrivals.settled(self._missing)
+        if settled is None:
+            return self._difference(arrivals)
+        if not settled.agreed or self._value is None:
+            return settled
+        return Outcome(value=self._value({rank: text for rank, (_, text) in given.items()}))
 
-    def _agreed(self, given: Mapping[int, Sequence[str]]) -> Outcome:
-        value = None if self._value is None else self._value({rank: text for rank, (_, text) in given.items()})
-        return Outcome(value=value)
+    def _missing(self, absent: Sequence[int]) -> Outcome:
+        message = (
+            f"{in_words(absent)} did not come within {self._seconds:g} s; every rank of the group calls "
+            f"{self._call}, those without a part too; look at the logs of the missing ranks"
+        )
+        return Outcome("missing", tuple(absent), tuple(absent), message=message)
 
     def _difference(self, arrivals: Arrivals) -> Outcome:
         proposals = sorted(arrivals.proposals.items(), key=lambda item: -len(item[1]))
@@ -150,7 +144,7 @@ class TransferAgreement:
         return outcome
 
     def _end(self, arrivals: Arrivals) -> Outcome:
-        """Who failed: ranks that say so or miss what ranks sent that have finished; else the lost; else the absent."""
+        """Conclude which ranks failed: those that report it or lost one that finished; else lost; else absent ranks."""
         faults = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
         if not faults and arrivals.complete:
             return Outcome()
@@ -160,8 +154,7 @@ class TransferAgreement:
         away = {other: (rank, fault) for rank, fault in faults.items() for other in fault["lost"]}
         unresponsive = {other: by for other, by in away.items() if other in absent} or away
         if failures:
-            message = "; ".join(f"{in_words([rank])}: {failures[rank]}" for rank in list(failures)[:_SHOWN])
-            return Outcome("failed", tuple(failures), message=message)
+            return Outcome("failed", tuple(failures), message=_by_rank(failures))
         if unresponsive:
             by, fault = next(iter(unresponsive.values()))
             message = f"{in_words(unresponsive)} was lost ({in_words([by])}: {fault['message']})"
@@ -170,6 +163,10 @@ class TransferAgreement:
         return Outcome("missing", tuple(absent), tuple(absent), message=message)
 
 
+def _by_rank(problems: Mapping[int, str]) -> str:
+    return "; ".join(f"{in_words([rank])}: {problem}" for rank, problem in list(problems.items())[:_SHOWN])
+
+
 def in_one_line(error: BaseException) -> str:
-    """An error in one line, with its kind."""
+    """Return an error in one line, with its type."""
     return f"{type(error).__name__}: {first_line(error)}"
