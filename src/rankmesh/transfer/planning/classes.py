@@ -67,8 +67,12 @@ class TensorClass:
             if shard >= 0
         }
 
+    def target_of(self, rank: int) -> int:
+        """Return the target shard of a rank, -1 if it has none."""
+        return int(self.target.shard_map.shard_of(np.array([rank]))[0])
+
     def sources(self, rank: int) -> list[int]:
-        """The source shards that a rank has: its own first, then those of which it keeps copies."""
+        """Return the source shards that a rank has: its own first, then those of which it keeps copies."""
         local = int(self.source.shard_map.shard_of(np.array([rank]))[0])
         return [local] * (local >= 0) + [shard for shard, ranks in self.kept.items() if rank in ranks]
 

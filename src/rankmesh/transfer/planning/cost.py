@@ -33,21 +33,21 @@ class Link:
 
 
 def links(flows: Flows, cluster: Cluster) -> list[Link]:
-    """The busiest unit at each level that anything crosses, outermost first."""
+    """Return the busiest unit at each level that anything crosses, outermost first."""
     found = []
     for number in range(len(cluster.levels) - 1, 0, -1):
         out, into = _crossing(flows, cluster, number)
         busiest = np.maximum(out, into)
         if len(busiest) and busiest.max():
             unit = int(busiest.argmax())
-            found.append(
-                Link(cluster.levels[number].name, _name(cluster, number, unit), int(out[unit]), int(into[unit]))
-            )
+            host = cluster.host_of(int(np.flatnonzero(cluster.units[number - 1] == unit)[0]))
+            name = host.name if number == 1 else host.places[number - 2]
+            found.append(Link(cluster.levels[number].name, name, int(out[unit]), int(into[unit])))
     return found
 
 
 def seconds(flows: Flows, cluster: Cluster) -> float:
-    """How long the transfer takes by the cluster's latencies and bandwidths, if all of it travels at once."""
+    """Return how long the transfer takes by the cluster's latencies and bandwidths, if all of it travels at once."""
     slowest = 0.0
     size = cluster.size
     for ranks in (flows.source, flows.target):
@@ -76,9 +76,3 @@ def _crossing(flows: Flows, cluster: Cluster, number: int) -> tuple[IntArray, In
     )
     out, into = (side.astype(np.int64) for side in sides)
     return out, into
-
-
-def _name(cluster: Cluster, number: int, unit: int) -> str:
-    """The name of a unit of the level below ``number``."""
-    host = cluster.host_of(int(np.flatnonzero(cluster.units[number - 1] == unit)[0]))
-    return host.name if number == 1 else host.places[number - 2]

@@ -133,29 +133,22 @@ def _blocks(sets: Sequence[Sequence[int]]) -> list[int]:
 
 
 def flows_of(classes: Sequence[TensorClass], cluster: Cluster | None, lost: Sequence[int]) -> Flows:
-    """The flows of a transfer, in which ``lost`` ranks send nothing; the same on every rank."""
+    """Return the flows of a transfer in which ``lost`` ranks send nothing; equal on every rank."""
     copies = _Copies()
     asked = [_asked(number, one, copies.number(one)) for number, one in enumerate(classes)]
-    every = _Asked(*(np.concatenate([getattr(one, name) for one in asked]) for name in _Asked.__annotations__))
-    missing = np.zeros((0, 3), dtype=np.int64)
+    columns = [np.concatenate([getattr(one, name) for one in asked]) for name in _Asked.__annotations__]
+    every, missing = _Asked(*columns), np.zeros((0, 3), dtype=np.int64)
     if len(every.bytes):
         members = copies.members(lost)
-        every, missing = _left(every, members[0])
+        nobody = np.diff(members[0])[every.group] == 0
+        if nobody.any():
+            pairs = np.stack([every.tensor_class, every.shard, every.other], axis=1)[nobody]
+            every, missing = _Asked(*(column[~nobody] for column in columns)), np.unique(pairs, axis=0)
     if not len(every.bytes):
         none = np.zeros(0, dtype=np.int64)
         return Flows(none, none, none, none, none, none, none, 0, missing)
     unit = max(one.itemsize for one in classes)
     return _cut(every, members, unit, None if cluster is None else cluster.units, missing)
-
-
-def _left(asked: _Asked, start: IntArray) -> tuple[_Asked, IntArray]:
-    """What is asked of sets that have members; and the pairs of shards, by class, that are asked of others."""
-    nobody = np.diff(start)[asked.group] == 0
-    pairs = np.stack([asked.tensor_class, asked.shard, asked.other], axis=1)[nobody]
-    if not len(pairs):
-        return asked, pairs
-    left = (getattr(asked, name)[~nobody] for name in _Asked.__annotations__)
-    return _Asked(*left), np.unique(pairs, axis=0)
 
 
 def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
@@ -191,13 +184,11 @@ def _cut(
     sets = _sets(heads, start, ranks, block, asked_of, units)
     sent, least = share(sets, unit)
     pieces = np.append(0, np.cumsum(sent))
-    flows = _flows(at, length, pieces)
-    record, sender, low, high = flows
-    source = sets.ranks[sender]
+    record, sender, low, high = _flows(at, length, pieces)
     return Flows(
         tensor_class=asked.tensor_class[order][record],
         shard=asked.shard[order][record],
-        source=source,
+        source=sets.ranks[sender],
         target=target[record],
         low=low - at[record],
         high=high - at[record],

@@ -64,7 +64,7 @@ class LocalMoves:
 
 
 def local_moves(classes: Sequence[TensorClass], flows: Flows, rank: int) -> LocalMoves:
-    """The part of one rank, from its flows and shards alone."""
+    """Return the part of one rank, from its flows and shards alone."""
     return LocalMoves(
         rank,
         tuple(_moves(classes, flows, np.flatnonzero(flows.source == rank))),
@@ -78,44 +78,26 @@ def _moves(classes: Sequence[TensorClass], flows: Flows, local: IntArray) -> Ite
     columns = (flows.tensor_class, flows.shard, flows.source, flows.target, flows.low, flows.high)
     for number, shard, source, target, low, high in zip(*(column[local].tolist() for column in columns), strict=True):
         one = classes[number]
-        boxes = _shared(one, shard, target)
+        boxes = one.boxes(shard, one.target_of(target))
         elements = sum(map(size, boxes))
-        for name, first, last in _cut(one, elements, low // one.itemsize, high // one.itemsize):
-            part = boxes if (first, last) == (0, elements) else stretch(boxes, first, last)
-            for box in part:
-                yield Move(name, box, source, target, size(box) * one.itemsize)
-
-
-def _shared(one: TensorClass, shard: int, target: int) -> list[Box]:
-    """What the source shard and the shard of the target have in common."""
-    return one.boxes(shard, _target(one, target))
-
-
-def _cut(one: TensorClass, elements: int, low: int, high: int) -> Iterator[tuple[str, int, int]]:
-    """Elements ``low`` to ``high - 1`` of a class's tensors, end to end: (name, from, to) in each that they touch."""
-    for number in range(low // elements, -(-high // elements)):
-        start = number * elements
-        yield one.names[number], max(low - start, 0), min(high - start, elements)
+        # The tensors of the class are laid end to end; this flow has elements of some of them.
+        first, last = low // one.itemsize, high // one.itemsize
+        for place in range(first // elements, -(-last // elements)):
+            start, stop = max(first - place * elements, 0), min(last - place * elements, elements)
+            for box in boxes if (start, stop) == (0, elements) else stretch(boxes, start, stop):
+                yield Move(one.names[place], box, source, target, size(box) * one.itemsize)
 
 
 def _copies(classes: Sequence[TensorClass], rank: int) -> Iterator[Move]:
     for one in classes:
-        target = _target(one, rank)
-        if target < 0:
-            continue
-        boxes = [box for source in one.sources(rank) for box in one.boxes(source, target)]
-        for name in one.names:
-            for box in boxes:
-                yield Move(name, box, rank, rank, size(box) * one.itemsize)
+        target = one.target_of(rank)
+        if target >= 0:
+            boxes = [box for source in one.sources(rank) for box in one.boxes(source, target)]
+            yield from (Move(name, box, rank, rank, size(box) * one.itemsize) for name in one.names for box in boxes)
 
 
 def _missing(classes: Sequence[TensorClass], flows: Flows, rank: int) -> Iterator[tuple[str, Box]]:
     for number, source, target in flows.missing.tolist():
         one = classes[number]
-        if target == _target(one, rank) and source not in one.sources(rank):
+        if target == one.target_of(rank) and source not in one.sources(rank):
             yield from ((name, box) for name in one.names for box in one.boxes(source, target))
-
-
-def _target(one: TensorClass, rank: int) -> int:
-    """The target shard of a rank, -1 where it has none."""
-    return int(one.target.shard_map.shard_of(np.array([rank]))[0])
