@@ -51,8 +51,6 @@ __all__ = ["Itinerary", "Moved", "itinerary", "itinerary_of", "longest_message",
 # Messages beyond this length gain nothing, and longer ones are later to be packed while others travel.
 _LONGEST = 4 << 20
 _SHORTEST = 64
-# What a rank gives for all to know whose messages start together: some ranks have none.
-_TOGETHER = "together"
 
 
 @dataclass(frozen=True)
@@ -110,14 +108,13 @@ def run(
     agreement, wire = None, GroupWire(group)
     if not world.dry and len(ranks) > 1:
         serves, name = World.current().serves, group.group_name  # type: ignore[union-attr]
-        agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves, value=_any)
-        together = wire.together(wire.staging((*side.tensors.values(), *side.into.values())))
-        started = agreement.start(
-            {"digest": moves.digest, "budget": int(budget)},
-            side.problem or _outside(moves, ranks),
-            _TOGETHER if together else "",
+        # Some ranks have no tensors: all must know whether the messages of others start together.
+        agreement = TransferAgreement(
+            world.store, name, world.rank, ranks, limit, serves=serves, value=lambda texts: any(texts.values())
         )
-        if started.value:
+        together = wire.together(wire.staging((*side.tensors.values(), *side.into.values())))
+        what: dict[str, str | int] = {"digest": moves.digest, "budget": int(budget)}
+        if agreement.start(what, side.problem or _outside(moves, ranks), "together" if together else "").value:
             wire.meet()
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
@@ -130,20 +127,13 @@ def run(
     if not outcome.agreed:
         raise side.failed(exchange, itinerary, outcome)
     mark(into, ())
-    part = moves.of(world.rank)
-    seconds = time.perf_counter() - began
-    return Moved(
-        part.bytes_in,
-        part.bytes_out,
-        part.bytes_copied,
-        exchange.memory + side.memory,
-        seconds,
-        len(itinerary.sends),
-    )
+    part, memory = moves.of(world.rank), exchange.memory + side.memory
+    seconds, rounds = time.perf_counter() - began, len(itinerary.sends)
+    return Moved(part.bytes_in, part.bytes_out, part.bytes_copied, memory, seconds, rounds)
 
 
 def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, agreement: TransferAgreement | None) -> Fault | None:
-    """Exchange everything; what went wrong."""
+    """Exchange everything, and return what failed."""
     try:
         exchange.attempt(side.prepare)
         exchange.all(itinerary.sends, itinerary.receives, itinerary.copies)
@@ -155,10 +145,6 @@ def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, agreement: Tra
             agreement.end(Fault(in_one_line(error)))
         raise
     return None
-
-
-def _any(texts: Mapping[int, str]) -> bool:
-    return any(texts.values())
 
 
 class _Side:
@@ -197,7 +183,7 @@ class _Side:
             self.memory += self.tensors[name].nbytes
 
     def failed(self, exchange: Exchange, itinerary: Itinerary, outcome: Outcome) -> TransferError:
-        """The error of a transfer that did not end well: what is missing came from ranks that failed, or not at all."""
+        """Return the error of a transfer that failed: what is incomplete came from ranks that failed, or not at all."""
         ranks = outcome.ranks
         missing = {
             piece.name
@@ -220,7 +206,7 @@ class _Side:
 
 
 def _outside(moves: Transfer, ranks: list[int]) -> str:
-    """Ranks that have a part and are not in the group, in words."""
+    """Return which rank has a part and is not in the group, in words."""
     flows = moves.flows
     absent = sorted(set(np.unique(np.concatenate([flows.source, flows.target])).tolist()) - set(ranks))
     if not absent:
@@ -229,7 +215,7 @@ def _outside(moves: Transfer, ranks: list[int]) -> str:
 
 
 def longest_message(moves: Transfer, budget: int) -> int:
-    """The longest message for which two of each peer fit the budget, on the rank that has the most peers."""
+    """Return the length of a message of which two for each peer fit the budget, on the rank with the most peers."""
     pairs = np.unique(moves.flows.source * moves.world_size + moves.flows.target)
     ends = np.concatenate([pairs // max(moves.world_size, 1), pairs % max(moves.world_size, 1)])
     peers = int(np.bincount(ends).max()) if len(ends) else 1
@@ -246,12 +232,12 @@ def longest_message(moves: Transfer, budget: int) -> int:
 
 @lru_cache(maxsize=8)
 def itinerary_of(moves: Transfer, rank: int, longest: int) -> Itinerary:
-    """The messages of one rank by round, and its copies."""
+    """Return the messages of one rank by round, and its copies."""
     return itinerary(moves, moves.of(rank), longest)
 
 
 def itinerary(moves: Transfer, local_moves: LocalMoves, longest: int) -> Itinerary:
-    """The same of some of a rank's moves; the other ranks take the same ones."""
+    """Return the messages of some of a rank's moves, which its peers choose equally."""
     rank = local_moves.rank
     ours, theirs = (
         {name: {name: shard} for name, shard in shards_of(side, rank).items()} for side in (moves.source, moves.target)
@@ -272,7 +258,7 @@ def itinerary(moves: Transfer, local_moves: LocalMoves, longest: int) -> Itinera
 
 
 def _kept(moves: Transfer, rank: int) -> dict[int, list[str]]:
-    """The ranks of whose source shards this one keeps copies, beside its own, with the tensors."""
+    """Return the names of tensors of which this rank keeps a copy of another rank's shard, by that rank."""
     found: dict[int, list[str]] = {}
     for name, of in moves.copies.items():
         for owner, ranks in of:
@@ -282,7 +268,7 @@ def _kept(moves: Transfer, rank: int) -> dict[int, list[str]]:
 
 
 def _key(name: str, owner: int) -> str:
-    """What the copy of another rank's shard is called among this rank's tensors; no tensor has such a name."""
+    """Return the name of the copy of another rank's shard among this rank's tensors; no tensor has such a name."""
     return f"\0{owner}\0{name}"
 
 

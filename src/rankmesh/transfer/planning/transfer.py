@@ -88,8 +88,8 @@ class Transfer:
         copies: Mapping[str, Mapping[int, Iterable[int]]] | None = None,
         partial: bool = False,
     ) -> None:
-        _check(source, "source")
-        _check(target, "target")
+        for what, given in (("source", source), ("target", target)):
+            _check(given, what)
         missing = sorted(target.keys() - source.keys())
         if missing:
             raise PlanError(
@@ -103,7 +103,7 @@ class Transfer:
         self.classes: tuple[TensorClass, ...] = classes_of(self.source, self.target, self.copies)
         self.cluster, self.partial = cluster, partial
         self.lost = tuple(sorted({integer(rank, "lost rank", least=0) for rank in lost}))
-        self._check_target()
+        self._refuse_lost_targets()
         if cluster is not None and self.world_size > cluster.size:
             raise PlanError(
                 f"the cluster has {cluster.size} devices, but the transfer has ranks up to {self.world_size - 1}; give "
@@ -120,8 +120,8 @@ class Transfer:
         kept = {rank + 1 for one in self.classes for _, ranks in one.copies for rank in ranks}
         return max(kept.union(mesh.rank_range.stop for mesh in meshes.values()), default=0)
 
-    def _check_target(self) -> None:
-        """A lost rank receives nothing."""
+    def _refuse_lost_targets(self) -> None:
+        """Raise ``PlanError`` if the target gives a lost rank something."""
         lost = np.array(self.lost, dtype=np.int64)
         for one in self.classes if self.lost else ():
             there = lost[one.target.shard_map.shard_of(lost) >= 0].tolist()
@@ -201,11 +201,11 @@ class Transfer:
 
     def bytes_out(self, rank: int) -> int:
         """Bytes that one rank sends to others."""
-        return int(self.outgoing[rank]) if 0 <= rank < self.world_size else 0
+        return int(self.outgoing[rank]) if rank in range(self.world_size) else 0
 
     def bytes_in(self, rank: int) -> int:
         """Bytes that one rank receives from others."""
-        return int(self.incoming[rank]) if 0 <= rank < self.world_size else 0
+        return int(self.incoming[rank]) if rank in range(self.world_size) else 0
 
     @property
     def levels(self) -> dict[str, int]:

@@ -15,7 +15,6 @@ None                                          everything
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from rankmesh.core.boxes import Box, meet, minus, size
@@ -34,7 +33,7 @@ _VERSIONS, _ENTRIES = 8, 20_000
 
 
 def delta_of(changed: Changed, shardings: Mapping[str, Sharding]) -> Delta | None:
-    """What a user says has changed, checked: boxes inside of their tensors, none twice. None: everything.
+    """Check what a user gives as changed, and return it: boxes that do not meet; None for everything.
 
     Raises ``PlanError`` for a name that no sharding has, and for a box that is not one of its tensor.
     """
@@ -73,7 +72,7 @@ def _checked(name: str, boxes: Iterable[Sequence[Sequence[int]]], shape: tuple[i
 
 
 def _apart(boxes: Iterable[Box]) -> tuple[Box, ...]:
-    """The same elements as boxes that do not meet."""
+    """Cut boxes into boxes of the same elements that do not meet."""
     found: list[Box] = []
     for box in boxes:
         parts = [box]
@@ -84,7 +83,7 @@ def _apart(boxes: Iterable[Box]) -> tuple[Box, ...]:
 
 
 def merged(one: Delta | None, other: Delta | None) -> Delta | None:
-    """What two versions have changed together."""
+    """Return what two versions have changed together."""
     if one is None or other is None:
         return None
     found = dict(one)
@@ -95,15 +94,11 @@ def merged(one: Delta | None, other: Delta | None) -> Delta | None:
 
 
 def restricted(moves: LocalMoves, delta: Delta | None) -> LocalMoves:
-    """The part of a rank's moves that a delta has changed; both ends of a move cut it alike."""
+    """Return the part of a rank's moves that a delta has changed; both ends of a move cut it alike."""
     if delta is None:
         return moves
-    return replace(
-        moves,
-        sends=tuple(_restricted(moves.sends, delta)),
-        receives=tuple(_restricted(moves.receives, delta)),
-        copies=tuple(_restricted(moves.copies, delta)),
-    )
+    sends, receives, copies = (tuple(_restricted(one, delta)) for one in (moves.sends, moves.receives, moves.copies))
+    return LocalMoves(moves.rank, sends, receives, copies, moves.missing)
 
 
 def _restricted(moves: Iterable[Move], delta: Delta) -> Iterator[Move]:
@@ -119,13 +114,13 @@ def _restricted(moves: Iterable[Move], delta: Delta) -> Iterator[Move]:
 
 
 class History:
-    """The deltas of the last versions, oldest first."""
+    """The deltas of the last versions, oldest first; ``data`` is what `to_data` gave."""
 
-    def __init__(self, versions: Iterable[tuple[int, Delta | None]] = ()) -> None:
-        self._versions = list(versions)
+    def __init__(self, data: Iterable[Sequence[Any]] = ()) -> None:
+        self._versions: list[tuple[int, Delta | None]] = [(int(version), _delta(delta)) for version, delta in data]
 
     def add(self, version: int, delta: Delta | None) -> None:
-        """A further version, with what it changed since the one before."""
+        """Add a version, with what it changed since the one before."""
         self._versions = [*self._versions, (version, delta)][-_VERSIONS:]
         entries = 0
         for number, (_, one) in reversed(list(enumerate(self._versions))):
@@ -135,11 +130,11 @@ class History:
 
     @property
     def newest(self) -> int | None:
-        """The last version."""
+        """The last version, None before the first."""
         return self._versions[-1][0] if self._versions else None
 
     def since(self, version: int | None) -> Delta | None:
-        """What has changed since a version; everything, where that one is not known any more."""
+        """Return what has changed since a version; None, for everything, if that one is no longer remembered."""
         places = [place for place, (known, _) in enumerate(self._versions) if known == version]
         if not places:
             return None
@@ -149,13 +144,8 @@ class History:
         return found
 
     def to_data(self) -> list[list[Any]]:
-        """The history as JSON data."""
+        """Return the history as JSON data."""
         return [[version, delta] for version, delta in self._versions]
-
-    @classmethod
-    def read(cls, data: Iterable[Sequence[Any]]) -> History:
-        """The history that JSON data states."""
-        return cls((int(version), _delta(delta)) for version, delta in data)
 
 
 def _delta(data: Mapping[str, Any] | None) -> Delta | None:

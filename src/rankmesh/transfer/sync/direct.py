@@ -20,7 +20,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -155,9 +155,9 @@ class NcclGroup:
         self._made.close()
 
 
-@dataclass(eq=False)
-class _Member:
-    """What both sides do: messages over the group of one engine, in which this one is ``rank``."""
+@dataclass(frozen=True)
+class Wiring:
+    """What both sides need for messages: ``rank`` is this one in the transfer, ``device`` has its tensors."""
 
     store: Any
     moves: Transfer
@@ -166,15 +166,19 @@ class _Member:
     budget: int
     connect: Connect
     device: torch.device
-    memory: int = field(default=0, init=False)
 
-    def __post_init__(self) -> None:
-        longest_message(self.moves, self.budget)
-        self._channel, self._job_key = BoundedChannel(StoreChannel(self.store, PREFIX)), JobKey.of_environment()
-        self._members = (*ranks_of(self.moves.source), *ranks_of(self.moves.target))
+
+class _Member:
+    """What both sides do: messages over the group of one engine."""
+
+    def __init__(self, wiring: Wiring) -> None:
+        longest_message(wiring.moves, wiring.budget)
+        self._wiring, self._moves, self._rank = wiring, wiring.moves, wiring.rank
+        self._channel, self._job_key = BoundedChannel(StoreChannel(wiring.store, PREFIX)), JobKey.of_environment()
+        self.memory = 0
 
     def _ask(self, call: Callable[[Channel], _Result]) -> _Result:
-        """What a call of the shared store gives. Raises ``StoreLost`` where it does not answer."""
+        """Return what a call of the shared store gives. Raises ``StoreLost`` where it does not answer."""
         try:
             return self._channel.ask(call)
         except ChannelLost as error:
@@ -184,11 +188,11 @@ class _Member:
             ) from error
 
     def _sealed(self, name: str, text: str) -> str:
-        """A text that is to be written under a name, behind its authentication code where there is a job key."""
+        """Return a text to write under a name, behind its authentication code where there is a job key."""
         return text if self._job_key is None else f"{self._job_key.of_use(f'sync {name}').tag(text.encode())} {text}"
 
     def _unsealed(self, name: str, text: str) -> Any:
-        """The data of a text that was read under a name. ``AgreementError`` where it is not of the job key."""
+        """Return the data of a text that was read under a name; ``AgreementError`` if it is not of the job key."""
         tag, _, sealed = text.partition(" ")
         if self._job_key is not None and not self._job_key.of_use(f"sync {name}").is_tag(tag, sealed.encode()):
             raise AgreementError(f"{name!r} in the store of a sync was not written with the job key; {_SAME_KEY}")
@@ -201,15 +205,17 @@ class _Member:
         self._ask(lambda channel: channel.write(key, self._sealed(key, text)))
 
     def _connected(self, key: str) -> Group:
-        """The wire of this name, once all its members have come."""
-        make = partial(self.connect, self.store, key, self._members, self.rank, self.timeout, self.device)
-        return answered_within(submit(make, "rankmesh-sync"), self.timeout.total_seconds() + _MOMENT)
+        """Return the wire of this name, once all its members have connected."""
+        one, members = self._wiring, (*ranks_of(self._moves.source), *ranks_of(self._moves.target))
+        make = partial(one.connect, one.store, key, members, one.rank, one.timeout, one.device)
+        return answered_within(submit(make, "rankmesh-sync"), one.timeout.total_seconds() + _MOMENT)
 
     def _itinerary(self, delta: Delta | None, budget: int) -> Itinerary:
-        longest = longest_message(self.moves, budget)
+        """Return the messages that carry what a delta has changed."""
+        longest = longest_message(self._moves, budget)
         if delta is None:
-            return itinerary_of(self.moves, self.rank, longest)
-        return itinerary(self.moves, restricted(self.moves.of(self.rank), delta), longest)
+            return itinerary_of(self._moves, self._rank, longest)
+        return itinerary(self._moves, restricted(self._moves.of(self._rank), delta), longest)
 
 
 def _all_requests(channel: Channel) -> dict[str, str | None]:
@@ -217,23 +223,19 @@ def _all_requests(channel: Channel) -> dict[str, str | None]:
     return {engine: channel.read(f"request/{engine}") for engine in sorted(listed)}
 
 
-@dataclass(eq=False)
 class Publisher(_Member):
     """A trainer rank that sends; the first version waits for ``least`` engines."""
 
-    tensors: Mapping[str, Tensor]
-    run: str
-    least: int
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, wiring: Wiring, tensors: Mapping[str, Tensor], run: str, least: int) -> None:
+        super().__init__(wiring)
+        self._tensors, self.run, self._least = tensors, run, least
         self._groups: dict[str, tuple[str, Group]] = {}
         self._served: dict[str, int] = {}  # the last request of each engine that was served
         self._expected: set[str] = set()  # engines that took the last version
         self._ignored: set[str] = set()  # requests that are not of the job key
 
     def write(self, version: int, delta: Delta | None) -> str:
-        """The groups that this rank has, for the coordinator."""
+        """Return the groups that this rank has, for the coordinator."""
         return json.dumps({engine: key for engine, (key, _) in self._groups.items()})
 
     def announce(self, history: History, texts: Mapping[int, str]) -> str:
@@ -241,7 +243,7 @@ class Publisher(_Member):
         groups_of = [json.loads(text) for text in texts.values()]
         served: dict[str, Any] = {}
         found = self._requests()
-        budget = self.budget // max(1, len(found))
+        budget = self._wiring.budget // max(1, len(found))
         for engine, request in found.items():
             key = request["group"]
             if not key or any(groups.get(engine) != key for groups in groups_of):
@@ -253,23 +255,23 @@ class Publisher(_Member):
         return json.dumps(served)
 
     def _requests(self) -> dict[str, Any]:
-        """The requests that are not served yet."""
-        end, found, pause = time.monotonic() + self.timeout.total_seconds(), dict[str, Any](), _PAUSE
+        """Wait for requests, and return those that are not served yet, by engine."""
+        end, found, pause = time.monotonic() + self._wiring.timeout.total_seconds(), dict[str, Any](), _PAUSE
         while True:
             texts = self._ask(_all_requests)
             there = dict(self._read(texts))
-            for engine in [engine for engine, one in there.items() if one["digest"] != self.moves.digest]:
-                refused = {"refused": self.moves.digest}
+            for engine in [engine for engine, one in there.items() if one["digest"] != self._moves.digest]:
+                refused = {"refused": self._moves.digest}
                 self._put(f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused))
             found = {engine: one for engine, one in there.items() if one["number"] != self._served.get(engine)}
             awaited = [engine for engine in self._expected if engine in there and engine not in found]
-            if (not awaited and len(found) >= (0 if self._served else self.least)) or time.monotonic() >= end:
+            if (not awaited and len(found) >= (0 if self._served else self._least)) or time.monotonic() >= end:
                 return found
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
     def _read(self, texts: Mapping[str, str | None]) -> Iterator[tuple[str, Any]]:
-        """The requests by engine; one that is not of the job key is ignored, and logged once."""
+        """Yield the requests by engine; one that is not of the job key is ignored, and logged once."""
         for engine, text in texts.items():
             try:
                 if text and text not in self._ignored:
@@ -279,11 +281,13 @@ class Publisher(_Member):
                 _log.warning("rankmesh: an engine is ignored: %s", error)
 
     def send(self, history: History, _: Delta | None, value: str) -> dict[str, str]:
-        """Send a version to the engines that were chosen; why it did not reach an engine, by engine."""
+        """Send a version to the engines that were chosen; return why it did not reach an engine, by engine."""
         served: dict[str, Any] = json.loads(value)
         self.memory = 0
-        if self.device.type == "cuda":  # what this thread has given the GPU is done before other threads send it
-            torch.cuda.current_stream(self.device).synchronize()
+        if (
+            self._wiring.device.type == "cuda"
+        ):  # what this thread has given the GPU is done before other threads send it
+            torch.cuda.current_stream(self._wiring.device).synchronize()
         for engine in self._groups.keys() - served.keys():
             self._drop(engine, failed=False)
         self._served.update({engine: one["number"] for engine, one in served.items()})
@@ -304,9 +308,9 @@ class Publisher(_Member):
         if self._groups.get(engine, ("", None))[0] != one["group"]:
             self._drop(engine, failed=True)
             self._groups[engine] = one["group"], self._connected(one["group"])
-        tensors = {name: local(tensor) for name, tensor in self.tensors.items()}
+        tensors = {name: local(tensor) for name, tensor in self._tensors.items()}
         steps = self._itinerary(history.since(one["since"]), one["budget"])
-        exchange = Exchange(self._groups[engine][1], tensors, {}, self.timeout)
+        exchange = Exchange(self._groups[engine][1], tensors, {}, self._wiring.timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory += exchange.memory
 
@@ -316,7 +320,7 @@ class Publisher(_Member):
             group.close(failed)
 
     def discard(self) -> None:
-        """Nothing was sent."""
+        """Do nothing: nothing was sent."""
 
     def close(self) -> None:
         """End all groups."""
@@ -339,17 +343,15 @@ class Announced:
             )
         self.run, self.version, self.group = str(go["run"]), int(go["version"]), str(go["group"])
         self.budget = int(go["budget"])
-        self.delta = History.read(go["history"]).since(go["since"])
+        self.delta = History(go["history"]).since(go["since"])
 
 
-@dataclass(eq=False)
 class Requester(_Member):
     """One rank of an engine that asks, and receives; ``engine`` is the engine's id."""
 
-    engine: str
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
+    def __init__(self, wiring: Wiring, engine: str) -> None:
+        super().__init__(wiring)
+        self.engine = engine
         self._number, self._key = 0, ""
         self._group: Group | None = None
         self._in_use: tuple[str, int | None] = ("", None)
@@ -358,7 +360,7 @@ class Requester(_Member):
         """Ask the trainer for the next version, as one rank does for all."""
         key = f"request/{self.engine}"
         request = {"number": self._number, "version": self._in_use[1], "run": self._in_use[0], "group": self._key}
-        text = self._sealed(key, json.dumps({**request, "digest": self.moves.digest}))
+        text = self._sealed(key, json.dumps({**request, "digest": self._moves.digest}))
 
         def ask(channel: Channel) -> None:
             listed = channel.read(key) is not None
@@ -370,7 +372,7 @@ class Requester(_Member):
         return ""
 
     def await_version(self, end: float) -> Announced | None:
-        """What the trainer answers; None at ``end`` (``monotonic``): the request stands."""
+        """Return the trainer's answer; None at ``end`` (``monotonic``), when the request remains."""
         key = f"go/{self.engine}/{self._number}"
         while True:
             left = max(0.0, end - time.monotonic())
@@ -379,20 +381,20 @@ class Requester(_Member):
                 return None if text is None else Announced(self._unsealed(key, text))
 
     def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Any]]]:
-        """Receive what changed; the bytes of it, and where they are. Raises ``Fault``."""
+        """Receive what changed; return its bytes, and where they are. Raises ``Fault``."""
         if self._key != announced.group or self._group is None:
             self.drop(failed=True)
             self._group = self._connected(announced.group)
             self._key = announced.group
         steps = self._itinerary(announced.delta, announced.budget)
-        exchange = Exchange(self._group, {}, into, self.timeout)
+        exchange = Exchange(self._group, {}, into, self._wiring.timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory = exchange.memory
         pieces = [piece for row in steps.receives for message in row for piece in message.pieces]
         return sum(piece.bytes for piece in pieces), [(piece.name, piece.here) for piece in pieces]
 
     def answered(self, announced: Announced, *, whole: bool, first: bool) -> None:
-        """The request is over: the version is there on all ranks, or on none; the ``first`` rank deletes the answer."""
+        """End the request: all ranks have the version, or none; the ``first`` rank deletes the answer."""
         if first:
             key = f"go/{self.engine}/{self._number}"
             with suppress(RuntimeError):
@@ -410,7 +412,7 @@ class Requester(_Member):
         self._key, self._group = "", None
 
     def close(self) -> None:
-        """Ask no more."""
+        """Withdraw the request, and end the group."""
         self.drop(failed=False)
         keys = [f"request/{self.engine}", f"go/{self.engine}/{self._number}"]
         with suppress(RuntimeError):

@@ -22,7 +22,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, Literal
 
-import torch
 import torch.distributed as dist
 from torch import Tensor
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]  # absent from its __all__
@@ -36,7 +35,7 @@ from rankmesh.rendezvous import Outcome, Round, StoreChannel
 from rankmesh.runtime.served_store import open_at
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
-from rankmesh.transfer.live.shards import local, problem_of, shards_of
+from rankmesh.transfer.live.shards import problem_of, shards_of
 from rankmesh.transfer.planning.transfer import BUDGET
 from rankmesh.transfer.sync import direct, stored
 from rankmesh.transfer.sync.delta import Changed, Delta, History, delta_of
@@ -171,16 +170,7 @@ class Sync:
         failed = publisher.send(self._history, delta, str(outcome.value))
         self._everything = False
         self._weights.version = number
-        memory = publisher.memory if isinstance(publisher, direct.Publisher) else 0
-        return Published(number, time.perf_counter() - started, memory, failed)
-
-    @property
-    def _device(self) -> torch.device:
-        """Where the tensors of this rank are; of one that has none, where new ones would be on a GPU."""
-        known = next((local(tensor).device for tensor in self._weights.tensors.values()), None)
-        if known is None and torch.cuda.is_available():
-            return torch.device("cuda", torch.cuda.current_device())
-        return known or torch.device("cpu")
+        return Published(number, time.perf_counter() - started, publisher.memory, failed)
 
     def _trainer(self) -> stored.Publisher | direct.Publisher:
         if self._receiver is not None:
@@ -190,16 +180,7 @@ class Sync:
         if isinstance(self._at, Path):
             return stored.Publisher(self._at, self._layouts.stored, rank, tensors, run)
         return direct.Publisher(
-            self._open(serves=rank == self._layouts.trainer_ranks[0]),
-            self._layouts.direct,
-            rank,
-            self._timeout,
-            self._budget,
-            self._connect,
-            self._device,
-            tensors,
-            run,
-            self._least,
+            self._wiring(rank, serves=rank == self._layouts.trainer_ranks[0]), tensors, run, self._least
         )
 
     # -- an engine ----------------------------------------------------------------------------------------------------
@@ -227,11 +208,10 @@ class Sync:
         rank = self._rank + self._layouts.shift
         if isinstance(self._at, Path):
             return stored.Reader(self._at, self._layouts.stored, rank)
-        store, moves = self._open(serves=False), self._layouts.direct
-        return direct.Requester(store, moves, rank, self._timeout, self._budget, self._connect, self._device, name)
+        return direct.Requester(self._wiring(rank, serves=False), name)
 
     def _read(self, reader: stored.Reader, started: float, end: float) -> Received | None:
-        """From files: all ranks lock the files of one version, and copy them."""
+        """Receive from files: all ranks lock the files of one version, and copy them."""
         for look in range(_LOOKS):
             problem, announced = "", None
             try:
@@ -261,7 +241,7 @@ class Sync:
         return None
 
     def _request(self, requester: direct.Requester, started: float, end: float) -> Received | None:
-        """Over a group: ask, receive beside the weights in use, and change to what all ranks have."""
+        """Receive over a group: ask, receive beside the weights in use, and change to what all ranks have."""
         if not self._asked:
             self._agree("ask", {"ask": ""}, value=lambda _: requester.ask())
             self._asked = True
@@ -273,11 +253,8 @@ class Sync:
         fault, arrived = None, None
         try:
             arrived = requester.fill(announced, self._weights.begin(announced.delta, staged=True))
-        except Fault as error:
-            fault = error
-            requester.drop(failed=True)
         except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
-            fault = Fault(in_one_line(error))
+            fault = error if isinstance(error, Fault) else Fault(in_one_line(error))
             requester.drop(failed=True)
         outcome = agreement.end(fault)
         self._asked = False
@@ -297,7 +274,7 @@ class Sync:
     # -- agreement ----------------------------------------------------------------------------------------------------
 
     def _begin(self, side: str) -> str:
-        """Agree once with the other ranks of this side on both layouts; an id of this side."""
+        """Agree once with the other ranks of this side on both layouts; return an id of this side."""
         trains = side == "trainer"
         self._ranks = self._layouts.trainer_ranks if trains else self._layouts.engine_ranks
         self._side, self._serves = side, False
@@ -329,7 +306,7 @@ class Sync:
         value: Callable[[dict[int, str]], object] | None = None,
         more: float = 0.0,
     ) -> Outcome:
-        """One round of this side, to its end."""
+        """Run one round of this side, to its end."""
         agreement = self._agreement(step, value)
         outcome = agreement.start(what, problem, text, more)
         agreement.leave(outcome)
@@ -350,8 +327,13 @@ class Sync:
             value=value,
         )
 
+    def _wiring(self, rank: int, *, serves: bool) -> direct.Wiring:
+        """Return what both sides need for messages; ``rank`` is this one's number in the transfer."""
+        store, device = self._open(serves=serves), self._weights.device
+        return direct.Wiring(store, self._layouts.direct, rank, self._timeout, self._budget, self._connect, device)
+
     def _open(self, *, serves: bool) -> Store:
-        """The store that trainer and engines share."""
+        """Return the store that trainer and engines share."""
         if not isinstance(self._at, tuple):
             return self._at  # type: ignore[return-value]  # a folder has none
         host, port = self._at
@@ -389,7 +371,7 @@ class Sync:
 
 
 def _place_of(at: Any) -> Path | tuple[str, int] | Store:
-    """Where the sides meet: a folder, an address, or a store."""
+    """Return where the sides meet: a folder, an address, or a store."""
     if isinstance(at, Path | Store):
         return at
     host, _, port = str(at).rpartition(":")

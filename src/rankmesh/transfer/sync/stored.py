@@ -64,7 +64,7 @@ _MOMENT = 2.0
 
 @contextmanager
 def _opened(folder: Path, *, create: bool = False) -> Iterator[PrivateFolder]:
-    """The folder of a sync. ``PlanError`` for one that is not private, ``FileNotFoundError`` where there is none."""
+    """Open the folder of a sync; ``PlanError`` if it is not private, ``FileNotFoundError`` if there is none."""
     try:
         found = PrivateFolder.create(folder) if create else PrivateFolder(folder)
     except Unreadable as error:
@@ -87,7 +87,7 @@ class Place(NamedTuple):
 
 
 def _places(shardings: Mapping[str, Sharding], rank: int) -> tuple[dict[str, Place], int]:
-    """Where each tensor of a rank is in its file, and how long that is; equal on all ranks."""
+    """Return where each tensor of a rank is in its file, and the file's length; equal on all ranks."""
     end, found = _ALIGNED, {}
     for name, sharding in shardings.items():
         if sharding.holds(rank):
@@ -134,7 +134,7 @@ class File:
         self._map[:_ALIGNED] = text.encode().ljust(_ALIGNED, b"\0")
 
     def lock(self, *, exclusive: bool) -> bool:
-        """Take the lock if nobody else has one that forbids it; whether it is taken."""
+        """Take the lock if nobody else has one that forbids it; return whether it is taken."""
         try:
             fcntl.flock(self._descriptor, (fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH) | fcntl.LOCK_NB)
         except BlockingIOError:
@@ -146,17 +146,19 @@ class File:
         fcntl.flock(self._descriptor, fcntl.LOCK_UN)
 
     def flush(self) -> None:
-        """Have other hosts see what was written, where the file system is of several."""
+        """Let other hosts see what was written, if they share the file system."""
         self._map.flush()
 
     def __del__(self) -> None:
-        """Close the file; its memory is given back with the last tensor of it."""
+        """Close the file; its memory is freed with the last tensor of it."""
         with suppress(OSError, AttributeError):
             os.close(self._descriptor)
 
 
 class Publisher:
     """One trainer rank's files; ``run`` names this trainer, in which versions are counted."""
+
+    memory = 0
 
     def __init__(self, folder: Path, moves: Transfer, rank: int, tensors: Mapping[str, Tensor], run: str) -> None:
         self._folder, self._moves, self._rank, self._tensors, self._run = folder, moves, rank, tensors, run
@@ -184,7 +186,7 @@ class Publisher:
         self._is_prepared = True
 
     def write(self, version: int, delta: Delta | None) -> str:
-        """Write this rank's part of a version beside the current one; the file's name."""
+        """Write this rank's part of a version beside the current one; return the file's name."""
         if not self._is_prepared:
             self._prepare()
         if not self._places:
@@ -209,7 +211,7 @@ class Publisher:
         return [where(shard, shared) for _, shared in pairs if shared is not None]
 
     def _free(self) -> File:
-        """A file that is not of the current version, and that nobody reads."""
+        """Return a file that is not of the current version, and that nobody reads."""
         file, self._older = self._older, None
         if file is not None:
             if file.lock(exclusive=True):
@@ -235,7 +237,7 @@ class Publisher:
         return ""
 
     def send(self, _: History, delta: Delta | None, __: str) -> dict[str, str]:
-        """The version is in the index: its files are the current ones."""
+        """Make the files current that were written: the index has their version."""
         if self._writing is not None:
             self._older, self._current, self._writing = self._current, self._writing, None
             self._current.behind = {}
@@ -245,13 +247,13 @@ class Publisher:
         return {}
 
     def discard(self) -> None:
-        """The version did not come about; an index that still appears finds no file of it."""
+        """Delete the file that was written: the version failed, and an index that still appears finds no file of it."""
         if self._writing is not None:
             self._remove(self._writing)
             self._writing = None
 
     def _remove(self, *files: File | None, index: bool = False) -> None:
-        """Delete files, as far as the folder is still there; who reads one goes on."""
+        """Delete files, if the folder is still there; readers of a file go on."""
         with suppress(OSError, PlanError), _opened(self._folder) as folder:
             for name in (*([_INDEX] if index else []), *(file.name for file in files if file is not None)):
                 folder.remove(name)
@@ -305,9 +307,9 @@ class Reader:
         self._pending: Future[Announced | None] | None = None
 
     def await_version(self, end: float) -> Announced | None:
-        """The newest version, once there is one that is newer than what is held; None at ``end`` (``monotonic``).
+        """Wait for a version newer than the one in use, and return it; None at ``end`` (``monotonic``).
 
-        On a thread, which is left behind where the file system does not answer: the next call waits for it.
+        A thread looks, and is left behind if the file system does not answer: the next call waits for it.
         """
         pending = self._pending or submit(partial(self._await, end), "rankmesh-sync")
         try:
@@ -348,7 +350,7 @@ class Reader:
                 f"{index['digest'][:12]}, here {self._moves.digest[:12]}); give both sides the same two layouts",
                 digest=index["digest"],
             )
-        history, run = History.read(index["history"]), str(index["run"])
+        history, run = History(index["history"]), str(index["run"])
         version = history.newest
         if version is None or (run, version) == self._in_use:
             return None
@@ -359,7 +361,7 @@ class Reader:
         return None if files is None else Announced(run, version, history.since(since), files)
 
     def _locked(self, folder: PrivateFolder, names: Mapping[int, str], stamp: str) -> dict[int, File] | None:
-        """The files of a version under a shared lock; None where one of them is written anew already."""
+        """Lock the files of a version to read, and return them; None if one of them is being written again."""
         taken: dict[int, File] = {}
         for source, name in names.items():
             file = self._file(folder, source, name)
@@ -386,7 +388,7 @@ class Reader:
         return self._files[name]
 
     def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> int:
-        """Copy what changed; the bytes of it."""
+        """Copy what changed, and return its bytes."""
         parts = self._whole if announced.delta is None else self._parts(restricted(self._local, announced.delta))
         for part in parts:
             tensor = announced.files[part.source].tensors[part.name]
@@ -395,7 +397,7 @@ class Reader:
 
     @cached_property
     def _whole(self) -> list[_Part]:
-        """All that is copied, which is looked up once: that takes as long as a third of the copy."""
+        """All that is copied, looked up once, since that takes as long as a third of the copy."""
         return self._parts(self._local)
 
     def _parts(self, moves: LocalMoves) -> list[_Part]:
@@ -408,7 +410,7 @@ class Reader:
         return found
 
     def hold(self, announced: Announced) -> None:
-        """This version is the one in use now."""
+        """Note that this version is the one in use now."""
         self._in_use = announced.run, announced.version
 
     def close(self) -> None:

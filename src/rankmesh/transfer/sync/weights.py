@@ -36,12 +36,20 @@ class Weights:
         # What the other set lacks of the version in use.
         self._behind: Delta | None = None
 
+    @property
+    def device(self) -> torch.device:
+        """Where the tensors of this rank are; of one that has none, where new ones would be on a GPU."""
+        known = next((local(tensor).device for tensor in self.tensors.values()), None)
+        if known is None and torch.cuda.is_available():
+            return torch.device("cuda", torch.cuda.current_device())
+        return known or torch.device("cpu")
+
     def writing(self, *, staged: bool) -> AbstractContextManager[object]:
-        """What to hold while the tensors of ``begin`` are written."""
+        """Return what to hold while the tensors of ``begin`` are written."""
         return nullcontext() if staged or self._swaps else self.lock
 
     def begin(self, delta: Delta | None, *, staged: bool) -> dict[str, Tensor]:
-        """Where the next version is written: beside the tensors in use, or with ``copy`` and not ``staged`` in them."""
+        """Return where the next version is written: the tensors in use with ``copy`` and not ``staged``."""
         if not staged and not self._swaps:
             return {name: local(tensor) for name, tensor in self.tensors.items()}
         if self._other is None:
@@ -58,7 +66,7 @@ class Weights:
         return other
 
     def commit(self, version: int, delta: Delta | None, written: Iterable[tuple[str, Slices]], *, staged: bool) -> None:
-        """The version that was begun is there: ``written`` are the boxes of it."""
+        """Change to the version that was begun: ``written`` are the boxes of it."""
         with self.lock:
             if self._other is not None and self._swaps:
                 self.tensors, self._other = self._other, {n: local(t) for n, t in self.tensors.items()}
