@@ -34,7 +34,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.errors import TransferError, extra, first_line, quoted
 from rankmesh.transfer.live.shards import Shards, local, mark
 from rankmesh.transfer.live.stream import Slices, where
-from rankmesh.transfer.torch_checkpoint import METADATA, chunks_of, read_chunk
+from rankmesh.transfer.torch_checkpoint import METADATA, Chunk, chunks_of, read_chunk
 
 __all__ = ["INDEX", "Checkpoint", "Stored", "load", "save"]
 
@@ -46,11 +46,12 @@ _OF_A_RANK = re.compile(r"rank-\d{5,}\.safetensors")
 
 @dataclass(frozen=True)
 class Stored:
-    """A box of a whole tensor in a file: ``key`` finds it there."""
+    """A box of a whole tensor in a file: ``key`` finds it there, in torch's files the place of the ``chunk``."""
 
     file: str
     key: str
     box: Box
+    chunk: Chunk | None = None
 
 
 class Opened(ExitStack):
@@ -78,7 +79,6 @@ class Checkpoint:
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     stored: Mapping[str, Sequence[Stored]]
-    read: Callable[[Opened, Path, Stored, Slices], Tensor]
     about: Mapping[str, Any]
 
     @classmethod
@@ -260,7 +260,7 @@ def _fill(checkpoint: Checkpoint, opened: Opened, name: str, target: Tensor, sha
 def _read(checkpoint: Checkpoint, opened: Opened, one: Stored, inside: Slices) -> Tensor:
     """Return a part of a stored box. Raises ``TransferError`` where the file does not have it as the index says."""
     try:
-        part = checkpoint.read(opened, checkpoint.folder, one, inside)
+        part = _part(checkpoint.folder, opened, one, inside)
         if list(part.shape) != [side.stop - side.start for side in inside]:
             raise Unreadable("has another shape there than its index says")
     except Exception as error:
@@ -270,6 +270,15 @@ def _read(checkpoint: Checkpoint, opened: Opened, one: Stored, inside: Slices) -
             file=one.file,
             folder=checkpoint.folder,
         ) from error
+    return part
+
+
+def _part(folder: Path, opened: Opened, one: Stored, inside: Slices) -> Tensor:
+    """Return a part of a stored box: a safetensors file is mapped, so that the rest is not read."""
+    if one.chunk is not None:
+        return read_chunk(folder, one.chunk)[inside]
+    file = opened.file(folder / one.file)
+    part: Tensor = file.get_slice(one.key)[inside] if inside else file.get_tensor(one.key)
     return part
 
 
@@ -318,7 +327,7 @@ def _rankmesh(place: Path) -> Checkpoint:
         shapes[name], dtypes[name] = _shape(entry["shape"]), str(entry["dtype"])
         boxes = [(rank, _box(box, shapes[name])) for rank, box in entry["boxes"]]
         stored[name] = [Stored(_file(rank), _key(name, box), box) for rank, box in boxes]
-    return Checkpoint(place, shapes, dtypes, stored, _slice, about)
+    return Checkpoint(place, shapes, dtypes, stored, about)
 
 
 def _shape(values: object) -> tuple[int, ...]:
@@ -360,26 +369,14 @@ def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
                 shapes[name], dtype = tuple(entry.get_shape()), entry.get_dtype()
                 dtypes[name] = _NAMES.get(dtype, dtype)
                 stored[name] = [Stored(path.name, name, tuple((0, length) for length in shapes[name]))]
-    return Checkpoint(place, shapes, dtypes, stored, _slice, {})
-
-
-def _slice(opened: Opened, place: Path, one: Stored, inside: Slices) -> Tensor:
-    """A part of one entry of a safetensors file, which is mapped: the rest is not read."""
-    file = opened.file(place / one.file)
-    part: Tensor = file.get_slice(one.key)[inside] if inside else file.get_tensor(one.key)
-    return part
+    return Checkpoint(place, shapes, dtypes, stored, {})
 
 
 def _distributed(place: Path) -> Checkpoint:
-    """torch's distributed checkpoint: chunks of each tensor, each somewhere in a file."""
-    shapes, dtypes, chunks = {}, {}, {}
-    stored: dict[str, list[Stored]] = {}
-    for name, dtype, shape, found in chunks_of(place):
+    """Return torch's distributed checkpoint: chunks of each tensor, each somewhere in a file."""
+    shapes: dict[str, tuple[int, ...]] = {}
+    dtypes, stored = {}, {}
+    for name, dtype, shape, chunks in chunks_of(place):
         shapes[name], dtypes[name] = shape, str(dtype).removeprefix("torch.")
-        stored[name] = [Stored(chunk.file, _key(name, chunk.box), chunk.box) for chunk in found]
-        chunks.update({one.key: chunk for one, chunk in zip(stored[name], found, strict=True)})
-
-    def read(_opened: Opened, folder: Path, one: Stored, inside: Slices) -> Tensor:
-        return read_chunk(folder, chunks[one.key])[inside]
-
-    return Checkpoint(place, shapes, dtypes, stored, read, {})
+        stored[name] = [Stored(chunk.file, _key(name, chunk.box), chunk.box, chunk) for chunk in chunks]
+    return Checkpoint(place, shapes, dtypes, stored, {})

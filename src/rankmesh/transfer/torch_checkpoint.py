@@ -164,7 +164,6 @@ def _checked(key: Any) -> Any:
 class Chunk:
     """A box of a tensor, and the bytes of a file that it was saved in."""
 
-    name: str
     dtype: torch.dtype
     box: Box
     file: str
@@ -173,7 +172,7 @@ class Chunk:
 
 
 def chunks_of(folder: Path) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], list[Chunk]]]:
-    """Name, dtype, shape and chunks of each tensor. Raises ``Unreadable``, or Python's error for a truncated pickle."""
+    """Yield name, dtype, shape and chunks of each tensor. Raises ``Unreadable`` for another file."""
     metadata = _metadata(read_bytes(folder / METADATA, INDEX.size))
     stored = {
         (index["fqn"], tuple(index.state.get("offset") or ())): info
@@ -214,7 +213,7 @@ def _chunk(name: str, dtype: torch.dtype, shape: tuple[int, ...], one: _Record, 
         raise Unreadable(f"has chunks that were transformed ({quoted(info['transform_descriptors'])})")
     if PurePosixPath(file).is_absolute() or ".." in PurePosixPath(file).parts:
         raise Unreadable(f"names the file {quoted(file)}, which is outside of the folder")
-    return Chunk(name, dtype, box, file, offset, length)
+    return Chunk(dtype, box, file, offset, length)
 
 
 def _lengths(values: object) -> tuple[int, ...]:
@@ -224,7 +223,7 @@ def _lengths(values: object) -> tuple[int, ...]:
 
 
 def read_chunk(folder: Path, chunk: Chunk) -> Tensor:
-    """The tensor of one chunk, whole. Raises ``Unreadable`` where the file holds something else."""
+    """Return the tensor of one chunk. Raises ``Unreadable`` if the file has something else there."""
     shape = tuple(stop - start for start, stop in chunk.box)
     with open_regular(folder / chunk.file) as file:
         if file.seek(0, io.SEEK_END) < chunk.offset + chunk.length:

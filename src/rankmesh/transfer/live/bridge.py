@@ -49,20 +49,21 @@ class Bridge:
         self._budget, self._group, self._timeout, self._device = budget, group, timeout, device
 
     def __call__(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """This rank's shards under the target; of a rank that has none, the token."""
+        """Return this rank's shards under the target, or the token if it has none."""
         names = sorted(name for name, s in self.forth.source.items() if s.holds(dist.get_rank()))
         given = [tensors[name] for name in names]
         # Without an input that needs a gradient, autograd would not come back to a rank that only receives.
         starts = torch.zeros((), requires_grad=True)
         moved: tuple[Tensor, ...] = _Crossing.apply(self, names, starts, *given)  # type: ignore[no-untyped-call]
-        return dict(zip(self._received(), moved, strict=True))
+        return dict(zip(self.received or [""], moved, strict=True))
 
-    def _received(self) -> list[str]:
-        rank = dist.get_rank()
-        return [name for name, s in self.forth.target.items() if s.holds(rank)] or [""]
+    @property
+    def received(self) -> list[str]:
+        """The names that this rank gets."""
+        return [name for name, s in self.forth.target.items() if s.holds(dist.get_rank())]
 
     def move(self, moves: Transfer, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """One way: what this rank gets."""
+        """Move tensors one way, and return what this rank gets."""
         device = self._device or next((tensor.device for tensor in tensors.values()), None)
         into = allocate(moves.target, dist.get_rank(), device)
         moves.run(tensors, into, self._budget, group=self._group, timeout=self._timeout)
@@ -76,7 +77,7 @@ class _Crossing(torch.autograd.Function):
     def forward(ctx: Any, bridge: Bridge, names: list[str], starts: Tensor, *given: Tensor) -> tuple[Tensor, ...]:
         ctx.bridge, ctx.names = bridge, names
         moved = bridge.move(bridge.forth, dict(zip(names, given, strict=True)))
-        ctx.received = [name for name in bridge._received() if name]
+        ctx.received = bridge.received
         return tuple(moved[name] for name in ctx.received) or (starts.new_zeros(()),)
 
     @staticmethod
