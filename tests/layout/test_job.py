@@ -59,22 +59,6 @@ def test_equality_counts_world_meshes_and_idle_ranks():
     assert Job(world_size=4, a=Mesh(dp=4)) != Job(world_size=4, a=Mesh(tp=4))
 
 
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Job(world_size=8), "no meshes"),
-        (lambda: Job(world_size=0, a=Mesh(dp=1)), "world_size is 0"),
-        (lambda: Job(world_size=8, a="dp=8"), "mesh 'a' is 'dp=8'"),
-        (lambda: Job(world_size=8, a=Mesh(dp=8)).of(8), "rank 8 is outside the world of ranks 0 to 7"),
-        (lambda: Job(world_size=8, a=Mesh(dp=8)).of(-1), "rank is -1"),
-    ],
-)
-def test_what_is_no_job(make, message):
-    """Wrong arguments are refused with what was given."""
-    with pytest.raises(LayoutError, match=message):
-        make()
-
-
 def test_unknown_mesh():
     """A mesh that the job does not have is named with those it has."""
     with pytest.raises(UnknownAxis, match="unknown mesh 'lm': this job has the meshes llm; did you mean 'llm'"):

@@ -11,13 +11,6 @@ from rankmesh import Job, LayoutError, Mesh
 
 
 @given(meshes())
-def test_rank_and_coordinate_are_inverse(mesh):
-    """Every rank of the span comes back from its coordinate."""
-    for rank in range(mesh.offset, mesh.offset + mesh.size):
-        assert mesh.rank(**mesh.coordinate(rank)) == rank
-
-
-@given(meshes())
 def test_coordinates_equal_brute_force(mesh):
     """Each coordinate is the one that enumeration gives, with a rank map and an offset too."""
     for coordinate, rank in brute.places(mesh.axes, mesh.offset, mesh.rank_map):

@@ -135,24 +135,3 @@ def test_joined_otherwise(mesh, data):
             mesh.groups(data.draw(st.sampled_from([",", "_", "*", ", ", ""])).join(axes))
     with pytest.raises(UnknownAxis, match=f"did you mean '{axes[0]}'"):
         mesh.groups(axes[0].upper())
-
-
-@pytest.mark.parametrize(
-    ("make", "message"),
-    [
-        (lambda: Mesh.parse(5), "axis string is 5"),
-        (lambda: Mesh.of("tp=2"), "give a mapping"),
-        (lambda: Mesh.of({3: 2}), "3 cannot name an axis"),
-        (lambda: Mesh.of({}), "the mesh has no axes"),
-        (lambda: Mesh(tp=2, rank_map=5), "rank_map is 5"),
-        (lambda: Mesh.from_dict({}), "this data is no mesh"),
-        (lambda: Mesh.from_dict(5), "this data is no mesh"),
-        (lambda: Mesh.from_dict({"axes": 3, "offset": 0}), "this data is no mesh"),
-        (lambda: Mesh.from_dict({"axes": [["tp", 2]], "offset": 0, "views": 3}), "this data is no mesh"),
-        (lambda: Mesh(tp=2)["tp", "dp"], "unknown axis 'dp'"),
-    ],
-)
-def test_what_is_no_mesh(make, message):
-    """Whatever is given instead of sizes, a text, a map or saved data is refused in words."""
-    with pytest.raises((LayoutError, UnknownAxis), match=message):
-        make()
