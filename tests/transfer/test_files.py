@@ -70,32 +70,33 @@ def test_whole_tensors_of_safetensors_under_other_names(tmp_path):
 
 
 def test_what_is_missing_is_an_error(tmp_path):
-    """No checkpoint, a name that it lacks, another shape, a file that is gone, one that is cut off."""
+    """No checkpoint, another name, shape or target, files that are torn, gone or a FIFO, an index torn or gone."""
     source = {"w": rm.Sharding(rm.Mesh(tp=2), ("tp", None), (8, 4))}
     into = {"w": torch.empty(8, 4)}
     whole = {"w": rm.Sharding(rm.Mesh(dp=1), (None, None), (8, 4))}
-    with pytest.raises(TransferError, match="holds no checkpoint"):
-        files.load(tmp_path, into, whole, rank=0)
+
+    def refused(into=into, shardings=whole):
+        with pytest.raises(TransferError) as caught:
+            files.load(tmp_path, into, shardings, rank=0)
+        return caught.value.values
+
+    assert refused() == {"folder": tmp_path}
     _saved(tmp_path, source, 2)
-    with pytest.raises(TransferError, match=r"does not have 'v'"):
-        files.load(tmp_path, into, {"v": whole["w"]}, rank=0)
-    with pytest.raises(TransferError, match=r"has shape \(8, 4\) in .* of shape \(8, 5\)"):
-        files.load(tmp_path, into, {"w": rm.Sharding(rm.Mesh(dp=1), None, (8, 5))}, rank=0)
+    assert refused(shardings={"v": whole["w"]}) == {"name": "v", "folder": tmp_path}
+    other = {"w": rm.Sharding(rm.Mesh(dp=1), None, (8, 5))}
+    assert refused(shardings=other) == {"name": "w", "folder": tmp_path}
+    for target in ({}, {"w": torch.zeros(8, 8)}):
+        assert refused(target) == {"name": "w"}
     path = tmp_path / "rank-00001.safetensors"
     path.write_bytes(path.read_bytes()[:-8])
-    with pytest.raises(TransferError, match=r"'w@4:8,0:4' cannot be read from .*rank-00001.safetensors"):
-        files.load(tmp_path, into, whole, rank=0)
-    path.unlink()
-    with pytest.raises(TransferError, match="cannot be read"):
-        files.load(tmp_path, into, whole, rank=0)
-    index = json.loads((tmp_path / files.INDEX).read_text())
-    index["tensors"]["w"]["boxes"].pop()
-    (tmp_path / files.INDEX).write_text(json.dumps(index))
-    with pytest.raises(TransferError, match="holds 16 of the 32 elements of 'w' that rank 0 needs"):
-        files.load(tmp_path, into, whole, rank=0)
+    for change in (lambda: None, path.unlink, lambda: os.mkfifo(path)):
+        change()
+        assert refused() == {"file": path.name, "folder": tmp_path}
     (tmp_path / files.INDEX).write_text("{")
-    with pytest.raises(TransferError, match=r"the index of checkpoint .* is not valid JSON"):
-        files.load(tmp_path, into, whole, rank=0)
+    assert refused() == {"folder": tmp_path}
+    (tmp_path / files.INDEX).unlink()
+    with pytest.raises(TransferError, match="it was never finished"):
+        files.Checkpoint.open(tmp_path)
 
 
 def test_torchs_distributed_checkpoint(ranks, tmp_path):
@@ -234,54 +235,40 @@ def test_a_chunk_is_what_its_metadata_says(tmp_path):
 
 
 def test_a_hole_is_no_checkpoint(tmp_path):
-    """The same box twice in place of another covers nothing more: the elements that are nowhere are counted."""
-    _saved(tmp_path, {"w": rm.Sharding(rm.Mesh(tp=2), ("tp", None), (8, 4))}, 2)
+    """The same box twice in place of another covers nothing more; what was filled is complete, and the rest is not."""
+    both = {**WHOLE, "v": rm.Sharding(rm.Mesh(dp=1), None, (3,))}
+    _saved(tmp_path, {**both, "w": rm.Sharding(rm.Mesh(tp=2), ("tp", None), (8, 4))}, 2)
+    into = rm.Transfer(both, both).allocate(0)
+    files.load(tmp_path, into, WHOLE, rank=0)
+    assert into.incomplete == ("v",)
+    files.load(tmp_path, into, both, rank=0)
+    assert into.complete
     index = json.loads((tmp_path / files.INDEX).read_text())
     index["tensors"]["w"]["boxes"][1] = index["tensors"]["w"]["boxes"][0]
     (tmp_path / files.INDEX).write_text(json.dumps(index))
-    into = rm.Transfer(WHOLE, WHOLE).allocate(0)
     with pytest.raises(TransferError, match="holds 16 of the 32 elements of 'w' that rank 0 needs"):
         files.load(tmp_path, into, WHOLE, rank=0)
     assert into.incomplete == ("w",)
 
 
-def test_what_is_read_is_complete(tmp_path):
-    """Allocated targets say that they are complete once a checkpoint has filled them."""
-    shardings = {**WHOLE, "v": rm.Sharding(rm.Mesh(dp=1), None, (3,))}
-    _saved(tmp_path, shardings, 1)
-    into = rm.Transfer(shardings, shardings).allocate(0)
-    files.load(tmp_path, into, WHOLE, rank=0)
-    assert into.incomplete == ("v",)
-    files.load(tmp_path, into, shardings, rank=0)
-    assert into.complete
-
-
-def test_targets_are_checked_before_anything_is_read(tmp_path):
-    """A target that is missing, or of another shape than its shard, is refused by name."""
-    _saved(tmp_path, WHOLE, 1)
-    for into, output in (({}, "no tensor is given for 'w'"), ({"w": torch.zeros(8, 8)}, r"a tensor of shape \(8, 8\)")):
-        with pytest.raises(TransferError, match=output):
-            files.load(tmp_path, into, WHOLE, rank=0)
-
-
 @pytest.mark.parametrize(
-    ("change", "output"),
+    "change",
     [
-        (lambda index: index.update(schema=2), "is of schema 2, and this version reads 1"),
-        (lambda index: index.pop("schema"), "is of schema None"),
-        (lambda index: index.update(tensors=[]), "values of another kind"),
-        (lambda index: index["tensors"]["w"].update(shape=None), "None as a shape"),
-        (lambda index: index["tensors"]["w"].update(boxes=[[0, [[0, 9], [0, 4]]]]), "as a box of shape"),
-        (lambda index: index["tensors"]["w"].update(boxes=5), "values of another kind"),
+        lambda index: index.update(schema=2),
+        lambda index: index.pop("schema"),
+        lambda index: index.update(tensors=[]),
+        lambda index: index["tensors"]["w"].update(shape=None),
+        lambda index: index["tensors"]["w"].update(boxes=[[0, [[0, 9], [0, 4]]]]),
+        lambda index: index["tensors"]["w"].update(boxes=5),
     ],
 )
-def test_an_index_of_another_schema_or_form_is_refused(tmp_path, change, output):
+def test_an_index_of_another_schema_or_form_is_refused(tmp_path, change):
     """Its schema is that of this version, and shapes, boxes and tensors are what they should be."""
     _saved(tmp_path, WHOLE, 1)
     index = json.loads((tmp_path / files.INDEX).read_text())
     change(index)
     (tmp_path / files.INDEX).write_text(json.dumps(index))
-    with pytest.raises(TransferError, match=output):
+    with pytest.raises(TransferError, match="the index of checkpoint"):
         files.Checkpoint.open(tmp_path)
 
 
@@ -292,14 +279,6 @@ def test_headers_of_safetensors_are_checked(tmp_path, header):
     """Fewer than eight bytes, a length beyond the file, and JSON of another form are refused as ours."""
     (tmp_path / "model.safetensors").write_bytes(header)
     with pytest.raises(TransferError, match="the index of checkpoint"):
-        files.Checkpoint.open(tmp_path)
-
-
-def test_a_checkpoint_that_was_not_finished_is_none(tmp_path):
-    """Files of ranks without their index are no Hugging Face model."""
-    _saved(tmp_path, WHOLE, 1)
-    (tmp_path / files.INDEX).unlink()
-    with pytest.raises(TransferError, match="it was never finished"):
         files.Checkpoint.open(tmp_path)
 
 
@@ -378,13 +357,3 @@ def test_only_regular_files_of_a_checkpoint_are_opened(tmp_path, name, kind):
     {"fifo": os.mkfifo, "folder": os.mkdir, "device": lambda p: p.symlink_to("/dev/zero")}[kind](path)
     with pytest.raises(TransferError, match=f"is a {'FIFO' if kind == 'fifo' else kind}, and only regular files"):
         files.Checkpoint.open(tmp_path)
-
-
-def test_only_regular_files_of_shards_are_opened(tmp_path):
-    """A FIFO in place of a rank's file is refused, not waited for."""
-    _saved(tmp_path, WHOLE, 1)
-    path = tmp_path / "rank-00000.safetensors"
-    path.unlink()
-    os.mkfifo(path)
-    with pytest.raises(TransferError, match="is a FIFO"):
-        files.load(tmp_path, {"w": torch.zeros(8, 4)}, WHOLE, rank=0)

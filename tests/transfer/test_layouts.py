@@ -155,10 +155,10 @@ def test_views_of_parameters_are_the_shards():
             (low, high), *_ = shard.boxes[0]
             assert view.shape == shard.shape
             assert torch.equal(view[: high - low], whole[name][low:high])
-        with pytest.raises(LayoutError, match="'qkv', which holds 'q', is not among the parameters"):
-            layout.views({"table": parameters["table"]}, rank)
-        with pytest.raises(LayoutError, match=r"'qkv', which holds 'q', has shape \(6, 10\)"):
-            layout.views(parameters | {"qkv": parameters["qkv"].T}, rank)
+        for parts in ({"table": parameters["table"]}, parameters | {"qkv": parameters["qkv"].T}):
+            with pytest.raises(LayoutError) as caught:
+                layout.views(parts, rank)
+            assert caught.value.name == "q"
 
 
 class _Wrapped(torch.Tensor):
@@ -181,21 +181,18 @@ def test_a_parameter_in_a_form_made_after_loading_is_refused_by_name():
     )
     assert list(layout.shardings) == ["table"]
     assert not {"q", "k", "v"} & layout.places[0].keys()
-    for made, named in (
-        (torch.zeros(4, 6).to(torch.float8_e4m3fn), "is float8_e4m3fn"),
-        (torch.zeros(4, 6, dtype=torch.int32), "is int32"),
-        (torch.Tensor._make_subclass(_Wrapped, torch.zeros(4, 6)), "is a _Wrapped"),
-        (torch.zeros(6, 4).T, r"has shape \(4, 6\) and strides \(1, 4\)"),
+    uses = (layout.views, layout.shards, lambda given, rank: layout.fill(given, rank, {"table": torch.ones(4, 6)}))
+    for made in (
+        torch.zeros(4, 6).to(torch.float8_e4m3fn),
+        torch.zeros(4, 6, dtype=torch.int32),
+        torch.Tensor._make_subclass(_Wrapped, torch.zeros(4, 6)),
+        torch.zeros(6, 4).T,
+        torch.zeros(6, 6),
     ):
-        for use in (
-            layout.views,
-            layout.shards,
-            lambda given, rank: layout.fill(given, rank, {"table": torch.ones(4, 6)}),
-        ):
-            with pytest.raises(LayoutError, match=f"'table', which holds 'table',.*{named}.*fill it before repack"):
+        for use in uses:
+            with pytest.raises(LayoutError, match="fill it before repack") as caught:
                 use({"table": made}, 0)
-    with pytest.raises(LayoutError, match="'table', which holds 'table', is not among the parameters; give those"):
-        layout.views({"other.qweight": torch.zeros(1)}, 0)
+            assert caught.value.name == "table"
 
 
 def test_a_module_whose_weight_was_replaced_is_named_with_what_it_has():
@@ -281,48 +278,31 @@ def test_ranks_whose_rows_are_all_padding_hold_nothing():
     assert [sorted(of) for of in views] == [["w"], ["w"], [], []]
 
 
-def test_parameters_of_another_size_are_refused():
-    """A table that is padded less: its shards would begin elsewhere."""
-    layout = read(Side("toy", rm.Mesh(tp=4), WEIGHTS, _load))
-    with pytest.raises(LayoutError, match=r"'table', which holds 'table', has shape \(6, 6\).* makes \(4, 6\)"):
-        layout.shards({"qkv": torch.zeros(10, 6), "table": torch.zeros(6, 6)}, 0)
+def _twice(tensor):
+    return {name: torch.empty(4, 2).copy_(tensor) for name in ("one", "two")}
 
 
-def test_a_tensor_in_two_parameters_is_refused():
-    """A weight that a rank holds twice has no one place."""
-
-    def load(rank, tensors):
-        both = {name: torch.empty(2) for name in ("one", "two")}
-        for parameter in both.values():
-            parameter.copy_(tensors["w"])
-        return both
-
-    assert read(Side("toy", rm.Mesh(dp=1), {"w": ((2,), "float32")}, load)).refused == {
-        "w": "rank 0 has it in one and in two"
-    }
+def _rows_apart(tensor):
+    return {"p": torch.empty(3, 2).copy_(tensor.index_select(0, torch.tensor([0, 1, 3])))}
 
 
-def test_pieces_without_regular_strides_are_refused():
-    """Rows 0, 1 and 3 of a tensor have no sharding over one rank."""
-
-    def load(rank, tensors):
-        parameter = torch.empty(3, 2)
-        parameter.copy_(tensors["w"].index_select(0, torch.tensor([0, 1, 3])))
-        return {"p": parameter}
-
-    refused = read(Side("toy", rm.Mesh(dp=1), {"w": ((4, 2), "float32")}, load)).refused
-    assert refused == {"w": "no cut over the axes dp gives its boxes: rank 0 has [0:2, 0:2], [3:4, 0:2], rank 0 has "
-                            "[0:2, 0:2], [3:4, 0:2]"}  # fmt: skip
+@pytest.mark.parametrize(("load", "why"), [(_twice, "in one and in two"), (_rows_apart, "[0:2, 0:2], [3:4, 0:2]")])
+def test_a_tensor_without_one_place_or_sharding_is_refused(load, why):
+    """A weight that a rank holds twice, and rows 0, 1 and 3 of a tensor over one rank."""
+    side = Side("toy", rm.Mesh(dp=1), {"w": ((4, 2), "float32")}, lambda _rank, tensors: load(tensors["w"]))
+    assert why in read(side).refused["w"]
 
 
-def test_a_loader_that_fails_is_named_with_its_error():
-    """What the side itself says is in the refusal, with the rank."""
+def test_a_loader_that_fails_is_named_with_its_rank():
+    """The side's own error is the cause of the refusal."""
 
     def load(rank, tensors):
         raise KeyError("layers.7.weight")
 
-    with pytest.raises(LayoutError, match=r"toy cannot load this model as rank 0: KeyError: 'layers.7.weight'"):
+    with pytest.raises(LayoutError) as caught:
         read(Side("toy", rm.Mesh(dp=1), {}, load))
+    assert caught.value.rank == 0
+    assert isinstance(caught.value.__cause__, KeyError)
 
 
 def test_a_layout_is_not_read_inside_a_job():

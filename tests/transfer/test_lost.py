@@ -158,19 +158,12 @@ def test_lost_ranks_and_copies_are_part_of_the_value():
 
 def test_the_error_says_what_is_lost_and_who_had_it():
     """The first box, the ranks that had it, how many there are; and what to do."""
-    source, target = two_to_one()
-    with pytest.raises(
-        LostState, match=r"no rank is left that holds 'w'\[4:8\], which rank 1 had; keep copies"
-    ) as caught:
-        Transfer(source, target, lost=[1]).bytes  # noqa: B018  - a property that raises
+    with pytest.raises(LostState, match=r"no rank is left that holds 'w'\[4:8\], which rank 1 had; keep") as caught:
+        Transfer(*two_to_one(), lost=[1]).bytes  # noqa: B018  - a property that raises
     assert caught.value.missing == (("w", ((4, 8),), (1,)),)
-    whole = Sharding(Mesh(dp=3), None, ())
+    source, target = (dict.fromkeys("ab", Sharding(mesh, None, ())) for mesh in (Mesh(dp=3), Mesh(dp=1, offset=3)))
     with pytest.raises(LostState, match=r"holds 'a', which ranks 0, 1, 2 had \(the first of 2 boxes\); keep"):
-        Transfer(
-            {"a": whole, "b": whole},
-            dict.fromkeys("ab", Sharding(Mesh(dp=1, offset=3), None, ())),
-            lost=range(3),
-        ).of(3)
+        Transfer(source, target, lost=range(3)).of(3)
 
 
 def moved(me, lost, copies, partial):
