@@ -96,7 +96,7 @@ def _listed(axes: object) -> tuple[str, ...]:
 
 
 def parse_axes(text: str) -> dict[str, int | None]:
-    """Return the sizes in an axis string, ``None`` where the text says ``*``.
+    """Return the sizes in an axis string, ``None`` where the text has ``*``.
 
     >>> parse_axes("tp=2, dp=*")
     {'tp': 2, 'dp': None}

@@ -81,7 +81,7 @@ class Difference:
     """Everything that differs, and the names of the kinds that are equal on every rank.
 
     ``spans``     offset and size of the meshes, (left, right)
-    ``order``     whether the common kinds come in another order: the first is canonical where they share
+    ``order``     whether the common kinds are in another order: the first is canonical where they share
     """
 
     world_sizes: tuple[int, int]

@@ -77,7 +77,7 @@ class Limits:
 DOCUMENT = Limits()
 INDEX = Limits(size=256 << 20, values=1 << 25, depth=32)
 
-# No number of a layout, shape or byte count is larger; larger ones cost more than they say.
+# No number of a layout, shape or byte count is larger; larger ones would take much memory.
 _LARGEST = 2**63
 # A scalar this long is no number or date, which YAML's constructors would compute.
 _SCALAR = 64

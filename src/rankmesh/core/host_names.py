@@ -51,7 +51,7 @@ def natural(name: str) -> tuple[Key, str]:
 
 
 def _part(number: int, text: str) -> tuple[int, str]:
-    """Text stands at even places, digits at odd ones: first their length, then their value."""
+    """Return a part as a key: text is at even places, digits at odd ones, first their length, then their value."""
     if number % 2 == 0:
         return 0, text.lower()
     digits = text.lstrip("0")

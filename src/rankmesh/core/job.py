@@ -7,7 +7,7 @@ llm                         [ tp 4, dp 4, pp 2         ]        disjoint
 ```
 
 Two meshes of a job are disjoint, or colocated (exactly the same ranks). Anything between is refused, because a rank
-would then wait in one mesh for a rank that is busy in another. A job covers its world unless it says ``partial=True``.
+would then wait in one mesh for a rank that is busy in another. A job covers its world unless it has ``partial=True``.
 The ranks of a mesh may be apart, as those of a slice of another mesh are.
 
 >>> from rankmesh.core.mesh import Mesh

@@ -123,7 +123,7 @@ class Options:
     ``sharp``          let the network switch reduce (NCCL CollNet)
     ``share``          False: never use one communicator with another group
     ``overlap``        a class of groups that run at the same time as others: never shared with another class
-    ``lazy``           create the process group at its first use, which waits for the other members to come
+    ``lazy``           create the process group at its first use, which waits for the other members
     """
 
     backend: str | None = _checked(_text)

@@ -195,7 +195,7 @@ class Plan:
         return explain(self, rank)
 
     def describe(self, rank: int) -> RankFacts:
-        """Return what ``explain`` says, as plain data."""
+        """Return the facts of ``explain`` as plain data."""
         from rankmesh.core.explain import describe
 
         return describe(self, rank)

@@ -20,9 +20,9 @@ __all__ = ["Preset", "get", "names"]
 
 @dataclass(frozen=True)
 class Preset:
-    """One published layout: ``spec`` is its axis string or recipe, ``source`` says where it was published.
+    """One published layout: ``spec`` is its axis string or recipe, ``source`` is where it was published.
 
-    ``note`` says what the source leaves open, and what was derived by arithmetic.
+    ``note`` has what the source leaves open, and what was derived by arithmetic.
     """
 
     name: str

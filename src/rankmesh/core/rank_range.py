@@ -10,7 +10,7 @@ rank       4  6  5  7        the same with rank_map=(4, 6, 5, 7)
 rank       1  3  5  7        a slice of a larger mesh, whose ranks are apart: rank_map=(1, 3, 5, 7)
 ```
 
-A coordinate always belongs to a *position*; the rank map says which process sits there. So a group's members are
+A coordinate always belongs to a *position*; the rank map has the rank of each position. So a group's members are
 listed in the order of their coordinates, whatever their rank numbers are.
 """
 

@@ -1,11 +1,11 @@
-"""Saved plans: JSON with a schema version, and the digest of what it says.
+"""Saved plans: JSON with a schema version, and the digest of the data.
 
 ```
 {"schema": 1, "mesh": {"axes": [["tp", 2], ...], "offset": 0, ...}, "groups": [{"name": "tp", ...}, ...], ...}
 ```
 
 The digest is the SHA-256 of the same data in one canonical spelling, without the schema version and without the options
-that only groups to come would inherit: those of the groups are in each of them.
+that only later groups would inherit: each group has its own in it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class PlanData(TypedDict, total=False):
 
 
 def contents(plan: Plan) -> PlanData:
-    """Return what a plan says, as plain data: the same on every rank."""
+    """Return a plan as plain data, the same on every rank."""
     data: PlanData = {"mesh": plan.mesh.to_dict(), "groups": [spec.to_dict() for spec in plan.specs]}
     if plan.fixed_world:
         data["world_size"] = plan.world_size

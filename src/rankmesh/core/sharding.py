@@ -150,7 +150,7 @@ class Sharding:
     ``at``      where the tensor is at all: positions by axis, ``{"pp": 1}``; several hold copies, ``{"pp": (0, -1)}``
     ``parts``   the lengths of a fused dimension's parts, each of which is cut by itself, ``(q, k, v)``: of the one
                 dimension that is cut, else by dimension, ``{0: (q, k, v)}``
-    ``padded``  by dimension the length that is stored and cut, ``{0: 51200}``, where it is more than ``shape`` says
+    ``padded``  by dimension the length that is stored and cut, ``{0: 51200}``, where that is more than in ``shape``
 
     Raises ``LayoutError`` for what does not fit together, ``UnknownAxis`` for axes that the mesh does not have.
     """
@@ -255,7 +255,7 @@ class Sharding:
     def to_dtensor(self, device_mesh: object) -> tuple[object, ...]:
         """Return the placements on a ``DeviceMesh`` of these ranks and axes: ``DTensor.from_local(local, mesh, ...)``.
 
-        Raises ``LayoutError`` for what DTensors cannot say: ``at``, ``parts``, ``padded``, views, another mesh.
+        Raises ``LayoutError`` for what DTensors cannot express: ``at``, ``parts``, ``padded``, views, another mesh.
         """
         placements: tuple[object, ...] = provided("dtensors").placements_of(self, device_mesh)
         return placements

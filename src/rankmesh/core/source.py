@@ -42,7 +42,7 @@ FORMS = (
     "write an axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
     "or the path of a saved plan (plan.json) or of a training config (train.sh, train.toml, config.yaml, ds.json)"
 )
-# An axis and its size in whatever way, and the names that are axes wherever they stand.
+# An axis and its size in whatever way, and the names that are axes anywhere.
 _AXIS = re.compile(r"([A-Za-z_]+)[:=]?([0-9]{1,9}|\*)")
 _AXES = frozenset({"tp", "dp", "pp", "cp", "ep", "sp", "etp", "edp", "dp_shard", "dp_replicate", "fsdp", "hsdp", "vpp"})
 _ENDINGS = (".json", ".yaml", ".yml", ".toml", ".sh")

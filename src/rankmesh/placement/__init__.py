@@ -1,6 +1,7 @@
 """Placement: the cluster, what a step sends, what it costs, and the rank order that costs least. No torch."""
 
 from rankmesh.core.host_names import host_list, natural
+from rankmesh.core.lazy import PROVIDED
 from rankmesh.placement.cluster import Cluster, Host, Level
 from rankmesh.placement.crossings import Crossings, crossings, hops, reach, widest
 from rankmesh.placement.model import Training, Transformer
@@ -29,3 +30,6 @@ __all__ = [
     "step_traffic",
     "widest",
 ]
+
+# A cluster is read from files by what knows their formats.
+PROVIDED["cluster files"] = "rankmesh.placement.read"

@@ -1,7 +1,7 @@
 """Clouds: the labels of Kubernetes nodes, AWS's network nodes, and a plain ``{host: switch}``.
 
 ```
-kubectl get nodes -o json                          levels host nvlink leaf spine core zone, as far as nodes say them
+kubectl get nodes -o json                          levels host nvlink leaf spine core zone, as far as nodes have them
 aws ec2 describe-instance-topology                 levels host nvlink leaf spine core: NetworkNodes, innermost last
 {"node1": "s1", "node2": ["s2", "top"]}            levels host leaf spine: switches, innermost first
 ```
@@ -49,7 +49,7 @@ _LABELS: Mapping[str, tuple[str, ...]] = {
     "zone": ("topology.kubernetes.io/zone",),
 }
 _DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu", "habana.ai/gaudi", "google.com/tpu")
-# Devices of an instance; of other types the caller says how many.
+# Devices of an instance; of other types the caller gives the number.
 _INSTANCES: Mapping[str, int] = {
     "p4d.24xlarge": 8,
     "p4de.24xlarge": 8,

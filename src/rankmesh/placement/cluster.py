@@ -1,4 +1,4 @@
-"""Clusters: the machine as nested levels, the hosts in natural order, and which rank stands where.
+"""Clusters: the machine as nested levels, the hosts in natural order, and the device of each rank.
 
 ```
 Cluster.parse("host=2,leaf=2,spine=2")       8 devices
@@ -10,7 +10,7 @@ rank   │ 0 1 │ 2 3 │ 4 5 │ 6 7         0 4   spine
 ```
 
 Hosts are in natural order (node2 before node10). Ranks fill them as they are listed: a launcher that takes node10 first
-has its first ranks there, and ``rank_map`` says so.
+has its first ranks there, which ``rank_map`` records.
 
 >>> cluster = Cluster.parse("host=8,nvlink=9,leaf=4")
 >>> cluster.host_of(8).name, cluster.level_of(np.array([0, 0, 0]), np.array([7, 8, 72])).tolist()
@@ -19,7 +19,7 @@ has its first ranks there, and ``rank_map`` says so.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from math import isfinite, prod
@@ -30,6 +30,7 @@ import numpy as np
 
 from rankmesh.core.axes import fill, integer, parse_axes
 from rankmesh.core.host_names import host_list, natural
+from rankmesh.core.lazy import provided
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import ClusterError, LayoutError, cut, quoted
 
@@ -46,6 +47,7 @@ SCHEMA = 1
 _INSIDE, _OUTSIDE, _OUTWARD = (3.4e-6, 450e9), (14e-6, 50e9), (0.6e-6, 4e-6)
 # More than any cluster has: a slip of the finger, which would take all memory.
 _DEVICES = 2**21
+_FORM = "a cluster has levels, each with a name, and hosts, each with a name and devices"
 # The levels that join what a description leaves apart.
 _JOINING = ("network", "cluster", "everything")
 
@@ -217,12 +219,11 @@ class Cluster:
         """Return the cluster of a file: ``rankmesh cluster --json``, Slurm, Kubernetes, AWS, or ``{host: switch}``.
 
         ``hosts`` are those of the job, in the order of its launcher, as names or as a list (``node[1-4,7]``); without,
-        all hosts of the file. ``gpus_per_node`` is for files that do not say how many devices a host has.
+        all hosts of the file. ``gpus_per_node`` is for files without the number of devices of a host.
         See `rankmesh.placement.read`.
         """
-        from rankmesh.placement.read import read
-
-        return read(Path(path), hosts=hosts, gpus_per_node=gpus_per_node)
+        found: Cluster = provided("cluster files").read(Path(path), hosts=hosts, gpus_per_node=gpus_per_node)
+        return found
 
     # -- what it is -----------------------------------------------------------------------------------------------
 
@@ -315,10 +316,21 @@ class Cluster:
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
-        """Return the cluster of ``to_dict``; by hand, a host may be a list (``node[1-4]``), a number absent."""
-        from rankmesh.placement.document import cluster_of
+        """Return the cluster of ``to_dict``, or of a document that people write. Raises ``ClusterError``.
 
-        return cluster_of(data)
+        ```yaml
+        levels:                                     # innermost first; latency in s, bandwidth and uplink in bytes/s
+          - {name: host}                            # a number that is left out is one that nobody measured yet
+          - {name: leaf, latency: 5.0e-6, bandwidth: 25.0e+9, uplink: 100.0e+9}
+          - {name: spine, uplink: 400.0e+9}
+        hosts:
+          - {name: "node[1-4]", devices: 8, leaf: a, spine: top}
+          - {name: "node[5-8]", devices: 4, leaf: b, spine: top}
+        ```
+
+        An outermost level that no host names is one unit.
+        """
+        return _of_document(data)
 
     def __repr__(self) -> str:
         return f"Cluster({self})"
@@ -405,3 +417,75 @@ def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[L
     name = next(name for name in _JOINING if name not in {level.name for level in levels})
     joined = tuple(replace(host, places=(*host.places, name)) for host in hosts)
     return (*levels, Level.unmeasured(name, len(levels))), joined
+
+
+# -- documents ------------------------------------------------------------------------------------------------------
+
+
+def _of_document(data: Mapping[str, Any]) -> Cluster:
+    schema = data.get("schema", SCHEMA)
+    if schema != SCHEMA:
+        raise ClusterError(
+            f"this cluster has schema {quoted(schema)}, but this version of rankmesh reads {SCHEMA}; upgrade rankmesh",
+            schema=schema,
+        )
+    _known(data, {"schema", "levels", "hosts", "rank_map"}, "a cluster")
+    levels = tuple(_level(row, number) for number, row in enumerate(_rows(data, "levels")))
+    names = [level.name for level in levels]
+    rows = _rows(data, "hosts")
+    unnamed = _unnamed(rows, names)
+    hosts = tuple(host for row in rows for host in _hosts({**dict.fromkeys(unnamed, "all"), **row}, names))
+    notes = tuple(f"no host names its {level}: all hosts are in one" for level in unnamed)
+    rank_map = data.get("rank_map")
+    if rank_map is not None and not isinstance(rank_map, list | tuple):
+        raise ClusterError(f"rank_map is {quoted(rank_map)}; give a list of ranks, or leave it out")
+    # A level that was added to join the others is written down, so the hosts of a document are joined as they are.
+    return Cluster(levels, hosts, None if rank_map is None else tuple(rank_map), notes)
+
+
+def _unnamed(rows: list[Mapping[str, Any]], levels: list[str]) -> tuple[str, ...]:
+    """Return the outermost levels that no host names: all hosts are in one unit of them."""
+    named = [number for number, level in enumerate(levels[1:], 1) if any(level in row for row in rows)]
+    return tuple(levels[max(named, default=0) + 1 :])
+
+
+def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+    rows = data.get(key)
+    if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
+        raise ClusterError(f"{key} is {quoted(rows)}; {_FORM}; write a list of them", key=key)
+    return rows
+
+
+def _level(row: Mapping[str, Any], number: int) -> Level:
+    _known(row, {"name", "latency", "bandwidth", "uplink"}, f"level {quoted(row.get('name'))}")
+    level = Level.unmeasured(row.get("name", ""), number)
+    return replace(level, **{key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None})
+
+
+def _hosts(row: Mapping[str, Any], levels: list[str]) -> Iterator[Host]:
+    name = row.get("name")
+    _known(row, {"name", "devices", *levels[1:]}, f"host {name!r}")
+    places = tuple(_place(row, level, name) for level in levels[1:])
+    if "devices" not in row:
+        raise ClusterError(f"host {quoted(name)} does not say how many devices it has; add devices: 8", host=name)
+    for listed in host_list(name if isinstance(name, str) else ""):
+        yield Host(listed, row["devices"], places)
+
+
+def _place(row: Mapping[str, Any], level: str, name: object) -> str:
+    place = row.get(level)
+    if not isinstance(place, str | int) or isinstance(place, bool) or place == "":
+        raise ClusterError(
+            f"host {quoted(name)} does not say its {level}; add {level}: a name",
+            host=name,
+            level=level,
+        )
+    return str(place)
+
+
+def _known(row: Mapping[str, Any], known: set[str], what: str) -> None:
+    for key in row:
+        if key not in known:
+            raise ClusterError(
+                f"{what} has the key {quoted(key)}, none of {', '.join(sorted(known))}; remove or rename it", key=key
+            )

@@ -36,7 +36,7 @@ devices of a level are alike; protocols, channels, and in-network reduction. For
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, log2
@@ -51,7 +51,7 @@ from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.crossings import hops
 from rankmesh.placement.traffic import Message
 
-__all__ = ["BACKENDS", "Lay", "Machine", "seconds", "steps_and_volume"]
+__all__ = ["BACKENDS", "HopCounts", "Machine", "seconds", "steps_and_volume"]
 
 FloatArray = npt.NDArray[np.float64]
 BACKENDS = ("nccl", "gloo")
@@ -70,7 +70,7 @@ class Machine:
         return cls(cluster.levels, cluster.units[:, ranks].astype(np.int32))
 
 
-class Lay:
+class HopCounts:
     """How the groups of one kind lie on a machine under each of several placements.
 
     ``groups`` are positions ``(groups, size)``, ``devices`` the device of each position ``(placements, positions)``.
@@ -81,6 +81,10 @@ class Lay:
     def __init__(
         self, groups: IntArray, machine: Machine, devices: IntArray, *, backend: str, stages: IntArray | None = None
     ) -> None:
+        if backend not in BACKENDS:
+            raise PlacementError(
+                f"unknown backend {quoted(backend)}; costs are known for nccl and gloo", received=backend
+            )
         self.size, self.many, self.machine, self.backend = groups.shape[1], len(devices), machine, backend
         self._placed = devices.astype(np.int32)[:, groups]
         self._stages = np.zeros(len(groups), dtype=np.int64) if stages is None else stages
@@ -180,14 +184,12 @@ def _busiest(owner: IntArray, weight: npt.NDArray[Any] | None, many: int, count:
     return most
 
 
-def seconds(messages: Iterable[Message], lying: Lay, levels: Sequence[Level], *, backend: str = "nccl") -> FloatArray:
+def seconds(messages: Iterable[Message], counts: HopCounts) -> FloatArray:
     """Return the seconds of a step that a kind takes under each placement; 0 for groups of one rank."""
-    if backend not in BACKENDS:
-        raise PlacementError(f"unknown backend {quoted(backend)}; costs are known for nccl and gloo", received=backend)
-    total = np.zeros(lying.many)
-    if lying.size > 1:
+    total = np.zeros(counts.many)
+    if counts.size > 1:
         for message in messages:
-            total += message.times * _one(message.collective, message.bytes, lying, levels, backend)
+            total += message.times * _one(message.collective, message.bytes, counts)
     return total
 
 
@@ -218,42 +220,42 @@ _BEHIND = {"all-to-all": 1.0, "ring": 1.0, "all-gather": 0.5}
 _IN_TURN = 0.75
 
 
-def _one(collective: str, size: float, lying: Lay, levels: Sequence[Level], backend: str) -> FloatArray:
-    steps, volume = steps_and_volume(collective, lying.size, size, backend)
-    mutual = backend == "gloo" and (collective == "all-to-all" or lying.size == 2)
+def _one(collective: str, size: float, counts: HopCounts) -> FloatArray:
+    steps, volume = steps_and_volume(collective, counts.size, size, counts.backend)
+    mutual = counts.backend == "gloo" and (collective == "all-to-all" or counts.size == 2)
     behind = _BEHIND.get(collective, 0.0) if mutual else 0.0
     if collective == "all-to-all":
-        return _all_to_all(volume, lying, levels, behind)
-    found = _over(lying, levels, steps, volume, collective, behind)
-    if collective == "all-reduce" and backend == "nccl":
-        return np.minimum(found, _over(lying, levels, 2 * ceil(log2(lying.size)), 2 * size, collective))
+        return _all_to_all(volume, counts, behind)
+    found = _over(counts, steps, volume, collective, behind)
+    if collective == "all-reduce" and counts.backend == "nccl":
+        return np.minimum(found, _over(counts, 2 * ceil(log2(counts.size)), 2 * size, collective))
     return found
 
 
-def _over(
-    lying: Lay, levels: Sequence[Level], steps: float, volume: float, collective: str, behind: float = 0.0
-) -> FloatArray:
+def _over(counts: HopCounts, steps: float, volume: float, collective: str, behind: float = 0.0) -> FloatArray:
     """Return the time of ``steps`` latencies and ``volume`` bytes over each hop, uplinks shared by all groups."""
-    latency = np.array([level.latency for level in levels])[lying.widest]
+    levels = counts.machine.levels
+    latency = np.array([level.latency for level in levels])[counts.widest]
     volume *= _turns(1, behind)
-    time = volume / np.minimum.accumulate([level.bandwidth for level in levels])[lying.widest]
+    time = volume / np.minimum.accumulate([level.bandwidth for level in levels])[counts.widest]
     for number, level in enumerate(levels[1:]):
         if level.uplink is not None:
-            time = np.maximum(time, volume * lying.edges(collective, number) / level.uplink)
+            time = np.maximum(time, volume * counts.edges(collective, number) / level.uplink)
     whole: FloatArray = steps * latency + time
     return whole
 
 
-def _all_to_all(part: float, lying: Lay, levels: Sequence[Level], behind: float) -> FloatArray:
+def _all_to_all(part: float, counts: HopCounts, behind: float) -> FloatArray:
     """Return the time in which each member sends a part to each other one: by its own links, and by shared uplinks."""
-    latency = np.array([level.latency for level in levels])[lying.widest]
-    peers = lying.size - 1
-    time: FloatArray = np.full(lying.many, part * peers * _turns(peers, behind) / levels[0].bandwidth)
+    levels = counts.machine.levels
+    latency = np.array([level.latency for level in levels])[counts.widest]
+    peers = counts.size - 1
+    time: FloatArray = np.full(counts.many, part * peers * _turns(peers, behind) / levels[0].bandwidth)
     for number, level in enumerate(levels[1:]):
-        beyond = lying.most("beyond", number)
+        beyond = counts.most("beyond", number)
         time = np.maximum(time, part * beyond * _turns(beyond, behind) / level.bandwidth)
         if level.uplink is not None:
-            pairs = lying.waiting(number) if behind else lying.edges("all-to-all", number)
+            pairs = counts.waiting(number) if behind else counts.edges("all-to-all", number)
             time = np.maximum(time, part * pairs / level.uplink)
     return latency + time
 

@@ -1,10 +1,10 @@
-"""A cluster from what its ranks say of themselves.
+"""A cluster from the reports of its ranks.
 
 ```
 rank 0   host node10  boot 5e..  slot 0         hosts     node2 (ranks 2, 3), node10 (ranks 0, 1): natural order
 rank 1   host node10  boot 5e..  slot 1         rank_map  2 3 0 1
 rank 2   host node2   boot a1..  slot 0         levels    host, and nvlink where NVML knows a fabric,
-rank 3   host node2   boot a1..  slot 1                   and switches where Slurm says them (SLURM_TOPOLOGY_ADDR)
+rank 3   host node2   boot a1..  slot 1                   and switches where Slurm gives them (SLURM_TOPOLOGY_ADDR)
 ```
 
 A host is a name, a boot and a set of shared memory: two hosts with one name are two, and so are two containers of one
@@ -31,7 +31,7 @@ _Identity = tuple[str, str, str]
 
 @dataclass(frozen=True)
 class Witness:
-    """What one rank says: its host's name and boot, its slot there, and what it knows of the network.
+    """The report of one rank: its host's name and boot, its slot there, and the network as far as it is known.
 
     ``memory``   tells containers of one machine apart: its shared-memory namespace
     ``fabric``   the NVLink domain of its device, as NVML names it; ``switches``: outermost first, without the host
@@ -47,12 +47,12 @@ class Witness:
 
     @property
     def identity(self) -> _Identity:
-        """What tells its host from others."""
+        """The identity of its host."""
         return self.host, self.boot, self.memory
 
 
 def discovered(witnesses: Sequence[Witness]) -> Cluster:
-    """Return the cluster of all ranks of a world, whoever says it first."""
+    """Return the cluster of all ranks of a world, whichever report is first."""
     ordered = sorted(witnesses, key=lambda each: each.rank)
     hosts: dict[_Identity, list[Witness]] = {}
     for each in ordered:

@@ -1,4 +1,4 @@
-"""What a file says of a machine, before the job's hosts are chosen from it: names, units, lines.
+"""A machine as a file describes it, before the job's hosts are chosen from it: names, units, lines.
 
 ```
 file ── reader ── Machine ── the job's hosts, devices ── Cluster
@@ -18,13 +18,13 @@ __all__ = ["NETWORK", "Machine", "Site", "outward"]
 
 # The levels of switches, from the hosts outward; deeper networks go on with numbers.
 NETWORK = ("leaf", "spine", "core", "switch4", "switch5", "switch6", "switch7", "switch8")
-# How many devices a host has where nothing says it: the usual server for training.
+# How many devices a host has where nothing states it: the usual server for training.
 _DEVICES = 8
 
 
 @dataclass(frozen=True)
 class Site:
-    """One host as a file has it: its units, innermost first, its devices if it says so, and the line."""
+    """One host as a file has it: its units, innermost first, its devices if they are stated, and the line."""
 
     places: tuple[str, ...]
     devices: int | None = None

@@ -20,7 +20,7 @@ import numpy as np
 
 from rankmesh.core.plan import Plan
 from rankmesh.placement.cluster import Cluster, Level
-from rankmesh.placement.cost import Lay, Machine, steps_and_volume
+from rankmesh.placement.cost import HopCounts, Machine, steps_and_volume
 from rankmesh.placement.crossings import hops as hops_of
 
 __all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measurement"]
@@ -29,7 +29,7 @@ __all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measure
 _SLOW, _MOST = 1.4, 0.9
 # Links count as shared when all devices at once get less than this part of what each gets alone.
 _FREE = 0.8
-# What ranks call the time that the message of the member before took to come: a pair of ranks, no group of the plan.
+# The time of a message from the member before: of a pair of ranks, not of a group of the plan.
 HOP = "hop"
 _FACTORS = {"all-reduce": 2.0, "broadcast": 0.0}
 
@@ -219,15 +219,15 @@ class _Seen:
         rank_range = plan.mesh.rank_range
         machine = Machine.of(cluster, rank_range.ascending)
         groups = np.searchsorted(rank_range.ascending, [group.ranks for group in row.groups])
-        lying = Lay(groups, machine, np.arange(rank_range.size)[None], backend=backend)
+        counts = HopCounts(groups, machine, np.arange(rank_range.size)[None], backend=backend)
         steps, volume = steps_and_volume(row.collective, row.size, row.bytes, backend)
         return cls(
-            int(lying.widest[0]),
+            int(counts.widest[0]),
             steps,
             volume,
             row.seconds,
             row.isolated,
-            tuple(int(lying.edges(row.collective, level)[0]) for level in range(len(cluster.levels) - 1)),
+            tuple(int(counts.edges(row.collective, level)[0]) for level in range(len(cluster.levels) - 1)),
         )
 
     def rate(self, seconds: float, latency: float) -> float:

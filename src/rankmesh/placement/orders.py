@@ -75,7 +75,7 @@ def positions_in(order: Sequence[Factor]) -> IntArray:
 
 
 def words(mesh: Mesh, device: IntArray) -> str:
-    """Return the order of the axes that a placement comes to: those with neighbours on near devices first.
+    """Return the order of the axes under a placement: those with neighbours on near devices first.
 
     >>> words(Mesh(tp=2, dp=2), np.array([0, 2, 1, 3]))
     'dp-tp'

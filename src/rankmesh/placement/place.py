@@ -32,7 +32,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
-from rankmesh.placement.cost import FloatArray, Lay, Machine, seconds
+from rankmesh.placement.cost import FloatArray, HopCounts, Machine, seconds
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
 from rankmesh.placement.steps import default_traffic
 from rankmesh.placement.traffic import Traffic
@@ -145,8 +145,8 @@ class Costing:
     def kind(self, name: str, devices: IntArray) -> FloatArray:
         """Seconds of one kind under each placement."""
         groups, messages = self._kinds[name]
-        lying = Lay(groups, self.machine, devices, backend=self.backend)
-        return seconds(messages, lying, self.machine.levels, backend=self.backend)
+        counts = HopCounts(groups, self.machine, devices, backend=self.backend)
+        return seconds(messages, counts)
 
     def costs(self, devices: IntArray, limit: float = np.inf) -> FloatArray:
         """Seconds of all kinds under each placement; infinite where a constraint is not met.
@@ -307,7 +307,7 @@ def _least(costing: Costing, devices: IntArray) -> tuple[IntArray, float]:
 
 
 def _orders(factors: Sequence[Factor]) -> list[Order]:
-    """Return every order of the factors, as they stand first; of too many, these and the reverse."""
+    """Return every order of the factors, the given one first; of too many, the given one and the reverse."""
     if factorial(len(factors)) <= _ORDERS:
         return list(permutations(factors))
     return [tuple(factors), tuple(reversed(factors))]
@@ -341,7 +341,7 @@ def _moves(order: Sequence[Factor]) -> Iterator[Order]:
 
 def _kind(name: str, groups: IntArray, costing: Costing, sent: Traffic, best: IntArray, given: IntArray) -> KindCost:
     both = np.stack([best, given])
-    lying = Lay(groups, costing.machine, both, backend=costing.backend)
-    after, before = seconds(sent.get(name, ()), lying, costing.machine.levels, backend=costing.backend).tolist()
-    level, was = (costing.machine.levels[int(number)].name for number in lying.widest)
+    counts = HopCounts(groups, costing.machine, both, backend=costing.backend)
+    after, before = seconds(sent.get(name, ()), counts).tolist()
+    level, was = (costing.machine.levels[int(number)].name for number in counts.widest)
     return KindCost(name, level, after, before, was)

@@ -39,7 +39,7 @@ from rankmesh.core.spec import GroupSpec
 from rankmesh.core.strided import IntArray
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import Work, optimizer, stage_work
-from rankmesh.placement.cost import Lay, seconds
+from rankmesh.placement.cost import HopCounts, seconds
 from rankmesh.placement.devices import Device
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.place import devices_of
@@ -122,15 +122,15 @@ class Links:
     """How the groups of a plan lie on a cluster: seconds of what they send."""
 
     def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl") -> None:
-        self.roles, self.backend, self._levels = Roles.of(plan), backend, cluster.levels
+        self.roles, self.backend = Roles.of(plan), backend
         _, machine, given = devices_of(plan, cluster)
         self._plain = plain = plan.replace(rank_map=None)
         self._machine, self._given = machine, given[None]
         self._shared = any(level.uplink is not None for level in cluster.levels)
-        self._by_stage: dict[tuple[str, int], Lay] = {}
+        self._by_stage: dict[tuple[str, int], HopCounts] = {}
         ranks = plain.mesh.rank_range  # groups of positions, whose devices the plan's rank map gives
-        self._lying = {
-            name: Lay(positions, machine, given[None], backend=backend, stages=self._stages(positions)[:, 0])
+        self._counts = {
+            name: HopCounts(positions, machine, given[None], backend=backend, stages=self._stages(positions)[:, 0])
             for name, groups in plain.kinds.items()
             if groups.size > 1
             for positions in [ranks.positions(groups.array)]
@@ -138,18 +138,20 @@ class Links:
 
     def seconds(self, name: str, messages: list[Message], stage: int | None = None) -> float:
         """Seconds of a step that these messages of a kind take, of all groups at once or of those of one stage."""
-        if name not in self._lying:
+        if name not in self._counts:
             return 0.0
-        lying = self._lying[name] if stage is None or not self._shared else self._of_stage(name, stage)
-        return float(seconds(messages, lying, self._levels, backend=self.backend)[0])
+        counts = self._counts[name] if stage is None or not self._shared else self._of_stage(name, stage)
+        return float(seconds(messages, counts)[0])
 
-    def _of_stage(self, name: str, stage: int) -> Lay:
+    def _of_stage(self, name: str, stage: int) -> HopCounts:
         """Return the groups of a kind that lie on one pipeline stage; all where the kind joins stages."""
         if (name, stage) not in self._by_stage:
             positions = self._plain.mesh.rank_range.positions(self._plain.groups(name).array)
             here = positions[(self._stages(positions) == stage).all(axis=1)]
-            lay = Lay(here, self._machine, self._given, backend=self.backend) if len(here) else self._lying[name]
-            self._by_stage[name, stage] = lay
+            counts = (
+                HopCounts(here, self._machine, self._given, backend=self.backend) if len(here) else self._counts[name]
+            )
+            self._by_stage[name, stage] = counts
         return self._by_stage[name, stage]
 
     def _stages(self, positions: IntArray) -> IntArray:

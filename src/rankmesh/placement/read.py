@@ -25,7 +25,6 @@ from rankmesh.core.host_names import HOST_LIST, host_list, listed_hosts
 from rankmesh.errors import ClusterError, LayoutError, RankmeshError, quoted
 from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
 from rankmesh.placement.cluster import Cluster, Host
-from rankmesh.placement.document import cluster_of
 from rankmesh.placement.machine import Machine
 from rankmesh.placement.slurm import is_conf, read_conf, read_yaml
 
@@ -47,7 +46,7 @@ def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node:
     try:
         with refused_as(ClusterError, "the file", _FORMS):
             if isinstance(data, Mapping) and "levels" in data and "hosts" in data:
-                return _chosen(cluster_of(data), hosts)
+                return _chosen(Cluster.from_dict(data), hosts)
             return _machine(text, data).cluster(hosts, gpus_per_node)
     except RankmeshError as error:
         if error.values.get("of") == HOST_LIST:  # the list is wrong, not the file

@@ -1,4 +1,4 @@
-"""Slurm: its topology files, and what it tells a job.
+"""Slurm: its topology files, and the environment of its jobs.
 
 ```
 topology.conf, tree                        topology.conf, block
@@ -11,7 +11,7 @@ levels host leaf spine                     levels host nvlink leaf: two blocks o
 What ``scontrol show topology`` prints is read alike. Switches that have the same below them are one unit. Rings and
 tori are refused: how near two of their hosts are is a number of hops, which levels do not describe.
 
-``topology.yaml`` says the same; of several topologies the one with ``cluster_default: true`` is read, else the first.
+``topology.yaml`` is read alike; of several topologies the one with ``cluster_default: true`` is read, else the first.
 Source: topology.conf(5), topology.yaml(5), scontrol(1) of Slurm 22.05 and of 26.05, and the output variables of
 srun(1).
 """
@@ -35,7 +35,7 @@ _CONF = re.compile(
     r"^[^\S\n]*(SwitchName|BlockName|BlockSizes|AggregatedBlock|RingName|TorusName)\s*=", re.IGNORECASE | re.MULTILINE
 )
 _WORD = re.compile(r"(\w+)\s*=\s*(\S+)")
-# What each line of a file may say, by the name that it begins with, in lower case.
+# The words that a line of a file may have, by the name that it begins with, in lower case.
 _KEYS: Mapping[str, tuple[str, ...]] = {
     "switchname": ("Nodes", "Switches", "LinkSpeed", "Level"),
     "blockname": ("Nodes", "BlockIndex", "BlockSize"),
@@ -122,7 +122,7 @@ class _Tree:
         return units, notes
 
     def _above(self, what: str, units: Mapping[str, str]) -> dict[str, tuple[str, int]]:
-        """Return the unit above each unit of switches, or above each node, and the line that says so first."""
+        """Return the unit above each unit of switches, or above each node, and the first line with it."""
         found: dict[str, tuple[str, int]] = {}
         for name, line in self.lines.items():
             below = self.nodes[name] if what == "node" else tuple(units[child] for child in self.switches[name])
@@ -144,7 +144,7 @@ class _Tree:
 
 
 def _chain(name: str, above: Mapping[str, tuple[str, int]], heights: Mapping[str, int], depth: int) -> tuple[str, ...]:
-    """Return the unit at each level: one of switches stands at its height, and for itself until the next one above."""
+    """Return the unit at each level: a switch is at its height, and itself until the next one above."""
     chain, here = [], name
     for height in range(1, depth + 1):
         if here in above and heights[above[here][0]] <= height:
@@ -234,7 +234,7 @@ def read_conf(text: str) -> Machine:
 
 
 def _too_many_hops(kind: str, name: str, line: int) -> ClusterError:
-    """Levels say which hosts share a unit, and not how many hops two of them are apart."""
+    """Refuse a network of hops: levels describe which hosts share a unit, not how many hops two are apart."""
     such_as = json.dumps({"node1": name[:40]})
     return ClusterError(
         f"{kind} {quoted(name)}: how near two hosts of a {kind} are is a number of hops, which levels do not describe; "
@@ -260,7 +260,7 @@ def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
 
 
 def read_yaml(data: list[Any], line_of: Mapping[str, int]) -> Machine:
-    """Return the machine of a ``topology.yaml``; ``line_of`` knows where names stand."""
+    """Return the machine of a ``topology.yaml``; ``line_of`` has the lines of names."""
     rows = [row for row in data if isinstance(row, Mapping)]
     default = [row for row in rows if row.get("cluster_default")]
     row = (default or rows)[0]
@@ -307,7 +307,7 @@ def _refused(line: int, what: str, **values: object) -> ClusterError:
 
 
 def slurm_job(environment: Mapping[str, str], machine: Machine | None = None) -> Cluster:
-    """Return the hosts of a Slurm job, as its environment says, in ``machine`` where there is a topology file.
+    """Return the hosts of a Slurm job by its environment, in ``machine`` where there is a topology file.
 
     Devices are the tasks of each host, which hold the ranks in Slurm's order: by host (block), or dealt out (cyclic).
 

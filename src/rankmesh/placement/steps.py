@@ -229,7 +229,7 @@ def _bytes(messages: tuple[Message, ...]) -> float:
 def default_traffic(plan: Plan) -> tuple[Traffic, tuple[str, ...]]:
     """Traffic of blocks of hidden size 8192, four a stage, in bfloat16; of kinds with other names 1 MiB each.
 
-    The second value says so in words.
+    The second value is a note of that.
     """
     roles = Roles.of(plan)
     experts = 8 * roles.sizes["ep"] if roles.sizes["ep"] > 1 else 0

@@ -76,7 +76,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
 
     @classmethod
     def read(cls, path: str | Path) -> Traffic:
-        """Return the traffic of a YAML or JSON file; ``PlacementError`` says what is wrong with it."""
+        """Read the traffic of a YAML or JSON file. Raises ``PlacementError``."""
         with refused_as(PlacementError, f"traffic file {quoted_path(path)}", _FORM, path=str(path)):
             try:
                 return cls(parse(read_text(path)))

@@ -67,7 +67,7 @@ def matches(entries: Iterable[Entry]) -> bool:
 
 
 def from_document(entries: list[Entry], path: str) -> Settled:
-    """Return the arguments of the file; ``engine`` says for which recipe they are."""
+    """Return the arguments of the file; ``engine`` decides for which recipe they are."""
     settled = settle(TABLE, entries, path)
     found = settled.arguments
     engine = str(found.pop("engine", "NO")).upper()

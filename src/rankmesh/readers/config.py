@@ -30,7 +30,7 @@ _FORMS = (
 
 @dataclass(frozen=True)
 class Config:
-    """A plan and the lines of the file that it comes from; ``notes`` say what else was seen and not used.
+    """A plan and the lines of the file that it comes from; ``notes`` have what else was seen and not used.
 
     ``arguments`` are those of the recipe of this format, the world size among them.
     """
@@ -67,7 +67,7 @@ class Config:
 
 
 def _source(reading: Reading) -> str:
-    """Return what a line sets, and the other lines that its value comes from."""
+    """Return what a line sets, and the other lines of its value."""
     lines = " and ".join(map(str, reading.also))
     return f"{reading.argument}, from line{'s' if len(reading.also) > 1 else ''} {lines}" if lines else reading.argument
 

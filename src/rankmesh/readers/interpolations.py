@@ -29,7 +29,7 @@ _PRODUCTS = ("mul", "multiply")
 
 @dataclass
 class Interpolations:
-    """What the keys of a document stand for; ``used`` are the variables of the environment that it names."""
+    """The values of a document's keys; ``used`` are the variables of the environment that it names."""
 
     entries: list[Entry]
     variables: Mapping[str, str]
@@ -65,7 +65,7 @@ class Interpolations:
         return replace(entry, value=text, also=tuple(lines), default=entry.default or default)
 
     def _value(self, body: str) -> Entry | None:
-        """Return what stands for one interpolation, as an entry; None where it is of a kind that is not known."""
+        """Return the value of one interpolation as an entry; None where it is of a kind that is not known."""
         name, colon, rest = body.partition(":")
         if not colon:
             return self._by_path.get(tuple(body.split(".")))

@@ -1,7 +1,7 @@
 """Megatron: a launch script, a file of its arguments, or a YAML of them.
 
 Source: ``megatron/training/arguments.py`` of NVIDIA Megatron-LM for the names, ``initialize.py`` for what each of them
-does to the groups. In a YAML the names have underscores, and may stand in sections (``model_parallel:``).
+does to the groups. In a YAML the names have underscores, and may be in sections (``model_parallel:``).
 """
 
 from __future__ import annotations
@@ -162,7 +162,7 @@ def from_run(run: Run, path: str) -> Settled:
 
 
 def _deepspeed(settled: Settled, path: str) -> Settled:
-    """Megatron-DeepSpeed's sequence and expert axes, which are DeepSpeed's where they stand beside data alone."""
+    """Turn Megatron-DeepSpeed's sequence and expert axes into DeepSpeed's where only data is beside them."""
     sizes = settled.arguments
     separate = {name: size for name in ("sp", "moe_ep") if (size := sizes.pop(name, 1)) > 1}
     if not separate:

@@ -71,7 +71,7 @@ _LEFT_OPEN = ("vocabulary", "batch", "microbatch", "sequence")
 
 
 def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer, dict[str, Any]]:
-    """Return the model that a path or a name means, and what the file says of its training, as fields of ``Training``.
+    """Return the model of a path or a name, and what the file states of its training, as fields of ``Training``.
 
     ``vocabulary`` goes before the file's, which a script may leave to its tokenizer.
     Raises ``PlacementError`` for a file that is none, and for one that lacks a number.

@@ -1,4 +1,4 @@
-"""Models by name: what their published ``config.json`` says of their shapes, without weights and without network.
+"""Models by name: their shapes by their published ``config.json``, without weights and without network.
 
 Weights are those before quantisation, as they are trained. Of Gemma 3 these are the texts' layers.
 

@@ -1,4 +1,4 @@
-"""The parents of a YAML: the files that its ``defaults:`` name, whose values count where the file says nothing else.
+"""The parents of a YAML: the files that its ``defaults:`` name, whose values count where the file has none.
 
 ```
 defaults: ../grpo.yaml                     NeMo-RL: a path, relative to the file
@@ -50,7 +50,7 @@ def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, .
 
 
 def _names(listed: Entry) -> Iterator[tuple[str, str]]:
-    """Yield each file that is named, and the key that its values stand below: Hydra's ``group@package: name``."""
+    """Yield each file that is named, and the key that its values are below: Hydra's ``group@package: name``."""
     for item in listed.value if isinstance(listed.value, list) else [listed.value]:
         group, names = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else ("", item)
         for name in names if isinstance(names, list) else [names]:

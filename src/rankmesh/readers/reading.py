@@ -68,9 +68,9 @@ class Missing:
 
 @dataclass(frozen=True)
 class Entry:
-    """One setting as the file states it; ``also`` are further lines that its value comes from.
+    """One setting as the file states it; ``also`` are further lines of its value.
 
-    ``default``: the environment may say otherwise.
+    ``default``: the environment may overrule it.
     """
 
     path: tuple[str, ...]
@@ -212,7 +212,7 @@ def _number(value: Any) -> Any:
 
 
 def whole(entry: Entry, path: str) -> int | None:
-    """Return the value as a whole number of at least 1; None where the file says null."""
+    """Return the value as a whole number of at least 1; None where the file has null."""
     value = entry.value
     if value is None:
         return None

@@ -61,7 +61,7 @@ _OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
 # slime's training ranks, which Ray starts.
 _ACTORS: _Counts = ((("--actor-num-nodes",), None), (("--actor-num-gpus-per-node",), None))
-# Commands that start as many ranks as the environment says.
+# Commands that start as many ranks as the environment has.
 _SWIFT = ("megatron", "swift")
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 
@@ -95,7 +95,7 @@ class Run:
 
     @property
     def missing(self) -> Missing | None:
-        """Why the world size is unknown, as far as the launcher says."""
+        """Why the world size is unknown, as far as the launcher states."""
         value = self.world_size.value if self.world_size is not None else None
         return value if isinstance(value, Missing) else None
 
@@ -132,7 +132,7 @@ def read_run(
 ) -> Run | None:
     """Return the one run of a script, None if it starts none; ``marks`` are arguments that only a run has.
 
-    ``given`` are variables of the environment: they beat defaults, and stand in where the script leaves one open.
+    ``given`` are variables of the environment: they beat defaults, and are used where the script leaves one open.
     """
     script = read_script(text, _slurm(text), given)
     runs = [command for command in script.commands if _is_run(command, marks)]
@@ -169,7 +169,7 @@ def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
     """
     if not _ARGUMENTS.match(text):
         return None
-    # In an array, line ends and comments may stand between the words.
+    # In an array, line ends and comments may be between the words.
     script = read_script(f"ARGUMENTS=({text}\n)")
     arguments, strays = _arguments(Command(script.variables["ARGUMENTS"].words, 1))
     return Run(Command((), 1), arguments, None, strays, defaults=script.defaults, texts=script.texts)

@@ -85,7 +85,7 @@ class Variable:
 class Command:
     """A command that the script would start, its words expanded, and the variables that it finds.
 
-    ``within``: the function or the text that it may be in, where it does not run as it stands.
+    ``within``: the function or the text that it may be in, where it does not run as written.
     """
 
     words: tuple[Word, ...]
@@ -111,7 +111,7 @@ class Script:
     """What a script sets and starts.
 
     ``variables`` are those of its end, ``asked`` the names that it asks for, ``texts`` what it writes, by places, each
-    with its line; ``given`` is what --set says that the environment holds, ``defaults`` are the lines with defaults.
+    with its line; ``given`` are the variables of --set, ``defaults`` are the lines with defaults.
     """
 
     given: Mapping[str, Variable]
@@ -126,7 +126,7 @@ class Script:
 def read_script(
     text: str, known: Mapping[str, Variable] | None = None, given: Mapping[str, str] | None = None
 ) -> Script:
-    """Read a script; ``known`` are variables that it finds set, ``given`` those that the user says are."""
+    """Read a script; ``known`` are variables that it finds set, ``given`` those of --set."""
     if len(text) > _SIZE:
         raise Unreadable(f"is longer than {_SIZE >> 10} KiB")
     preset = {name: Variable(((Part(value, ()),),), False, ()) for name, value in (given or {}).items()}

@@ -1,4 +1,4 @@
-r"""What the ``#SBATCH`` lines of a job say: the counts that Slurm gives to the job as variables.
+r"""The ``#SBATCH`` lines of a job: the counts that Slurm gives to the job as variables.
 
 >>> counts("#SBATCH -N 2 --ntasks-per-node=4\n")["SLURM_NTASKS"]
 (8, 1)

@@ -38,9 +38,9 @@ class Part:
     """Some characters of a word.
 
     ``lines``      where they were written, first the line that matters most; ``at``: the place of a text
-    ``bare``       no quotes are around them; ``split``: they come from an expansion, so spaces end the word
+    ``bare``       no quotes are around them; ``split``: they are of an expansion, so spaces end the word
     ``shown``      how an unknown part is written, such as ``$TP``; ``why`` it is unknown; ``runs``: only bash knows it
-    ``elsewhere``  it comes from another file or command
+    ``elsewhere``  it is from another file or command
     ``default``    it is the default of a variable that the environment may set
     """
 
@@ -81,7 +81,7 @@ def value_of(word: Word) -> str | Missing:
 
 
 def lines_of(word: Word) -> tuple[int, ...]:
-    """Return the lines that a word comes from, each once."""
+    """Return the lines of a word, each once."""
     return tuple(dict.fromkeys(line for part in word for line in part.lines))
 
 

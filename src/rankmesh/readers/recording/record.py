@@ -63,7 +63,7 @@ STAND_INS = (
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 SECONDS = 30.0
 _GRACE, _WRITTEN, _JOBS = 1.0, 16 << 20, 20
-# What bash says of a line that failed: it is a note, since a size may come from that line.
+# What bash prints of a line that failed: it is a note, since a size may come from that line.
 _FAILED = re.compile(r"^\S+: line (\d+): (.+)$", re.MULTILINE)
 _NOTES = 20
 
