@@ -205,7 +205,7 @@ def limited(file: BinaryIO, size: int) -> bytes:
     """Return the rest of an open file. Raises ``Unreadable`` where that is more than ``size`` bytes."""
     data = file.read(size + 1)
     if len(data) > size:
-        raise Unreadable(f"is larger than {_bytes(size)}")
+        raise Unreadable(f"is larger than {f'{size >> 20} MiB' if size >= 1 << 20 else f'{size >> 10} KiB'}")
     return data
 
 
@@ -219,10 +219,6 @@ def read_text(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> str:
     if "\0" in text:
         raise Unreadable(f"is not text (a NUL byte at {text.index(chr(0))})")
     return text.replace("\r\n", "\n").replace("\r", "\n") if "\r" in text else text
-
-
-def _bytes(size: int) -> str:
-    return f"{size >> 20} MiB" if size >= 1 << 20 else f"{size >> 10} KiB"
 
 
 # -- JSON and TOML --------------------------------------------------------------------------------------------------

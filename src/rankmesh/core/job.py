@@ -48,11 +48,13 @@ class Job(Mapping[str, Mesh]):
         vars(self).update(
             world_size=integer(world_size, "world_size", least=1),
             partial=bool(partial),
-            _meshes={axis_name(name): _mesh(name, mesh) for name, mesh in meshes.items()},
+            _meshes={axis_name(name): mesh for name, mesh in meshes.items()},
         )
         if not meshes:
             raise LayoutError("the job has no meshes; give at least one, such as Job(world_size=8, llm=Mesh(dp=8))")
         for name, mesh in self._meshes.items():
+            if not isinstance(mesh, Mesh):
+                raise LayoutError(f"mesh {name!r} is {quoted(mesh)}; give a Mesh, such as Mesh(dp=8)", received=mesh)
             _inside(name, mesh, self.world_size)
         for one, other in combinations(self._meshes, 2):
             _disjoint_or_colocated(one, self._meshes[one], other, self._meshes[other])
@@ -95,12 +97,6 @@ class Job(Mapping[str, Mesh]):
     def __repr__(self) -> str:
         meshes = ", ".join(f"{name}={mesh!r}" for name, mesh in self._meshes.items())
         return f"Job(world_size={self.world_size}, {'partial=True, ' if self.partial else ''}{meshes})"
-
-
-def _mesh(name: str, mesh: object) -> Mesh:
-    if not isinstance(mesh, Mesh):
-        raise LayoutError(f"mesh {name!r} is {quoted(mesh)}; give a Mesh, such as Mesh(dp=8)", name=name, received=mesh)
-    return mesh
 
 
 def _inside(name: str, mesh: Mesh, world_size: int) -> None:

@@ -91,6 +91,8 @@ class Plan:
         """Check and keep these values, whose specs inherit nothing more."""
         for view in view_options:
             mesh.view(view)
+        if not isinstance(name, str):
+            raise PlanError(f"the name of a plan is {quoted(name)}; give a word, such as 'encoder'", received=name)
         vars(self).update(
             mesh=mesh,
             specs=specs,
@@ -98,7 +100,7 @@ class Plan:
             fixed_world=world_size is not None,
             options=options,
             view_options=MappingProxyType(dict(view_options)),
-            name=_plan_name(name),
+            name=name,
         )
         self._kinds  # noqa: B018  - a spec that does not fit the mesh is refused here, not at its first use
 
@@ -324,12 +326,6 @@ def _options(options: Options | None, what: str) -> Options:
     if options is None or isinstance(options, Options):
         return options or Options()
     raise PlanError(f"{what} is {quoted(options)}; give Options, such as Options(timeout=600)", received=options)
-
-
-def _plan_name(name: object) -> str:
-    if not isinstance(name, str):
-        raise PlanError(f"the name of a plan is {quoted(name)}; give a word, such as 'encoder'", received=name)
-    return name
 
 
 def _world(world_size: int, mesh: Mesh) -> int:

@@ -169,7 +169,8 @@ class Sharding:
     def __post_init__(self) -> None:
         if not isinstance(self.mesh, Mesh):
             raise LayoutError(f"the mesh of a sharding is {quoted(self.mesh)}; give a Mesh, such as Mesh(tp=2, dp=4)")
-        shape = tuple([length if type(length) is int and length >= 0 else _length(length) for length in self.shape])
+        what = "length of a dimension"
+        shape = tuple([n if type(n) is int and n >= 0 else integer(n, what, least=0) for n in self.shape])
         names = _names(self.cut, len(shape))
         at = at_of(self.at)
         parts = _by_dimension(self.parts, names, len(shape))
@@ -263,10 +264,6 @@ class Sharding:
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.mesh, self.cut, self.shape, self.dtype, self.at, self.view, self.parts, self.padded)
         return Sharding, given
-
-
-def _length(length: object) -> int:
-    return integer(length, "length of a dimension", least=0)
 
 
 # What torch's dtypes are called elsewhere.

@@ -194,18 +194,11 @@ def _value(recipe: str, key: str, text: str, annotation: str) -> Any:
         ) from None
 
 
-def _sizes(text: str) -> tuple[int, ...]:
-    return tuple(int(size) for size in text.split("x"))
-
-
-def _flag(text: str) -> bool:
-    return {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}[text.lower()]
-
-
+_FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 # By what an argument's type holds: how its text is read, and what to write.
 _CONVERTERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
-    "Sequence[int]": (_sizes, "sizes joined by x, such as 2x4"),
-    "bool": (_flag, "true or false"),
+    "Sequence[int]": (lambda text: tuple(map(int, text.split("x"))), "sizes joined by x, such as 2x4"),
+    "bool": (lambda text: _FLAGS[text.lower()], "true or false"),
     "float": (float, "a number of seconds"),
     "int": (int, "a whole number"),
     "str": (str, "a word"),

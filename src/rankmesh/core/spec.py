@@ -214,15 +214,12 @@ def check_specs(specs: Iterable[GroupSpec]) -> tuple[GroupSpec, ...]:
     """Return the specs as a tuple: each a GroupSpec, no two with one name."""
     if not isinstance(specs, Iterable):
         raise PlanError(f"the groups of a plan are {quoted(specs)}; list them: [GroupSpec('tp')]", received=specs)
-    checked = tuple(_checked(spec) for spec in specs)
+    checked = tuple(specs)
+    for spec in checked:
+        if not isinstance(spec, GroupSpec):
+            raise PlanError(f"group {quoted(spec)} is no GroupSpec; give one, such as GroupSpec('tp')", received=spec)
     names = [spec.name for spec in checked]
     for name in names:
         if names.count(name) > 1:
             raise PlanError(f"two groups of the plan are named {name!r}; rename one", group=name)
     return checked
-
-
-def _checked(spec: object) -> GroupSpec:
-    if not isinstance(spec, GroupSpec):
-        raise PlanError(f"group {quoted(spec)} is no GroupSpec; give one, such as GroupSpec('tp')", received=spec)
-    return spec

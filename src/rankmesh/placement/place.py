@@ -209,6 +209,8 @@ def place(
     kinds = tuple(
         _kind(name, known[name], costing, sent, best, given) for name in plan.kinds if name in {*sent, *(within or {})}
     )
+    defaults = ", ".join(cluster.default_levels)
+    assumed = [f"the bandwidths of {defaults} are defaults, not measured (rankmesh measure --save)"] if defaults else []
     return Placed(
         plan=plan.replace(rank_map=rank_map),
         order=words(plan.mesh, best),
@@ -220,13 +222,8 @@ def place(
         exact=whole,
         tried=tried,
         cluster=cluster,
-        notes=(*cluster.notes, *notes, *_assumed(cluster)),
+        notes=(*cluster.notes, *notes, *assumed),
     )
-
-
-def _assumed(cluster: Cluster) -> Iterator[str]:
-    if names := cluster.default_levels:
-        yield f"the bandwidths of {', '.join(names)} are defaults, not measured (rankmesh measure --save)"
 
 
 def _traffic(

@@ -46,7 +46,10 @@ def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node:
     try:
         with refused_as(ClusterError, "the file", _FORMS):
             if isinstance(data, Mapping) and "levels" in data and "hosts" in data:
-                return _chosen(Cluster.from_dict(data), hosts)
+                cluster = Cluster.from_dict(data)
+                known: dict[str, Host] = {host.name: host for host in cluster.hosts}
+                listed = None if hosts is None else listed_hosts(hosts, known)
+                return cluster if listed is None else Cluster(cluster.levels, tuple(known[name] for name in listed))
             return _machine(text, data).cluster(hosts, gpus_per_node)
     except RankmeshError as error:
         if error.values.get("of") == HOST_LIST:  # the list is wrong, not the file
@@ -114,16 +117,8 @@ def _structured(text: str, data: Any) -> Machine | None:
 
 
 def _is_switches(value: object) -> bool:
-    """Return the switch of a host, or the switches from it outward; a traffic file, say, has mappings in its lists."""
+    """Return whether a value is a host's switch, or its switches outward. The lists of a traffic file have mappings."""
     return isinstance(value, str) or (isinstance(value, list) and all(isinstance(name, str | int) for name in value))
-
-
-def _chosen(cluster: Cluster, hosts: str | Iterable[str] | None) -> Cluster:
-    """Keep some hosts of a cluster, in the launcher's order."""
-    if hosts is None:
-        return cluster
-    known: dict[str, Host] = {host.name: host for host in cluster.hosts}
-    return Cluster(cluster.levels, tuple(known[name] for name in listed_hosts(hosts, known)))
 
 
 def _names(text: str) -> dict[str, int]:

@@ -69,7 +69,11 @@ def _the_one(runs: Sequence[tuple[Launch, Run]], path: str, world_size: int | No
 
     Launches without a parallel size, such as of an evaluation, count only where no other has one.
     """
-    stating = [(each, run) for each, run in runs if _states_sizes(each, run)]
+    stating = [
+        (each, run)
+        for each, run in runs
+        if verl.starts_verl(each.words) or any(entry.key in megatron.FLAGS for entry in run.arguments)
+    ]
     configs = [(each, _read(run, path, world_size)) for each, run in stating or runs]
     first = configs[0][1]
     if any(_key(config) != _key(first) for _, config in configs):
@@ -83,10 +87,6 @@ def _the_one(runs: Sequence[tuple[Launch, Run]], path: str, world_size: int | No
     if isinstance(first, PlanError):
         raise first
     return first
-
-
-def _states_sizes(launch: Launch, run: Run) -> bool:
-    return verl.starts_verl(launch.words) or any(entry.key in megatron.FLAGS for entry in run.arguments)
 
 
 def _read(run: Run, path: str, world_size: int | None) -> Config | PlanError:

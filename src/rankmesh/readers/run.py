@@ -147,7 +147,7 @@ def read_run(
     if not runs:
         return None
     if len(runs) > 1:
-        listed = "; ".join(f"line {command.line}: {_short(str(command))}" for command in runs[:8])
+        listed = "; ".join(f"line {command.line}: {cut(str(command))}" for command in runs[:8])
         raise PlanError(
             f"{path}:{runs[1].line}: the script has {len(runs)} runs ({listed}), so which one is meant is "
             f"ambiguous; choose one: rankmesh show --run {path} --launch N",
@@ -211,10 +211,6 @@ def _given(script: Script, path: str) -> Iterator[tuple[int, str]]:
         after = script.variables.get(name, given)
         if after.lines and list(map(text_of, after.words)) != list(map(text_of, given.words)):
             yield after.lines[0], f"sets {name} itself; --set {name} is what it had before this line"
-
-
-def _short(text: str) -> str:
-    return text if len(text) <= 60 else text[:59] + "…"
 
 
 def _is_run(command: Command, marks: frozenset[str]) -> bool:
