@@ -1,7 +1,8 @@
 """Accelerate: the YAML (or JSON) that ``accelerate config`` writes and ``accelerate launch`` reads.
 
 ```
-distributed_type   MULTI_GPU and its kin   every rank a replica, or the sizes of parallelism_config
+distributed_type   NO                      one process, whatever num_processes says
+                   MULTI_GPU and its kin   every rank a replica, or the sizes of parallelism_config
                    FSDP                    every rank a shard; a hybrid strategy shards inside a machine
                    MEGATRON_LM             the layout of Megatron
                    DEEPSPEED               the layout of DeepSpeed
@@ -24,7 +25,7 @@ __all__ = ["TABLE", "from_document", "matches"]
 
 _SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 _DEVICES = ("GPU", "CPU", "XPU", "NPU", "MLU", "HPU", "MUSA", "SDAA")
-_REPLICAS = ("NO", *(f"MULTI_{device}" for device in _DEVICES))
+_REPLICAS = tuple(f"MULTI_{device}" for device in _DEVICES)
 # What a reading that is no argument of a recipe decides.
 _SETS = {"engine": "recipe", "strategy": "recipe", "machines": "dp_replicate", "megatron_tp": "tp", "megatron_pp": "pp"}
 _REPLICATED = ("NO_SHARD", 3, "3")
@@ -80,15 +81,15 @@ def from_document(entries: list[Entry], path: str) -> Settled:
         found.update(megatron, recipe="megatron")
     elif engine == "DEEPSPEED":
         found["recipe"] = "deepspeed"
+    elif engine == "NO" and any(reading.argument == "engine" for reading in settled.readings):
+        _one_process(settled, sizes, path)
     elif prod(sizes.values()) > 1:
         found.update({"dp_shard": 1, **sizes})
     elif engine == "FSDP" and not sizes and strategy not in _REPLICATED:
         found.update(_shards(settled, machines, strategy, version, path))
-    elif engine == "FSDP" or (
-        engine in _REPLICAS and any(reading.argument == "engine" for reading in settled.readings)
-    ):
+    elif engine == "FSDP" or engine in _REPLICAS:
         found["recipe"] = "replicas"
-    elif engine in _REPLICAS:
+    elif engine == "NO":
         rule = "neither distributed_type nor a size of parallelism_config says how ranks share the work"
         raise PlanError(f"{path}: {rule}; add distributed_type", path=path)
     else:
@@ -100,6 +101,21 @@ def from_document(entries: list[Entry], path: str) -> Settled:
         if reading.argument in used
     ]
     return settled
+
+
+def _one_process(settled: Settled, sizes: dict[str, int], path: str) -> None:
+    """Accelerate starts one process and no distributed job; a count of more is only a note, a size a mistake."""
+    if wrong := [each for each in settled.readings if sizes.get(each.argument, 1) > 1]:
+        rule = "distributed_type NO starts one process"
+        raise refused(path, wrong[0], rule, "set distributed_type to MULTI_GPU or FSDP, or remove the size")
+    stated = settled.arguments.pop("world_size", 1)
+    if stated > 1:
+        entry = _entry(settled, "world_size")
+        settled.notes.append(
+            (entry.line, f"{entry} is not used: accelerate starts one process for distributed_type NO")
+        )
+        settled.readings[:] = [reading for reading in settled.readings if reading.argument != "world_size"]
+    settled.arguments.update(recipe="replicas", world_size=1)
 
 
 def _used_by(engine: str, strategy: object) -> tuple[str, ...]:

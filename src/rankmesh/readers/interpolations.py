@@ -2,7 +2,7 @@
 
 ```
 ${a.b}   ${oc.select:a.b,1}             the value of another key, or 1
-${oc.env:TP,4}                          a variable of the environment (--set TP=8), or 4
+${oc.env:TP,4}   ${TP:4}   ${TP}        a variable of the environment (--set TP=8), or 4; the latter are Primus'
 ${multiply:${a.b},2}   ${mul:2,${c}}    NeMo's and others' products
 ```
 
@@ -25,6 +25,7 @@ __all__ = ["Interpolations"]
 _MOST, _LENGTH = 32, 1000
 _INNERMOST = re.compile(r"\$\{([^${}]*)\}")
 _PRODUCTS = ("mul", "multiply")
+_VARIABLE = re.compile(r"[A-Z][A-Z0-9_]*")
 
 
 @dataclass
@@ -67,8 +68,12 @@ class Interpolations:
     def _value(self, body: str) -> Entry | None:
         """Return the value of one interpolation as an entry; None where it is of a kind that is not known."""
         name, colon, rest = body.partition(":")
+        if not colon and tuple(body.split(".")) in self._by_path:
+            return self._by_path[tuple(body.split("."))]
+        if _VARIABLE.fullmatch(name):
+            return self._variable(name, rest.removeprefix("-") if colon else None, prefix="")
         if not colon:
-            return self._by_path.get(tuple(body.split(".")))
+            return None
         given = [word.strip() for word in rest.split(",")]
         if name == "oc.select" and len(given) <= 2:
             named = self._by_path.get(tuple(given[0].split(".")))
@@ -79,12 +84,12 @@ class Interpolations:
             return Entry((), prod(map(int, given)), 0)
         return None
 
-    def _variable(self, name: str, default: str | None = None) -> Entry:
+    def _variable(self, name: str, default: str | None = None, *, prefix: str = "oc.env:") -> Entry:
         self.used.add(name)
         if name in self.variables:
             return Entry((), _typed(self.variables[name]), 0)
         if default is None:
-            return Entry((), Missing(f"${{oc.env:{name}}}", "the environment of the job gives it"), 0)
+            return Entry((), Missing(f"${{{prefix}{name}}}", "the environment of the job gives it"), 0)
         return Entry((), _typed(default), 0, default=True)
 
 

@@ -40,8 +40,11 @@ def _sizes(entry: Entry, path: str) -> tuple[int, ...] | None:
 
 def _one(entry: Entry, path: str) -> int | None:
     """Return a single size; in a script, words that follow it belong to the program."""
-    value = entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
-    return whole(Entry(entry.path, value, entry.line, entry.also), path)
+    return whole(Entry(entry.path, _first(entry), entry.line, entry.also), path)
+
+
+def _first(entry: Entry) -> object:
+    return entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
 
 
 _READS = {
@@ -72,6 +75,7 @@ _REFUSED = {
     "use_mp_args_from_checkpoint_args": Refused(
         "the sizes then come from the checkpoint, which is not read", (None, False)
     ),
+    "hetero_process_meshes": Refused("each of its meshes has sizes of its own", (None,)),
     "yaml_cfg": Refused("the arguments are in that file; give its path", (None,)),
 }
 
@@ -92,6 +96,10 @@ _MENTIONED = {
 
 # The counts of ranks in a YAML of NeMo.
 _TRAINER = (("trainer", "num_nodes"), ("trainer", "devices"))
+# NeMo's names of checkpoints, which have the product of two sizes in them.
+_CHECKPOINTS = "checkpoint_callback_params"
+# What names the recipe or config of settings.
+_RECIPES = ("--recipe", "--config-name", "--config_name", "--config-path", "--config")
 # Arguments of the engine that serves rollouts, beside those of training.
 _ENGINES = ("sglang_", "vllm_", "rollout_", "infer_")
 
@@ -110,6 +118,7 @@ _NAMES = [name for name in (*_READS, *_REFUSED) if name != "world_size"]
 # As Megatron spells them, and as ms-swift does.
 FLAGS = frozenset(["--" + name.replace("_", "-") for name in _NAMES] + ["--" + name for name in _NAMES])
 _OPTION = re.compile(r"--[\w-]+")
+_PROGRAM = re.compile(r"(.*[/.])?pretrain_\w+(\.py)?")
 _CONFIG = re.compile(r"[^=]+\.(ya?ml|toml|json)")
 _LONG = ["--" + name.replace("_", "-") for name in list(_READS)[:5]]
 _SWITCHES = {
@@ -128,8 +137,8 @@ def matches(entries: Iterable[Entry]) -> bool:
 
 
 def _training(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries but those of a section of an inference engine, which names its sizes as Megatron does."""
-    found = list(entries)
+    """Return the entries but those of sections that name other sizes as Megatron does: engines, checkpoints."""
+    found = [entry for entry in entries if _CHECKPOINTS not in entry.path]
     engines = {entry.path[:-1] for entry in found if entry.path[-1] == "gpu_memory_utilization"}
     return [entry for entry in found if entry.path[:-1] not in engines]
 
@@ -137,6 +146,12 @@ def _training(entries: Iterable[Entry]) -> list[Entry]:
 def from_document(entries: list[Entry], path: str) -> Settled:
     """Return the arguments of a YAML; NeMo's has the ranks of its trainer, which is Lightning's."""
     settled = settle(TABLE, _training(entries), path)
+    # Primus' model and defaults of a module, which its overrides go before.
+    settled.notes += [
+        (entry.line, f"{entry} is a file of its own, which is not read; it may set sizes")
+        for entry in entries
+        if entry.path[0] == "modules" and entry.path[-1] in ("model", "config") and str(entry.value).endswith(".yaml")
+    ]
     if "world_size" not in settled.arguments:
         add_world(settled, entries, _TRAINER, path)
     return settled
@@ -147,9 +162,12 @@ def from_run(run: Run, path: str) -> Settled:
     check_unknown(run, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)), path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
     _check_short(arguments, path)
-    if not any(entry.key in FLAGS for entry in arguments):
+    overrides = [entry for entry in run.settings if len(entry.path) > 1 and _name(entry) in _READS]
+    if not overrides and not any(entry.key in FLAGS for entry in arguments):
         _check_sizes(run, arguments, path)
-    settled = _deepspeed(settle(TABLE, arguments, path), path)
+    settled = _deepspeed(settle(TABLE, [*arguments, *overrides], path), path)
+    if overrides:
+        _check_overrides(run, settled, path)
     settled.notes += run.notes
     for word in run.strays:
         text = f"{_written(word)} is unknown; arguments that it adds are not read"
@@ -159,6 +177,19 @@ def from_run(run: Run, path: str) -> Settled:
     used = {line for reading in settled.readings for line in (reading.line, *reading.also)}
     settled.notes += [(line, text) for line, text in run.defaults.items() if line in used]
     return settled
+
+
+def _check_overrides(run: Run, settled: Settled, path: str) -> None:
+    """Settings as Hydra takes them (Megatron-Bridge, NeMo): what they leave out is in a recipe, which is not read."""
+    named = next((entry for entry in run.arguments if entry.key in _RECIPES), None)
+    recipe = str(Entry(named.path, _first(named), 0)) if named is not None else "the recipe of the program"
+    if settled.arguments.get("ep", 1) > 1 and "etp" not in settled.arguments:
+        entry = next(reading for reading in settled.readings if reading.argument == "ep")
+        rule = f"{recipe} may set expert_tensor_parallel_size, and is not read"
+        raise refused(path, entry, rule, f"add {entry.key.replace('expert_model', 'expert_tensor')}=1, or what it is")
+    line = run.command.line
+    settled.notes.append((line, f"{recipe} is not read: it may set the sizes that the command does not set"))
+    add_world(settled, run.settings, _TRAINER, path)
 
 
 def _deepspeed(settled: Settled, path: str) -> Settled:
@@ -186,7 +217,7 @@ def _deepspeed(settled: Settled, path: str) -> Settled:
 def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
     """Refuse a run without a size, unless its program is Megatron's and all its arguments are known."""
     line = run.command.line
-    if "pretrain_" not in str(run.command):
+    if not _PROGRAM.fullmatch(run.program):
         raise PlanError(
             f"{place(path, line)}: the run has no argument of Megatron ({_config(run, arguments)}); a launch script is "
             "read for Megatron's arguments; give the config file of the run, with --world-size",

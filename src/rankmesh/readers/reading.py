@@ -51,7 +51,8 @@ _SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_s
 _NEAR = 0.75
 # Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
 _SUSPECTS = 2_000
-_NAME = re.compile(r"\$\{?(oc\.env:)?([A-Za-z_]\w*)")
+_NAME = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)")
+_DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
 
 
 @dataclass(frozen=True)
@@ -218,8 +219,8 @@ def whole(entry: Entry, path: str) -> int | None:
         return None
     if isinstance(value, Missing):
         name = None if value.runs else _NAME.search(value.text)
-        given = [f"give the variable a value: --set {name[2]}=2"] if name else []
-        run = [] if name and name[1] else [f"run it: rankmesh show --run {path}"]
+        given = [f"give the variable a value: --set {name[1]}=2"] if name else []
+        run = [] if path.endswith(_DOCUMENTS) else [f"run it: rankmesh show --run {path}"]
         remedy = "; or ".join([*given, *run])
         raise refused(path, entry, value.why, remedy)
     value = _number(value)

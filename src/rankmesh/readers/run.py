@@ -82,6 +82,16 @@ class Run:
     texts: Mapping[int, tuple[int, str]] = field(default_factory=dict)
 
     @property
+    def program(self) -> str:
+        """The file or the module that is started, empty where none is named."""
+        words = [shown(word) for word in self.command.words]
+        for number, word in enumerate(words):
+            named = word.endswith(".py") or (number and words[number - 1] in _MODULE)
+            if named and not _OF_LAUNCHER.fullmatch(word):
+                return word
+        return ""
+
+    @property
     def settings(self) -> list[Entry]:
         """The words ``key=value``, as Hydra takes them."""
         found = []

@@ -68,11 +68,19 @@ def _expert_dp(world: int, etp: int | None, tp: int, others: Mapping[str, int]) 
         return world // block
     shown = " x ".join(f"{name} {size}" for name, size in sizes.items())
     why, fix = "", f"use a multiple of {block} ranks, or change a size"
+    ep = sizes["ep"]
+    fits = tuple(size for size in range(ep - 1, 0, -1) if ep % size == 0 and world % (block // ep * size) == 0)
+    if fits:
+        also = f" ({', '.join(map(str, fits[1:]))} fit, too)" if fits[1:] else ""
+        fix = f"set ep={fits[0]}, which fits{also}, or use a multiple of {block} ranks"
     if etp is None and tp > 1:
         why = ", as etp defaults to tp"
         fix = "set etp=1, which fits" if world % (block // tp) == 0 else f"set etp and {fix}"
     raise PlanError(
-        f"world_size is {world}, but {shown} = {block} does not divide it{why}; {fix}", world_size=world, product=block
+        f"world_size is {world}, but {shown} = {block} does not divide it{why}; {fix}",
+        world_size=world,
+        product=block,
+        fits=fits,
     )
 
 

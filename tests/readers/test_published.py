@@ -1,0 +1,91 @@
+"""Files of public repositories that were read as another layout than their runs have, in their authors' form."""
+
+import pytest
+
+from rankmesh.core import recipes
+from rankmesh.errors import PlanError
+from rankmesh.readers import read_config
+
+BRIDGE = """#!/bin/bash
+#SBATCH --nodes=4
+#SBATCH --ntasks-per-node=8
+srun python run_recipe.py --recipe small_{kind}_config model.tensor_model_parallel_size=2 \
+ model.pipeline_model_parallel_size=4 {more}
+"""
+NEMO = """trainer: {num_nodes: 16, devices: 8}
+exp_manager: {checkpoint_callback_params: {model_parallel_size: %s}}
+model: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: 2, context_parallel_size: 2}
+"""
+PRIMUS = """modules:
+  pre_trainer:
+    framework: megatron
+    model: some_moe.yaml
+    overrides:
+      tensor_model_parallel_size: ${PRIMUS_TP:2}
+      pipeline_model_parallel_size: ${PRIMUS_PP:-4}
+      expert_model_parallel_size: ${PRIMUS_EP:8}
+"""
+ACCELERATE = "compute_environment: LOCAL_MACHINE\ndistributed_type: 'NO'\nnum_machines: 1\nnum_processes: 8\n"
+HETERO = "tensor_model_parallel_size: 4\nhetero: {hetero_process_meshes: [2, 1, 1, 4, 1, 4, 1, 1, 2, 1]}\n"
+SLIME = "#!/bin/bash\nray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 {sizes}"
+LLAVA = "#!/bin/bash\ndeepspeed --num_gpus 8 train_mem.py --pretrain_mm_mlp_adapter ./a.bin --output_dir o\n"
+
+READ = [
+    (BRIDGE.format(kind="pretrain", more=""), "a.sh", {}, recipes.megatron(32, tp=2, pp=4)),
+    (BRIDGE.format(kind="sft", more="model.expert_model_parallel_size=4 model.expert_tensor_parallel_size=1"), "a.sh",
+     {}, recipes.megatron(32, tp=2, pp=4, ep=4, etp=1)),
+    (NEMO % "24", "gpt.yaml", {}, recipes.megatron(128, tp=4, pp=2, cp=2)),
+    (NEMO % "'${multiply:${model.tensor_model_parallel_size}, 6}'", "gpt.yaml", {},
+     recipes.megatron(128, tp=4, pp=2, cp=2)),
+    (PRIMUS, "exp.yaml", {"world_size": 64}, recipes.megatron(64, tp=2, pp=4, ep=8)),
+    (PRIMUS, "exp.yaml", {"world_size": 128, "variables": {"PRIMUS_TP": "4", "PRIMUS_PP": "2"}},
+     recipes.megatron(128, tp=4, pp=2, ep=8)),
+    (ACCELERATE, "one.yaml", {}, recipes.accelerate(1, dp_replicate=1, dp_shard=1)),
+]  # fmt: skip
+REFUSED = [
+    (BRIDGE.format(kind="pretrain", more="model.expert_model_parallel_size=4"), "a.sh", 4,
+     "--recipe = small_pretrain_config may set expert_tensor_parallel_size"),
+    (HETERO, "train.yaml", 2, "each of its meshes has sizes of its own"),
+    (LLAVA, "finetune.sh", 2, "the run has no argument of Megatron"),
+    (PRIMUS.replace("${PRIMUS_TP:2}", "${PRIMUS_TP}"), "exp.yaml", 6, "--set PRIMUS_TP=2$"),
+    (ACCELERATE + "parallelism_config: {parallelism_config_tp_size: 2}\n", "one.yaml", 5, "NO starts one process"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "path", "given", "plan"), READ)
+def test_the_layout_of_the_run(text, path, given, plan):
+    """The plan is that of the run."""
+    assert read_config(text, path, **given).plan == plan
+
+
+@pytest.mark.parametrize(("text", "path", "line", "why"), REFUSED)
+def test_what_could_change_a_size_is_no_default(text, path, line, why):
+    """A word that may change a size, and is not understood, is refused with its line."""
+    with pytest.raises(PlanError, match=why) as caught:
+        read_config(text, path, world_size=16)
+    assert caught.value.line == line
+
+
+def test_files_that_may_set_sizes_are_named():
+    """Recipes and files that are not read stand among the notes, with the count that has no effect."""
+    assert any("some_moe.yaml" in text for _, text in read_config(PRIMUS, "exp.yaml", world_size=64).notes)
+    bridge = read_config(BRIDGE.format(kind="sft", more=""), "a.sh")
+    assert any("small_sft_config is not read" in text for _, text in bridge.notes)
+    assert any("num_processes = 8 is not used" in text for _, text in read_config(ACCELERATE, "one.yaml").notes)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fits"),
+    [("--expert-model-parallel-size 8 --expert-tensor-parallel-size 1", (4, 2, 1)),
+     ("--expert-model-parallel-size 6 --expert-tensor-parallel-size 2", (2, 1))],
+)  # fmt: skip
+def test_experts_that_do_not_fit(sizes, fits):
+    """The message names the sizes of ep that fit the world, the largest first."""
+    text = SLIME.format(sizes=f"--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 {sizes}")
+    with pytest.raises(PlanError, match=f"set ep={fits[0]}, which fits") as caught:
+        read_config(text, "run.sh")
+    assert caught.value.fits == fits
+    for ep in fits:
+        assert (
+            read_config(text.replace(sizes[:30], f"--expert-model-parallel-size {ep}"), "run.sh").plan.world_size == 8
+        )
