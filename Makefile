@@ -12,7 +12,7 @@ OLD_TORCH := 2.8.0
 SWEEP ?= 1
 # The programs that `make test-hangs` runs: all, or some by name.
 HANGS ?= all
-# Test files run side by side in this many processes; the tests of one file follow each other. JOBS=0: no xdist.
+# Tests run side by side in this many processes; one that has nothing left takes half of what another has. JOBS=0: no xdist.
 # More than there are cores: ranks wait for each other about as long as they compute.
 JOBS ?= 3
 # Tests start many interpreters: what they import is compiled once, whatever the caller's shell says.
@@ -44,14 +44,14 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then create and v
 	$(BIN)/rankmesh check '$(SPEC)'
 
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples, but for the long ones (ARGS='-k mesh', JOBS=0)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile -m 'not long' $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(ARGS)
 
 test-all: $(VENV)/.installed-test  ## the same with the long ones: repetitions, deaths at each moment, training, the plugin, watches
-	@$(BIN)/python -m pytest -n $(JOBS) --dist loadfile --no-loadscope-reorder $(ARGS)
+	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 20 --durations-min 5 $(ARGS)
 
 test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.15.0: downloads up to 3 GB)
-	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile $(LIVE_TESTS) $(ARGS)
-	@RANKMESH_TEST_PUBLIC=1 $(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist loadfile -m 'not long' $(PUBLIC_TESTS)
+	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist worksteal $(LIVE_TESTS) $(ARGS)
+	@RANKMESH_TEST_PUBLIC=1 $(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(PUBLIC_TESTS)
 
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
 	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)

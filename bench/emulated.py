@@ -49,23 +49,8 @@ def problem() -> str | None:
         _do("ip", "-n", name, "link", "add", "x", "type", "veth", "peer", "name", "y")
         _do("ip", "-n", name, "link", "set", "x", "up")
         _do("ip", "-n", name, "route", "add", "10.77.0.0/24", "dev", "x", "congctl", _CONGESTION)
-        _do(
-            "tc",
-            "-n",
-            name,
-            "qdisc",
-            "add",
-            "dev",
-            "x",
-            "root",
-            "tbf",
-            "rate",
-            "1mbit",
-            "burst",
-            "32kb",
-            "latency",
-            "50ms",
-        )
+        limit = ("tbf", "rate", "1mbit", "burst", "32kb", "latency", "50ms")
+        _do("tc", "-n", name, "qdisc", "add", "dev", "x", "root", *limit)
     except (subprocess.SubprocessError, OSError) as error:
         return f"network namespaces with limited links are not permitted ({getattr(error, 'stderr', None) or error})"
     finally:

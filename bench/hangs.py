@@ -105,12 +105,8 @@ def main() -> None:
         results[what]["forms"][rest[0]] = found
     else:
         results[what] = found
-    results["machine"] = _machine()
+    results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": version("torch")}
     record(RESULTS, results)
-
-
-def _machine() -> dict[str, Any]:
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "torch": version("torch")}
 
 
 if __name__ == "__main__":

@@ -13,14 +13,18 @@ Both scatter by more than a watch costs, so what it does is also measured by its
 
 from __future__ import annotations
 
-import json
 import os
 import statistics
-import subprocess
-import sys
 import tempfile
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import torch
+import torch.distributed as dist
+
+from bench.processes import run_world
+from rankmesh.debug import watch
 
 __all__ = ["measured"]
 
@@ -28,97 +32,99 @@ __all__ = ["measured"]
 _BLOCK = 2.0
 _CALLS, _ROUNDS = 10_000, 5
 
-_BEGIN = """
-import json, os, sys, time
-from datetime import timedelta
-rank, folder, arguments = int(sys.argv[1]), sys.argv[2], json.loads(sys.argv[3])
-os.environ["TORCH_FR_BUFFER_SIZE"] = str(arguments.get("kept", 2000))
-import torch, torch.distributed as dist
-torch.set_num_threads(1)
-store = dist.FileStore(f"{folder}/store", 2)
-dist.init_process_group("gloo", rank=rank, world_size=2, store=store, timeout=timedelta(seconds=300))
-"""
+Block = Callable[[], Sequence[float]]
 
-# With a watch and without one in turn: rank 0 tells what each block took, the sum over both ranks.
-_IN_TURN = f"""{_BEGIN}
-from rankmesh.debug import watch
 
-def in_turn(block):
-    found = {{"without": [], "with": []}}
-    for pair in range(arguments["pairs"]):
+def _with_and_without(block: Block, pairs: int, folder: str) -> dict[str, list[list[float]]]:
+    """What each block took, the sum over both ranks: with a watch and without one in turn."""
+    found: dict[str, list[list[float]]] = {"without": [], "with": []}
+    for pair in range(pairs):
         for what in ("without", "with") if pair % 2 == 0 else ("with", "without"):
-            here = watch.start(f"{{folder}}/recordings") if what == "with" else None
+            here = watch.start(folder) if what == "with" else None
             dist.barrier()
             taken = torch.tensor(block(), dtype=torch.float64)
             dist.all_reduce(taken)
             found[what].append(taken.tolist())
-            if here:
+            if here is not None:
                 here.close()
-    if rank == 0:
-        print(json.dumps(found))
-"""
+    return found
 
-_WATCH = f"""{_IN_TURN}
-weight, batch = torch.randn(512, 512), torch.randn(256, 512)
 
-def step():
-    out = batch
-    for _ in range(8):
-        out = torch.relu(out @ weight) * 0.01
-        dist.all_reduce(out)
+def _steps(pairs: int, folder: str) -> dict[str, list[list[float]]]:
+    """Blocks of steps: eight matrix products and eight reductions each."""
+    weight, inputs = torch.randn(512, 512), torch.randn(256, 512)
 
-def block(steps):
-    dist.barrier()
-    wall, processor = time.perf_counter(), time.process_time()
-    for _ in range(steps):
-        step()
-    return (time.perf_counter() - wall) / steps, (time.process_time() - processor) / steps
+    def block(steps: int) -> tuple[float, float]:
+        dist.barrier()
+        wall, processor = time.perf_counter(), time.process_time()
+        for _ in range(steps):
+            out = inputs
+            for _ in range(8):
+                out = torch.relu(out @ weight) * 0.01
+                dist.all_reduce(out)
+        return (time.perf_counter() - wall) / steps, (time.process_time() - processor) / steps
 
-def settled():
-    time.sleep(0.2)
-    wall, processor = block(int(steps))
-    return wall / 2, processor
+    block(50)
+    steps = torch.tensor(max(10, int(_BLOCK / block(100)[0])))
+    dist.broadcast(steps, 0)
 
-block(50)
-steps = torch.tensor(max(10, int(arguments["seconds"] / block(100)[0])))
-dist.broadcast(steps, 0)
-in_turn(settled)
-"""
+    def settled() -> tuple[float, float]:
+        time.sleep(0.2)
+        wall, processor = block(int(steps))
+        return wall / 2, processor
 
-_ISOLATED = f"""{_IN_TURN}
-def asleep():
-    time.sleep(2)
-    began = time.process_time()
-    time.sleep(arguments["seconds"])
-    return [(time.process_time() - began) / arguments["seconds"] / 2]
+    return _with_and_without(settled, pairs, folder)
 
-for _ in range(2500):
-    dist.all_reduce(torch.ones(4))
-in_turn(asleep)
-"""
 
-_RECORDER = f"""{_BEGIN}
-one = torch.ones(4)
-for _ in range(500):
-    dist.all_reduce(one)
-started = time.process_time()
-for _ in range(arguments["calls"]):
-    dist.all_reduce(one)
-taken = torch.tensor(time.process_time() - started, dtype=torch.float64)
-dist.all_reduce(taken)
-if rank == 0:
-    print(json.dumps(taken.item() / 2 / arguments["calls"]))
-"""
+def _asleep(pairs: int, folder: str) -> dict[str, list[list[float]]]:
+    """Blocks of sleep, with a recorder that is full."""
+    for _ in range(2500):
+        dist.all_reduce(torch.ones(4))
+
+    def block() -> tuple[float]:
+        time.sleep(2)
+        began = time.process_time()
+        time.sleep(5 * _BLOCK)
+        return ((time.process_time() - began) / (5 * _BLOCK) / 2,)
+
+    return _with_and_without(block, pairs, folder)
+
+
+def _small_call(_pairs: int, _folder: str) -> float:
+    """Processor seconds of one small reduction."""
+    one = torch.ones(4)
+    for _ in range(500):
+        dist.all_reduce(one)
+    started = time.process_time()
+    for _ in range(_CALLS):
+        dist.all_reduce(one)
+    taken = torch.tensor(time.process_time() - started, dtype=torch.float64)
+    dist.all_reduce(taken)
+    return taken.item() / 2 / _CALLS
+
+
+def _run(program: Callable[[int, str], Any], pairs: int = 0, kept: int = 2000) -> Any:
+    """What a program returns on two ranks whose recorder keeps that many calls."""
+    with tempfile.TemporaryDirectory(prefix="rankmesh-bench-") as folder:
+
+        def body(rank: int, store: Any) -> dict[str, Any]:
+            os.environ["TORCH_FR_BUFFER_SIZE"] = str(kept)  # read at the first call
+            dist.init_process_group("gloo", rank=rank, world_size=2, store=store)
+            return {"rank": rank, "found": program(pairs, folder)}
+
+        outcome = run_world(2, body, limit=300, backend=None)
+    if outcome.failure is not None:
+        raise RuntimeError(outcome.failure)
+    return outcome.reports[0]["found"]
 
 
 def measured(pairs: int = 10) -> dict[str, Any]:
     """All three, as figures: seconds of each block and of one call, and processor time a second that a watch takes."""
-    blocks = _run(_WATCH, pairs=pairs, seconds=_BLOCK)
-    single = _run(_ISOLATED, pairs=3, seconds=5 * _BLOCK)
+    blocks, single = _run(_steps, pairs), _run(_asleep, 3)
     calls: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(_ROUNDS):
         for what in ("without", "with") if turn % 2 == 0 else ("with", "without"):
-            calls[what].append(_run(_RECORDER, calls=_CALLS, kept=2000 if what == "with" else 0))
+            calls[what].append(_run(_small_call, kept=2000 if what == "with" else 0))
     wall, processor = ([[block[i] for block in blocks[what]] for what in ("without", "with")] for i in (0, 1))
     return {
         "load": os.getloadavg()[0],
@@ -140,19 +146,3 @@ def _ratios(without: Sequence[float], with_it: Sequence[float]) -> list[float]:
     """Of the blocks pair by pair: the lowest ratio, the quartiles, and the highest."""
     ratios = sorted(one / other for one, other in zip(with_it, without, strict=True))
     return [ratios[0], *statistics.quantiles(ratios, n=4), ratios[-1]]
-
-
-def _run(program: str, **arguments: float) -> Any:
-    """What rank 0 of two prints."""
-    with tempfile.TemporaryDirectory(prefix="rankmesh-bench-") as folder:
-        ranks = [
-            subprocess.Popen(  # noqa: S603
-                [sys.executable, "-W", "ignore", "-c", program, str(rank), folder, json.dumps(arguments)],
-                stdout=subprocess.PIPE,
-                text=True,
-                env={**os.environ, "OMP_NUM_THREADS": "1"},
-            )
-            for rank in (0, 1)
-        ]
-        output = [rank.communicate(timeout=300)[0] for rank in ranks]
-    return json.loads(output[0])

@@ -374,12 +374,7 @@ def main() -> None:
     cases = {case: {**known, **found}[case] for case in CASES if case in {**known, **found}}
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     versions = {"rankmesh": rm.__version__, "torch": torch.__version__, "megatron-core": version("megatron-core")}
-    settings = {
-        "hidden": given.hidden,
-        "layers": given.layers,
-        "budget": BUDGET,
-        "ranks": RANKS,
-    }
+    settings = {"hidden": given.hidden, "layers": given.layers, "budget": BUDGET, "ranks": RANKS}
     document = {"machine": machine, "versions": versions, "settings": settings, "cases": cases}
     record(given.json, document)
 

@@ -24,6 +24,10 @@ settings.register_profile(
 )
 settings.load_profile("rankmesh")
 
+# No test compiles: importing megatron-core, which decorates functions with torch.compile, loads no compiler.
+NO_COMPILER = {"TORCHDYNAMO_DISABLE": "1"}
+os.environ.update(NO_COMPILER)
+
 # The stores of tests that run in this process ask for names, too.
 for name, value in RESOLVER.items():
     os.environ.setdefault(name, value)
@@ -71,7 +75,7 @@ class Server:
                 pass_fds=[theirs.fileno()],
                 cwd=REPOSITORY,
                 # Torch before 2.11 starts a pool of compilers, and a thread, when its compiler is loaded.
-                env={**kept, **RESOLVER, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
+                env={**kept, **RESOLVER, **NO_COMPILER, "OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"},
                 start_new_session=True,
             )
             theirs.close()
@@ -142,7 +146,7 @@ def _server():
 def outcomes(_server):
     """Run a module-level function on ``size`` ranks; how each ended, whatever happened."""
 
-    def run(size, function, *args, world="gloo", limit=150.0, timeout=20.0):
+    def run(size, function, *args, world="gloo", limit=200.0, timeout=60.0):
         module = Path(function.__code__.co_filename).resolve().relative_to(REPOSITORY).with_suffix("")
         return _server.run(
             {

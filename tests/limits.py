@@ -6,5 +6,5 @@ What is said at once is heard long before a limit of ``LONG``; what waits for it
 # torch's store asks DNS for the name of each client: a lost answer costs 1 s then, not 5.
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
-LONG = 60  # seconds
-AT_ONCE = 15
+LONG = 200  # seconds
+AT_ONCE = 60

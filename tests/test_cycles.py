@@ -53,18 +53,3 @@ def test_imports_have_no_cycle(deferred):
     if deferred:
         graph = {name: targets for name, targets in graph.items() if name.split(".")[1] in STRICT}
     assert cycle(graph) == []
-
-
-def test_a_cycle_is_seen(tmp_path):
-    """Two modules that import each other are found, at once and in a function; for typing alone they may."""
-    package = tmp_path / "house"
-    package.mkdir()
-    (package / "a.py").write_text("from house import b\n")
-    (package / "b.py").write_text("def late():\n    from house.a import x\n")
-    (package / "c.py").write_text("import house.a\nif TYPE_CHECKING:\n    import house.d\n")
-    (package / "d.py").write_text("import house.c\n")
-    known = modules(package)
-    assert [
-        cycle({name: set(imported(tree, known, deferred=deferred)) for name, tree in known.items()})
-        for deferred in (False, True)
-    ] == [[], ["house.a", "house.b", "house.c", "house.d"]]

@@ -17,14 +17,3 @@ def test_every_name_is_in_the_changelog():
     text = CHANGELOG.read_text(encoding="utf-8")
     missing = [name for name in rankmesh.__all__ if f"{name}" not in text]
     assert missing == []
-
-
-def test_a_change_is_noticed(monkeypatch):
-    """A parameter that goes or comes changes the list."""
-
-    def slice(self, axes, whom, *, view=None):  # noqa: A001  - the name of the method
-        """Another parameter."""
-
-    monkeypatch.setattr(rankmesh.Mesh, "slice", slice)
-    assert "  .slice(axes, whom, *, view=)" in public.page()
-    assert public.page() != public.PAGE.read_text(encoding="utf-8")

@@ -40,20 +40,3 @@ def test_the_demo_checks_its_layout():
     """16 ranks: `rankmesh check` of the demo's layout proves every group of every kind."""
     printed = _run(sys.executable, "-m", "rankmesh", "check", _spec())
     assert printed.splitlines()[-1] == "every group was proved: 125 groups of 20 kinds on 16 ranks (gloo)"
-
-
-def test_the_commands_are_targets():
-    """The two commands are targets of the Makefile, and the demo shows and checks one layout of five axes."""
-    commands = re.findall(r"^make (\w+) ", README, re.MULTILINE)
-    assert commands == ["demo", "test"]
-    assert "a 16-rank TP x CP x DP x PP (+ EP) layout" in README
-    assert _spec() == "megatron:world=16,tp=2,cp=2,pp=2,ep=2"
-    steps = re.search(r"^demo:.*\n\t(.*)\n\t(.*)\n", MAKEFILE, re.MULTILINE).groups()
-    assert steps == ("$(BIN)/rankmesh show '$(SPEC)'", "$(BIN)/rankmesh check '$(SPEC)'")
-
-
-def test_it_fits_on_a_screen_or_two():
-    """One sentence, two commands, one file with its output, one picture, and links."""
-    assert len(README.splitlines()) <= 70
-    assert README.count("![") == 1
-    assert README.count("```python") == 1

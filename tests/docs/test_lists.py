@@ -8,7 +8,6 @@ from tests.docs.pages import ROOT
 from rankmesh import errors, sim
 from rankmesh.cli.app import PANELS
 from rankmesh.cli.shell import ExitCode
-from rankmesh.core import presets
 from rankmesh.readers.source import RECIPES
 
 
@@ -49,13 +48,6 @@ def test_every_recipe_and_dialect_is_named():
     assert all(f"`{name}`" in _page("command_line") for name in RECIPES)
     for page in (ROOT / "docs" / "migrate").glob("*.md"):
         assert page.stem == "index" or f"({page.name})" in _page("migrate/index")
-
-
-def test_every_preset_starts_the_playground():
-    """The playground has a link for each published layout, whose fragment is its name and its hosts."""
-    for name in presets.names():
-        link = f'"explorer.html#spec={name}&amp;cluster={presets.get(name).gpus_per_node}"'
-        assert link in _page("playground")
 
 
 def test_the_house_is_that_of_the_import_contract():

@@ -30,86 +30,56 @@ PACKAGES = (
 )
 
 EMBEDDING = {"playground.html": 1, "concepts.html": 2}
-
-
-@pytest.fixture(scope="module")
-def site(tmp_path_factory):
-    """The site, built as `make docs` builds it."""
-    folder = tmp_path_factory.mktemp("site")
-    strictly = ("--fail-on-warning", "--nitpicky", "--keep-going", "--quiet")
-    done = subprocess.run(
-        [sys.executable, "-m", "sphinx", *strictly, "-d", str(folder / "trees"), "docs", str(folder / "html")],
-        cwd=ROOT, capture_output=True, text=True, timeout=200, check=False,
-    )  # fmt: skip
-    assert done.returncode == 0, done.stderr
-    assert done.stderr == ""
-    return folder / "html"
+DRAWN = ("errors", *(f"core.{name}" for name in ("mesh", "groups", "job", "plan", "spec", "options", "local")))
+DRAWN += ("core.recipes.megatron_core", "runtime.connect", "placement.crossings", "viz.grid", "sim.run")
 
 
 def _text(html):
     return unescape(re.sub(r"<[^>]+>", "", html))
 
 
-def _literal_blocks(site):
-    pages = [page.read_text(encoding="utf-8") for page in site.rglob("reference/*.html")]
-    found = [block for page in pages for block in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
-    return "\n".join(_text(block) for block in found)
-
-
-def test_the_make_target_is_as_strict():
-    """`make docs` gives the flags that the test gives."""
-    assert "--fail-on-warning --nitpicky --keep-going --quiet docs build/docs" in (ROOT / "Makefile").read_text()
-
-
 @pytest.mark.long
-def test_every_public_name_has_its_entry(site):
-    """What the packages offer, and the methods of what `import rankmesh` offers, can be looked up."""
+def test_the_site_has_everything(tmp_path):
+    """The site, built as `make docs` builds it: every public name has an entry, every drawing and example its block.
+
+    No fence and no message of the parser is on a page of the reference. The pages that embed the explorer find the one
+    that the wheel holds beside them.
+    """
+    site, strictly = tmp_path / "html", "--fail-on-warning --nitpicky --keep-going --quiet docs"
+    assert f"{strictly} build/docs" in (ROOT / "Makefile").read_text()
+    command = [sys.executable, "-m", "sphinx", "-d", str(tmp_path / "trees"), *strictly.split(), str(site)]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=600, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+    assert _missing(site) == ["rankmesh.recipes"]  # a module, whose page has each recipe
+    pages = {page.name: page.read_text(encoding="utf-8") for page in site.rglob("reference/*.html")}
+    blocks = [block for page in pages.values() for block in re.findall(r"<pre>(.*?)</pre>", page, re.DOTALL)]
+    shown = "\n".join(map(_text, blocks))
+    for name in DRAWN:
+        text = inspect.getdoc(importlib.import_module(f"rankmesh.{name}"))
+        drawings = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
+        for part in (*drawings, *re.findall(r"^>>> .*$", text, re.MULTILINE)):
+            assert part.rstrip() in shown, f"{name}: {part}"
+    wrong = [name for name, text in pages.items() if "```" in text or 'class="system-message' in text]
+    assert wrong == []
+    assert (site / "explorer.html").read_bytes() == (ROOT / "src" / "rankmesh" / "viz" / "explorer.html").read_bytes()
+    embedded = {page: (site / page).read_text().count('<iframe src="explorer.html') for page in EMBEDDING}
+    assert embedded == EMBEDDING
+
+
+def _missing(site):
+    """What the packages offer, and has no entry in the site's inventory."""
     with (site / "objects.inv").open("rb") as file:
         inventory = InventoryFile.load(file, "", lambda base, target: target)
     known = {name for kind, entries in inventory.items() if kind.startswith("py:") for name in entries}
     documented = {id(pkgutil.resolve_name(name)) for name in known}
-    missing = [
+    offered = [(package, name) for package in PACKAGES for name in importlib.import_module(package).__all__]
+    return [
         f"{package}.{name}"
-        for package in PACKAGES
-        for name in importlib.import_module(package).__all__
+        for package, name in offered
         if f"{package}.{name}" not in known
         and id(getattr(importlib.import_module(package), name)) not in documented
         and not name.isupper()
     ]
-    assert missing == ["rankmesh.recipes"]  # a module, whose page has each recipe
-    assert {"rankmesh.Mesh.with_view", "rankmesh.Plan.digest", "rankmesh.LiveGroup.pg"} <= known
-
-
-@pytest.mark.long
-def test_drawings_and_examples_are_literal_blocks(site):
-    """Each drawing and each example of the main docstrings stands on the site, line by line, as in the source."""
-    shown = _literal_blocks(site)
-    modules = ["errors", *(f"core.{name}" for name in ("mesh", "groups", "job", "plan", "spec", "options", "local"))]
-    modules += ["core.recipes.megatron_core", "runtime.connect", "placement.crossings", "viz.grid", "sim.run"]
-    for name in modules:
-        text = inspect.getdoc(importlib.import_module(f"rankmesh.{name}"))
-        drawings = re.findall(r"^```\w*\n(.*?)^```$", text, re.DOTALL | re.MULTILINE)
-        examples = re.findall(r"^>>> .*$", text, re.MULTILINE)
-        assert drawings or examples
-        for part in (*drawings, *examples):
-            assert part.rstrip() in shown, f"{name}: {part}"
-
-
-@pytest.mark.long
-def test_nothing_of_markdown_is_left(site):
-    """No fence and no message of the parser is on a page of the reference."""
-    for page in site.rglob("reference/*.html"):
-        text = page.read_text(encoding="utf-8")
-        assert "```" not in text, page.name
-        assert 'class="system-message' not in text, page.name
-
-
-@pytest.mark.long
-def test_the_explorer_is_on_the_site(site):
-    """The playground and the concepts embed the page that the wheel holds, which lies beside them."""
-    assert (site / "explorer.html").read_bytes() == (ROOT / "src" / "rankmesh" / "viz" / "explorer.html").read_bytes()
-    embedded = {page: (site / page).read_text().count('<iframe src="explorer.html') for page in EMBEDDING}
-    assert embedded == EMBEDDING
 
 
 def _docstrings():

@@ -260,7 +260,7 @@ def _battery(me):
 @pytest.mark.parametrize("what", BATTERY)
 def test_a_group_of_one_answers(ranks, what):
     """2 ranks, each alone in a group: it gives what a group of one must give (one run for all)."""
-    RAN[:] = RAN or ranks(2, _battery, limit=60)
+    RAN[:] = RAN or ranks(2, _battery)
     assert [failed.get(what) for failed in RAN] == [None, None]
 
 

@@ -16,6 +16,7 @@ from functools import partial
 import pytest
 import torch
 import torch.distributed as dist
+from tests.limits import AT_ONCE
 from tests.sockets import descriptors
 
 import rankmesh as rm
@@ -273,7 +274,7 @@ def test_abort_ends_what_is_under_way(ranks, call):
             one.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, 1 << 20)
         except PermissionError:
             pytest.skip("a message that begins in the moment of the cut is let through where CAP_NET_ADMIN is")
-    assert max(ranks(2, _aborted_midway, call, limit=150)) < 2
+    assert max(ranks(2, _aborted_midway, call)) < AT_ONCE / 2
 
 
 class _Stopped(dist.Store):
@@ -363,7 +364,7 @@ def test_a_cut_leaves_a_number_alone_that_is_anothers_by_now(monkeypatch):
 
 def test_a_group_may_go_right_after_a_cut(ranks):
     """6 gloo ranks: 20 groups are cut and destroyed at once; gloo ends a process that polls what it has closed."""
-    assert ranks(6, _cut_and_gone, world=None, limit=60) == [True] * 6
+    assert ranks(6, _cut_and_gone, world=None) == [True] * 6
 
 
 def _cut_and_gone(me):
@@ -382,7 +383,7 @@ def _cut_and_gone(me):
 
 def test_abort_ends_what_is_blocked(ranks):
     """4 gloo ranks, one of them stopped: the three others are out of their collective within a second."""
-    assert ranks(4, _aborted, limit=60) == [True, True, True, None]
+    assert ranks(4, _aborted) == [True, True, True, None]
 
 
 def _forked(me):
@@ -411,4 +412,4 @@ def _refused(groups):
 
 def test_a_forked_child_forgets_the_groups(ranks):
     """2 ranks: a child that closes them, in any way, ends at once, and the parent's groups go on working."""
-    assert ranks(2, _forked, limit=40) == [[[7] * 4, 2.0]] * 2
+    assert ranks(2, _forked) == [[[7] * 4, 2.0]] * 2

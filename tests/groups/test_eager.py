@@ -94,4 +94,4 @@ def _after_failure(me):
 
 def test_connect_works_after_a_failure(ranks):
     """4 ranks, one fails while groups are made: all report it, connect again, and the store's timeout is as before."""
-    assert ranks(4, _after_failure, limit=60) == [[True, True, True]] * 4
+    assert ranks(4, _after_failure) == [[True, True, True]] * 4

@@ -179,7 +179,7 @@ def _as_child(me, live, groups, way):
 @pytest.mark.parametrize("way", ["refused", "leaves"])
 def test_a_forked_child_is_refused_or_forgets(ranks, way):
     """2 ranks that fork: their children get errors or leave the world, and the parents go on as before."""
-    assert ranks(2, _forks, free_port(), way, world=None, limit=60) == [[7, 4.0]] * 2
+    assert ranks(2, _forks, free_port(), way, world=None) == [[7, 4.0]] * 2
 
 
 FORKS = """

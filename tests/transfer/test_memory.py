@@ -24,7 +24,7 @@ def _rows_to_columns(ranks, length):
 
 def test_the_process_grows_by_the_budget_at_most(ranks):
     """4 ranks, gloo: 32 MiB are moved in budgets of 1 and 6 MiB; the same measure sees a shard that is copied."""
-    for grown, result, copied in ranks(4, _grown, limit=90.0):
+    for grown, result, copied in ranks(4, _grown):
         for budget, more, output in zip(BUDGETS, grown, result, strict=True):
             assert output <= budget
             assert more <= output + CONSTANT

@@ -23,7 +23,7 @@ def test_versions_reach_two_engines(ranks, tmp_path, wire, update):
     """A trainer of 4 ranks and two engines of 2: three versions, each whole, in as many bytes as the lower bound."""
     layouts = syncing.model()
     moves = rm.Transfer(layouts[0], syncing.model(engine=rm.Mesh(tp=2, offset=4))[1])
-    for rank, found in enumerate(ranks(8, _three, wire, str(tmp_path), update, limit=60.0, world=None)):
+    for rank, found in enumerate(ranks(8, _three, wire, str(tmp_path), update, world=None)):
         if rank < 4:
             assert found == [{}, {}, {}]
         else:
@@ -82,7 +82,7 @@ def _cases(draw):
 def test_random_layouts_and_changes(ranks, tmp_path_factory, wire, cases, swap):
     """6 and 6 ranks: of four pairs of layouts, four versions each, every element is there, and no byte more travels."""
     folder = str(tmp_path_factory.mktemp("sync"))
-    for result in ranks(12, _random, wire, folder, cases, "swap" if swap else "copy", limit=90.0, world=None):
+    for result in ranks(12, _random, wire, folder, cases, "swap" if swap else "copy", world=None):
         assert result == []
 
 
@@ -150,7 +150,7 @@ def _random(me, wire, folder, cases, update):
 @pytest.mark.parametrize("wire", WIRES)
 def test_engines_join_and_leave(ranks, tmp_path, wire):
     """Engine 0 takes versions 1 and 2 and leaves; engine 1 joins at 2; the trainer builds its group for 0 once."""
-    found = ranks(8, _join_and_leave, wire, str(tmp_path), limit=60.0, world=None)
+    found = ranks(8, _join_and_leave, wire, str(tmp_path), world=None)
     assert found[4] == found[5] == [[1, []], [2, []]]
     assert found[6] == found[7] == [[2, []], [3, []]]
     for failed, connected, seconds in found[:4]:

@@ -36,7 +36,7 @@ def test_a_killed_rank_costs_the_others_nothing(outcomes, tmp_path, wire, victim
     def run(name, event):
         folder = tmp_path / name
         folder.mkdir()
-        ended = outcomes(6, _killed, wire, str(folder), VICTIMS[victim], event, world=None, limit=60.0)
+        ended = outcomes(6, _killed, wire, str(folder), VICTIMS[victim], event, world=None)
         assert not [one for one in ended if one.hung], f"{name}: hung"
         return ended
 
@@ -102,7 +102,7 @@ def _step(sync, engine, version, found, tensors, layouts, rank):
 
 def test_members_of_a_group_wait_for_each_other_as_long_as_the_timeout(ranks):
     """An engine comes to its group 1.5 s after the trainer, with a timeout of 4 s: it gets the version."""
-    assert ranks(2, _late, world=None, limit=60.0) == [{}, 1]
+    assert ranks(2, _late, world=None) == [{}, 1]
 
 
 def _late(me):
@@ -122,7 +122,7 @@ def _late(me):
 
 def test_the_rank_that_serves_the_store_leaves_last(ranks):
     """Trainer rank 0 closes when its part is sent; rank 1 asks the store that it serves 0.5 s later, and sends, too."""
-    assert ranks(3, _leaves_first, free_port(), world=None, limit=60.0) == [{}, {}, [1, []]]
+    assert ranks(3, _leaves_first, free_port(), world=None) == [{}, {}, [1, []]]
 
 
 def _leaves_first(me, port):
@@ -148,7 +148,7 @@ def _leaves_first(me, port):
 
 def test_a_stopped_engine_is_left_out(ranks):
     """SIGSTOP of an engine rank: the other engine gets version 2, and version 3 waits for the stopped one no more."""
-    found = ranks(6, _stopped, world=None, limit=60.0)
+    found = ranks(6, _stopped, world=None)
     for published, seconds in found[:2]:
         assert published == [1, 2, 3]
         assert seconds < limits.AT_ONCE
@@ -188,7 +188,7 @@ def _stopped(me):
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_reader_never_sees_half_a_version(ranks, tmp_path, wire, update):
     """A thread that reads an engine's weights under the lock, all the time, sees each tensor of one version."""
-    found = ranks(2, _beside, wire, str(tmp_path), update, world=None, limit=60.0)
+    found = ranks(2, _beside, wire, str(tmp_path), update, world=None)
     assert found[1]["torn"] == []
     assert found[1]["seen"] >= 2
 
@@ -230,7 +230,7 @@ def _beside(me, wire, folder, update):
 
 def test_what_does_not_fit_is_refused(ranks, tmp_path):
     """A trainer rank with a wrong tensor, another version, an unknown name, a box outside: errors, then a version."""
-    for rank, found in enumerate(ranks(4, _refused, str(tmp_path), world=None, limit=60.0)):
+    for rank, found in enumerate(ranks(4, _refused, str(tmp_path), world=None)):
         if rank < 2:
             assert found["tensor"].startswith("rank 0: nothing was moved" if rank == 0 else "rank 1: nothing was moved")
             assert "trainer '0.up' is torch.float64" in found["tensor"]
@@ -269,7 +269,7 @@ def _refused(me, folder):
 @pytest.mark.parametrize("wire", WIRES)
 def test_nothing_is_left(ranks, tmp_path, wire):
     """After many versions and the end: descriptors, threads, files and keys of the store are as before."""
-    for before, after, grown in ranks(6, _left, wire, str(tmp_path), world=None, limit=60.0):
+    for before, after, grown in ranks(6, _left, wire, str(tmp_path), world=None):
         assert after["descriptors"] <= before["descriptors"]
         assert after["threads"] <= before["threads"]
         assert grown == 0

@@ -333,7 +333,7 @@ def me_size():
 @LONG
 def test_sigusr1(ranks, tmp_path):
     """4 ranks that work: SIGUSR1 to any asks all, again and again, and does not keep a later hang from being told."""
-    result = ranks(4, _queries, str(tmp_path), timeout=10, limit=60)
+    result = ranks(4, _queries, str(tmp_path), timeout=10)
     assert all("late: rank 3" in one["verdict"] for one in result)
     assert all(len(one["heard"]) == 2 for one in result)
     assert [one["lines"] for one in result] == [3, 0, 0, 0]
@@ -418,7 +418,7 @@ def _leaves_nothing(me, folder, host):
 def test_nothing_is_left(ranks, tmp_path, tmp_path_factory):
     """2 ranks: after a watch, asked or not, no key, thread, descriptor or file is left but the recordings."""
     host = tmp_path_factory.mktemp("host")
-    for before, *others in ranks(2, _leaves_nothing, str(tmp_path), str(host), limit=100):
+    for before, *others in ranks(2, _leaves_nothing, str(tmp_path), str(host)):
         for number, after in enumerate(others, 1):
             assert Counter(after["handles"]) - Counter(before["handles"]) == Counter(), number
             assert [after[name] for name in SAME] == [before[name] for name in SAME], number

@@ -115,6 +115,6 @@ def without(names, left_out):
 def test_what_optimizer_and_ddp_get(ranks):
     """Every combination of settings and of groups that are given: megatron-core's groups, or its refusal."""
     pytest.importorskip("megatron.core.process_groups_config")
-    (found,) = ranks(1, _prepared, world=None, limit=60)
+    (found,) = ranks(1, _prepared, world=None)
     assert found["wrong"] == []
     assert found["checked"] == 8 * 14 * 4 * 2

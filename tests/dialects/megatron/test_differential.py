@@ -136,7 +136,7 @@ def differences(both):
 
 def test_random_configurations_equal_megatron_core(ranks):
     """320 configurations, up to 2 ranks of each: every getter with every flag, every global, every refusal."""
-    result = ranks(PROCESSES, _compare, PER_PROCESS, world=None, limit=100)
+    result = ranks(PROCESSES, _compare, PER_PROCESS, world=None)
     wrong = [text for part in result for text in part["wrong"]]
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)

@@ -85,7 +85,7 @@ def _installed(me):
 
 def test_megatron_that_is_imported(ranks):
     """Modules, attributes, and functions imported by name become ours, and are Megatron's again afterwards."""
-    (found,) = ranks(1, _installed, world=None, limit=60)
+    (found,) = ranks(1, _installed, world=None)
     for name in ("module", "attribute", "function", "class", "collection", "grid", "state", "untouched", "own again"):
         assert found[name] is True, name
     assert found["used"] == 1

@@ -43,7 +43,7 @@ def _layout(me):
 @meshes_of_meshes
 def test_any_rank_of_any_world(ranks):
     """Dry worlds of up to 243 ranks, each backend: the mesh of every axis has the recipe's ranks and their group."""
-    ranks(1, _layout, world=None, limit=60)
+    ranks(1, _layout, world=None)
 
 
 def _loss(model, rows):
@@ -88,7 +88,7 @@ def _cycle():
 @pytest.mark.long
 def test_fsdp_and_tensor_parallelism(ranks):
     """8 ranks, 2 replicas x 2 shards x 2 tensors: loss and gradients of one process; 4 groups; nothing left."""
-    for loss, gradient, made, kept, left in ranks(8, _train, limit=60):
+    for loss, gradient, made, kept, left in ranks(8, _train):
         # batch and loss share theirs; pp, cp and ep have one rank, and a group of it that torch counts too
         assert (loss, gradient, left) == (True, True, {})
         assert made == 4 + 1
