@@ -56,28 +56,22 @@ def known_groups(
     recordings: Mapping[int, Recording], plan: Plan | None, world_size: int
 ) -> dict[tuple[int, int], KnownGroup]:
     """For each rank and each group of its recording, which group of the job that is."""
-    seen = _seen(recordings)
-    members_of = _listed_members(recordings, seen)
-    made: dict[tuple[str, tuple[int, ...]], KnownGroup] = {}
-    result = {}
-    namer = _Namer(plan, world_size)
-    for rank, recording in recordings.items():
-        for index, group in enumerate(recording.groups):
-            members = group.members or members_of.get((group.name, rank)) or namer.guess(group, seen[group.name])
-            key = group.name, members
-            if key not in made:
-                made[key] = namer.known(group, members)
-            result[rank, index] = made[key]
-    return result
-
-
-def _seen(recordings: Mapping[int, Recording]) -> dict[str, set[int]]:
-    """Return the ranks that know a process group of each name."""
     seen: dict[str, set[int]] = {}
     for rank, recording in recordings.items():
         for group in recording.groups:
             seen.setdefault(group.name, set()).add(rank)
-    return seen
+    members_of, world = _listed_members(recordings, seen), tuple(range(world_size))
+    made: dict[tuple[str, tuple[int, ...]], KnownGroup] = {}
+    result = {}
+    for rank, recording in recordings.items():
+        for index, group in enumerate(recording.groups):
+            members = group.members or members_of.get((group.name, rank))
+            members = members or _guess(group, seen[group.name], plan, world)
+            key = group.name, members
+            if key not in made:
+                made[key] = _known(group, members, plan)
+            result[rank, index] = made[key]
+    return result
 
 
 def _listed_members(
@@ -93,39 +87,34 @@ def _listed_members(
     }
 
 
-class _Namer:
-    """Names groups after a plan, and without one by their description."""
+def _guess(group: GroupName, seen: Iterable[int], plan: Plan | None, world: tuple[int, ...]) -> tuple[int, ...]:
+    """Return members that nobody lists: the world's, those of the one group of the plan that fits, or its users."""
+    if group.desc == _DEFAULT:
+        return world
+    ranks = tuple(sorted(seen))
+    fitting = {local.ranks for local in _local(plan, ranks[0]) if set(ranks) <= set(local.ranks)}
+    return fitting.pop() if len(fitting) == 1 else ranks
 
-    def __init__(self, plan: Plan | None, world_size: int) -> None:
-        self._plan, self._world = plan, tuple(range(world_size))
 
-    def guess(self, group: GroupName, seen: Iterable[int]) -> tuple[int, ...]:
-        """Return members that nobody lists: the world's, those of the one group of the plan that fits, or its users."""
-        if group.desc == _DEFAULT:
-            return self._world
-        ranks = tuple(sorted(seen))
-        fitting = {local.ranks for local in self._local(ranks[0]) if set(ranks) <= set(local.ranks)}
-        return fitting.pop() if len(fitting) == 1 else ranks
+def _local(plan: Plan | None, rank: int) -> list[LocalGroup]:
+    if plan is None or not 0 <= rank < plan.world_size or rank not in plan.mesh:
+        return []
+    return list(plan.of(rank).values())
 
-    def _local(self, rank: int) -> list[LocalGroup]:
-        if self._plan is None or not 0 <= rank < self._plan.world_size or rank not in self._plan.mesh:
-            return []
-        return list(self._plan.of(rank).values())
 
-    def known(self, group: GroupName, members: tuple[int, ...]) -> KnownGroup:
-        """Return the group under its name in the plan, or under the name that torch has for it."""
-        desc = group.desc.rpartition(":")[2] if "@" in group.desc else group.desc
-        kind = desc.partition("@")[0]
-        if group.desc == _DEFAULT:
-            return KnownGroup(group.name, "world", "world", members)
-        fitting = (
-            [local for local in self._local(members[0]) if sorted(local.ranks) == sorted(members)] if members else []
-        )
-        if fitting:
-            chosen = next((local for local in fitting if local.name == kind), fitting[0])
-            return KnownGroup(group.name, chosen.name, str(chosen), members)
-        if "@" in group.desc or _OURS.fullmatch(group.name):
-            return KnownGroup(group.name, kind, desc, members)
-        if kind in ("", "undefined"):
-            return KnownGroup(group.name, _UNNAMED, f"group of {listed(members)}", members)
-        return KnownGroup(group.name, kind, f"{kind} {listed(members)}", members)
+def _known(group: GroupName, members: tuple[int, ...], plan: Plan | None) -> KnownGroup:
+    """Return the group under its name in the plan, or under the name that torch has for it."""
+    desc = group.desc.rpartition(":")[2] if "@" in group.desc else group.desc
+    kind = desc.partition("@")[0]
+    if group.desc == _DEFAULT:
+        return KnownGroup(group.name, "world", "world", members)
+    locals_of = _local(plan, members[0]) if members else []
+    fitting = [local for local in locals_of if sorted(local.ranks) == sorted(members)]
+    if fitting:
+        chosen = next((local for local in fitting if local.name == kind), fitting[0])
+        return KnownGroup(group.name, chosen.name, str(chosen), members)
+    if "@" in group.desc or _OURS.fullmatch(group.name):
+        return KnownGroup(group.name, kind, desc, members)
+    if kind in ("", "undefined"):
+        return KnownGroup(group.name, _UNNAMED, f"group of {listed(members)}", members)
+    return KnownGroup(group.name, kind, f"{kind} {listed(members)}", members)

@@ -154,14 +154,19 @@ class History:
 
     def signature(self, group: KnownGroup, rank: int, number: int) -> Signature | None:
         """Return what a rank called at a number, where its recording still has it."""
-        row, recording = self.row(group, rank, number), self.recordings.get(rank)
-        return None if row is None or recording is None else recording.signatures[recording.signature[row]]
+        row = self.row(group, rank, number)
+        return None if row is None else self.recordings[rank].signatures[self.recordings[rank].signature[row]]
+
+    def operation(self, group: KnownGroup, rank: int, number: int) -> str:
+        """Return the operation of a call, empty where a recording has it no more."""
+        signature = self.signature(group, rank, number)
+        return signature.operation if signature else ""
 
     def site(self, group: KnownGroup, rank: int, number: int) -> str:
         """Return the line of a call, empty where frames were not recorded."""
-        row, recording = self.row(group, rank, number), self.recordings.get(rank)
-        site = -1 if row is None or recording is None else int(recording.site[row])
-        return recording.sites[site] if recording is not None and site >= 0 else ""
+        row = self.row(group, rank, number)
+        site = -1 if row is None else int(self.recordings[rank].site[row])
+        return self.recordings[rank].sites[site] if site >= 0 else ""
 
     def created(self, group: KnownGroup, rank: int, number: int) -> int:
         """Return when a rank made a call, in nanoseconds; 0 where its recording has it no more."""

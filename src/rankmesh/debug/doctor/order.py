@@ -154,27 +154,27 @@ def _in_another_order(
     usual: list[int],
     calls: dict[int, Signature],
 ) -> str:
-    """Describe how the odd ranks made what the others make later, or the reverse; "" if one did not."""
-    if not usual:
-        return _swapped(history, group, number, odd, calls)
+    """Describe how the odd ranks made what the others make later, or the reverse; "" if one of them did not.
+
+    Where no call is the usual one, one rank that makes later what another made now is enough.
+    """
     peers = [(group, rank) for rank in usual[:4]]
-    peers += [(other, rank) for other in _same_family(history, group)[:4] for rank in list(history.tracks[other])[:2]]
-    positions = []
+    if usual:
+        family = _same_family(history, group)[:4]
+        peers += [(other, rank) for other in family for rank in list(history.tracks[other])[:2]]
+    expected = {calls[rank] for rank in usual or odd}
+    later = {}
     for rank in odd:
-        later = _found(history, peers, number, calls[rank]) or _found(history, [(group, rank)], number, calls[usual[0]])
-        if not later:
-            return ""
-        positions.append(later)
-    return f"{in_words(odd)} took another order: the call of one at {number} is that of the other at {positions[0]}"
-
-
-def _swapped(history: History, group: KnownGroup, number: int, odd: list[int], calls: dict[int, Signature]) -> str:
-    """Describe an order that differs although no call is the usual one: a rank makes later what another made now."""
-    for rank in odd:
-        others = [calls[other] for other in odd if calls[other] != calls[rank]]
-        later = next(filter(None, (_found(history, [(group, rank)], number, call) for call in others)), None)
-        if later:
-            return f"the order differs: {in_words([rank])} made at call {later} what another made at {number}"
+        made = (_found(history, [(group, rank)], number, call) for call in expected if call != calls[rank])
+        if position := _found(history, peers, number, calls[rank]) or next(filter(None, made), None):
+            later[rank] = position
+    if usual and len(later) == len(odd):
+        return (
+            f"{in_words(odd)} took another order: the call of one at {number} is that of the other at {later[odd[0]]}"
+        )
+    if later and not usual:
+        rank = min(later)
+        return f"the order differs: {in_words([rank])} made at call {later[rank]} what another made at {number}"
     return ""
 
 
@@ -267,5 +267,5 @@ def _call_at(history: History, rank: int, row: int) -> tuple[KnownGroup, int, st
     recording = history.recordings[rank]
     group, number = history.group_of[rank, int(recording.group[row])], int(recording.number[row])
     site = history.site(group, rank, number)
-    name = f"{recording.signatures[recording.signature[row]].operation}, call {number} of {group}"
+    name = f"{history.operation(group, rank, number)}, call {number} of {group}"
     return group, number, f"{name} at {site}" if site else name

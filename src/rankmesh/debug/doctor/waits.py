@@ -106,7 +106,7 @@ def _collectives(history: History, broken: Iterable[int]) -> Iterator[PendingCal
             yield PendingCall(
                 group,
                 number,
-                _operation(history, group, ranks[0], number),
+                history.operation(group, ranks[0], number),
                 tuple(sorted(ranks)),
                 missing,
                 since=min(history.created(group, rank, number) for rank in ranks),
@@ -120,11 +120,6 @@ def _last(history: History, group: KnownGroup, broken: Iterable[int]) -> dict[in
         rank: (history.handed_over if rank in broken else history.last)(group, rank) if history.has(rank) else 0
         for rank in group.members
     }
-
-
-def _operation(history: History, group: KnownGroup, rank: int, number: int) -> str:
-    signature = history.signature(group, rank, number)
-    return signature.operation if signature else ""
 
 
 def _is_symmetric(operation: str) -> bool:
@@ -146,9 +141,7 @@ def _failed(history: History, group: KnownGroup, last: Mapping[int, int | None])
         place = int(np.searchsorted(over, lowest, side="right"))
         number = int(over[place]) if place < len(over) else 0
         at_the_end = history.is_last(track) and not track.pending[-1]
-        if number and (
-            _is_symmetric(_operation(history, group, rank, number)) or (at_the_end and number == track.last)
-        ):
+        if number and (_is_symmetric(history.operation(group, rank, number)) or (at_the_end and number == track.last)):
             found[rank] = number
         elif at_the_end and (track.last == odd or is_incomplete):
             found[rank] = track.last
@@ -180,7 +173,7 @@ def _came_late(history: History) -> Iterator[PendingCall]:
         missing = tuple(rank for rank in group.members if limit and delays[rank] > limit)
         waiting = tuple(sorted(set(tracks) - set(missing)))
         if missing:
-            operation = _operation(history, group, waiting[0], number)
+            operation = history.operation(group, waiting[0], number)
             delay = min(delays[rank] for rank in missing)
             yield PendingCall(group, number, operation, waiting, missing, failed=True, delay=delay)
 
@@ -207,7 +200,7 @@ def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
                 continue
             row = int(track.rows[track.at(first) or 0])
             if rank not in found or row < found[rank][0]:
-                call = PendingCall(group, first, _operation(history, group, rank, first), (rank,), ())
+                call = PendingCall(group, first, history.operation(group, rank, first), (rank,), ())
                 found[rank] = row, call, ahead
     return {rank: (call, other) for rank, (_, call, other) in found.items()}
 
@@ -220,7 +213,7 @@ def _has_come_out(history: History, group: KnownGroup, track: Track, over: int) 
     behind = track.numbers[track.pending & (track.numbers <= over)]
     if recording.written and recording.written - history.created(group, track.rank, int(behind[0])) < _REPORTED:
         return False
-    return any(_is_symmetric(_operation(history, group, track.rank, number)) for number in behind.tolist())
+    return any(_is_symmetric(history.operation(group, track.rank, number)) for number in behind.tolist())
 
 
 # -- calls between two members, and calls that no recording has -----------------------------------------------------
