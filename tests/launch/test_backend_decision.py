@@ -96,7 +96,7 @@ def test_a_store_that_accepts_and_says_nothing():
         unresponsive.listen()
         launch = Launch("environment", 1, 2, address="127.0.0.1", port=unresponsive.getsockname()[1])
         started = time.monotonic()
-        with pytest.raises(ConnectError, match="no store could be reached at") as error:
+        with pytest.raises(ConnectError) as error:
             open_store(launch, timedelta(seconds=0.5))
     assert time.monotonic() - started < limits.AT_ONCE
     assert error.value.missing == (0,)

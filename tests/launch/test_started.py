@@ -134,7 +134,7 @@ def test_the_script_that_sbatch_runs_is_no_rank():
 @pytest.mark.parametrize(("name", "value", "other"), [("RANK", "3", "WORLD_SIZE"), ("WORLD_SIZE", "4", "RANK")])
 def test_half_of_the_variables(name, value, other):
     """One variable of two: refused, with the one that is missing; no rank takes itself for a world of one."""
-    with pytest.raises(ConnectError, match=f"{name}={value} is set without {other}") as error:
+    with pytest.raises(ConnectError) as error:
         started_by({name: value})
     assert (error.value.variable, error.value.evidence) == (other, {name: value})
 
@@ -228,8 +228,9 @@ def test_a_trainjob_of_one_process_a_node():
         4,
         "node-0-0.train:29400",
     )
-    with pytest.raises(ConnectError, match="PET_NPROC_PER_NODE=8 asks for several ranks in this pod"):
+    with pytest.raises(ConnectError) as error:
         started_by({**pod, "PET_NPROC_PER_NODE": "8"})
+    assert (error.value.variable, error.value.received) == ("PET_NPROC_PER_NODE", "8")
 
 
 def test_an_indexed_job_and_a_jobset():
@@ -240,8 +241,9 @@ def test_an_indexed_job_and_a_jobset():
         {**POD, "JOB_COMPLETION_INDEX": "3", "JOB_INDEX": "1", "PROCESSES_IN_JOB": "4", "WORLD_SIZE": "8"}
     )
     assert (result.rank, result.world_size) == (7, 8)
-    with pytest.raises(ConnectError, match="JOB_COMPLETION_INDEX=3 without WORLD_SIZE"):
+    with pytest.raises(ConnectError) as error:
         started_by({**POD, "JOB_COMPLETION_INDEX": "3"})
+    assert (error.value.variable, error.value.launcher) == ("WORLD_SIZE", "kubernetes")
 
 
 # -- what is refused ---------------------------------------------------------------------------------------------------
@@ -269,7 +271,7 @@ def test_an_indexed_job_and_a_jobset():
 )
 def test_what_is_no_number_is_refused(base, name, text):
     """The variable, what it holds, the rule and the remedy, as text and as attributes, and what was read before."""
-    with pytest.raises(ConnectError, match=r"is no whole number from .* to .*; start the ranks with") as error:
+    with pytest.raises(ConnectError) as error:
         started_by({**RECORDED[base], name: text})
     assert (error.value.variable, error.value.received) == (name, text)
     assert str(error.value).startswith(f"{name}=")
@@ -279,7 +281,7 @@ def test_what_is_no_number_is_refused(base, name, text):
 @pytest.mark.parametrize("text", ["four", "4(x2", "4(2)", "4,,2", "4;2"])
 def test_tasks_per_node_that_slurm_does_not_write(text):
     """The list of tasks is refused with its text."""
-    with pytest.raises(ConnectError, match="which Slurm writes as 4 or") as error:
+    with pytest.raises(ConnectError) as error:
         started_by({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text})
     assert error.value.received == text
 
@@ -311,9 +313,7 @@ def test_tasks_that_start_several_ranks_each():
 
 def test_a_list_of_hosts_that_is_none():
     """What is no list of hosts is refused with its text, unless MASTER_ADDR says where the ranks meet."""
-    with pytest.raises(
-        ConnectError,
-        match=r"the hosts 'node\[1-' in the environment cannot be read",
-    ):
+    with pytest.raises(ConnectError) as error:
         started_by({**SLURM, "SLURM_STEP_NODELIST": "node[1-"})
+    assert error.value.received == "node[1-"
     assert started_by({**SLURM, "SLURM_STEP_NODELIST": "node[1-", "MASTER_ADDR": "x"}).address == "x"

@@ -39,7 +39,7 @@ _SHOWN = 32
 def described(
     text: str | None, *, hosts: str | None = None, gpus_per_node: int | None = None, world_size: int | None = None
 ) -> Cluster:
-    """Return the cluster of a string or a file; of None, what this process's Slurm job says.
+    """Return the cluster of a string or a file; of None, the one of this process's Slurm job.
 
     A topology file inside a Slurm job is read for the hosts of the job. Raises ``ClusterError``.
     """

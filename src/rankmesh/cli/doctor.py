@@ -1,4 +1,4 @@
-"""``rankmesh doctor``: what hangs, by the recordings that the ranks left: which rank, in which group, at which call."""
+"""``rankmesh doctor``: the rank, group and call that make a job hang, from the recordings that the ranks left."""
 
 from __future__ import annotations
 

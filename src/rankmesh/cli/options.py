@@ -1,4 +1,4 @@
-"""The arguments that subcommands have in common, each with its help and its completion, and what they stand for.
+"""The arguments that subcommands have in common, each with its help and its completion, and what they mean.
 
 >>> [name for name, _ in spec_names("megatron")][:2]
 ['megatron:', 'megatron-turing-530b']
@@ -144,7 +144,7 @@ Debug = Annotated[
 ]
 
 
-# -- what they stand for ----------------------------------------------------------------------------------------------
+# -- what they mean --------------------------------------------------------------------------------------------------
 
 
 def source_of(spec: str | Source, world_size: int | None = None, variables: Iterable[str] | None = None) -> Source:

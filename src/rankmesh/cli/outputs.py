@@ -1,4 +1,4 @@
-"""Files that a command writes beside what it prints: all that can be written is, whatever becomes of the others.
+"""Files that a command writes beside what it prints: one that cannot be written does not stop the others.
 
 ```
 --svg a.svg --html b.html     two files; the table goes to stdout
@@ -31,7 +31,7 @@ class Output:
     text: Callable[[], str]
 
     def write(self) -> None:
-        """Make the text and write it; a name that says another kind of file is refused."""
+        """Make the text and write it; a name of another kind of file is refused."""
         if self.path == "-":
             write(self.text())
             return

@@ -29,7 +29,7 @@ source       The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.2 and
 
 @dataclass(frozen=True)
 class PresetRow:
-    """One preset: ``spec`` is what it stands for, ``sizes`` its axes and those of its views."""
+    """One preset: ``spec`` is its text, ``sizes`` its axes and those of its views."""
 
     name: str
     title: str

@@ -37,7 +37,7 @@ _SUCH_AS = {"batch": 256, "sequence": 4096}
 
 
 def _training(stated: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Training, tuple[str, ...]]:
-    """Return how the model is trained, options before what its file says; and what the search is free to choose."""
+    """Return how the model is trained, options before its file; and what the search is free to choose."""
     chosen = {**stated, **{name: value for name, value in given.items() if value is not None}}
     missing = [name for name in ("batch", "sequence") if name not in chosen]
     if missing:

@@ -1,4 +1,4 @@
-"""Errors and exit codes: whatever goes wrong is one line on stderr and a named exit status.
+"""Errors and exit codes: each error is one line on stderr and a named exit status.
 
 ```
 typer's usage errors     error: No such option: --gpu (see: rankmesh show --help)           2
@@ -35,7 +35,7 @@ __all__ = ["DEBUG", "EXIT_CODES", "ExitCode", "Failed", "Shell", "outcome", "sav
 
 DEBUG = "RANKMESH_DEBUG"
 
-# What a disk that takes no more says.
+# Errors of a full disk.
 _FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO)
 
 # typer re-exports one of its usage errors; their common base carries exit_code and format_message().
@@ -71,7 +71,7 @@ EXIT_CODES = "\n".join(f"{code.value:>3}  {code.meaning}" for code in ExitCode)
 
 
 class Failed(Exception):
-    """A subcommand that did not succeed, with the exit code that says how."""
+    """A subcommand that did not succeed, with its exit code."""
 
     def __init__(self, message: str, code: ExitCode) -> None:
         super().__init__(message)

@@ -54,7 +54,7 @@ def init(
 def watched(live: LiveRank, diagnosed: Callable[[str], None]) -> Iterator[LiveRank]:
     """Watch over a rank until it leaves its world; ``diagnosed`` is given the diagnosis of a hang.
 
-    Recordings are left only where ``RANKMESH_RECORD`` says.
+    Recordings are left only in the folder ``RANKMESH_RECORD``.
     """
     from rankmesh.debug.watch.watch import Watch
 

@@ -34,7 +34,7 @@ def output_to(path: Path) -> None:
 def wait(processes: Sequence[BaseProcess], seconds_left: Callable[[], float], limit: float = inf) -> list[int | None]:
     """Wait until all have ended, and kill those that are left when the time is over.
 
-    ``seconds_left`` is asked again and again; the earliest end that it gives counts. Returns the status of each
+    ``seconds_left`` is called repeatedly; the earliest end that it gives counts. Returns the status of each
     process, None of one that was killed here.
     """
     end = time.monotonic() + limit

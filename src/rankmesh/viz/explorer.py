@@ -32,7 +32,7 @@ from rankmesh.readers.source import Source, read
 __all__ = ["fragment", "given", "page", "spec_of"]
 
 _PLACE = '<script type="application/json" id="given">null</script>'
-# What a page starts with where nobody says how many devices a host has.
+# Devices of a host if none are given.
 _DEVICES = 8
 _MEASURED = ("name", "collective", "bytes", "seconds", "busbw", "slowest")
 

@@ -48,7 +48,7 @@ def put(parent: Element, tag: str, text: str | None = None, **attributes: object
 
 
 def document(width: int, height: int, label: str) -> Element:
-    """Return an empty white picture of this size in pixels; ``label`` is what a screen reader says of it."""
+    """Return an empty white picture of this size in pixels; ``label`` is read by screen readers."""
     size = {"viewBox": f"0 0 {width} {height}", "width": str(width), "height": str(height)}
     root = Element("svg", {"xmlns": "http://www.w3.org/2000/svg", **size, "role": "img", "aria-label": label})
     put(root, "style", _STYLE)

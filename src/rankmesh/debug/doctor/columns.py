@@ -6,8 +6,8 @@ tp/0/f116...   41                 nccl:all_reduce  [[4]]    completed       0   
 tp/0/f116...   42                 nccl:all_reduce  [[4]]    started         0      42      0          yes      3
 ```
 
-A job of 8,192 ranks has sixteen million entries: what is done for each of them is done by loops of C, and whatever is
-rare (calls made as one, groups made again) is looked for in whole columns first.
+A job of 8,192 ranks has sixteen million entries: loops in C handle each of them, and rare
+cases (calls made as one, groups made again) are looked for in whole columns first.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _NEEDED = ("process_group", "profiling_name", "collective_seq_id")
 _OPTIONAL = ("time_created_ns", "state", "retired", "is_p2p", "p2p_seq_id", "frames", *_COMPARED)
 _DEVICES = ("nccl", "rccl", "hccl", "xccl", "mccl")
 
-# A call as torch wrote it, of which nothing is checked yet.
+# A call as torch wrote it, unchecked.
 Entry = Mapping[str, Any]
 Ints = npt.NDArray[np.integer[Any]]
 Bools = npt.NDArray[np.bool_]
@@ -145,7 +145,7 @@ def _table(entries: Sequence[Entry]) -> dict[str, Sequence[Any]]:
 
 
 def _numbered(keys: Iterable[_Key]) -> tuple[list[_Key], Ints]:
-    """Return each key once, in the order in which they come, and the number of each."""
+    """Return each key once, in order, and the number of each."""
     each = list(keys)
     known = {key: number for number, key in enumerate(dict.fromkeys(each))}
     return list(known), np.fromiter(map(known.__getitem__, each), dtype=np.int32, count=len(each))
@@ -187,7 +187,7 @@ class _Calls:
 
 
 def _firsts(numbers: Column, count: int) -> list[int]:
-    """Return where each number comes first."""
+    """Return the first place of each number."""
     places = np.zeros(count, dtype=np.int64)
     places[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return [int(place) for place in places]
@@ -211,7 +211,7 @@ def _exchanges(every: Mapping[str, Column], apart: Bools, calls: _Calls) -> dict
 def _queued(every: Mapping[str, Column], apart: Bools, on_device: Bools, batches: Sequence[Any]) -> Bools:
     """Return which calls are queued behind the first unfinished call of the device, which its rank has not left.
 
-    A program hands its calls to the device and goes on; there each waits for the one before, whatever its group. A
+    A program hands its calls to the device and goes on; there each waits for the one before, of any group. A
     communicator takes its own collectives in order, so that those of the same group are compared by their numbers.
     """
     waiting = np.flatnonzero(every["pending"] & on_device)

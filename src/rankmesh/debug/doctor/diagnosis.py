@@ -29,7 +29,7 @@ __all__ = ["Diagnosis", "diagnose", "doctor", "report"]
 _COUNTED, _DEPARTED = 64, 8
 # How many causes a report lists, and how many lines of code of each.
 _SHOWN = 8
-# Causes that lie with a rank of its own, and those of which the fewer members of a group have departed from the others.
+# Causes that lie with a single rank, and causes by which the minority of a group left the others.
 _OF_A_RANK, _DIVERGED = ("dead", "absent", "late"), ("different", "order")
 # What a divergence of the same ranks or the same group explains, and what may have begun at an earlier call.
 _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVERGED)
@@ -146,7 +146,7 @@ def _with_departure(history: History, cause: Cause) -> Cause:
 def _ordered(history: History, waits: Waits, causes: list[Cause]) -> list[Cause]:
     """Sort causes: what explains others before what others explain, then what explains more ranks.
 
-    A call that all have entered may only be under way, and comes last.
+    A call that all have entered may only be slow, and is last.
     """
     reached = [_reached(history, waits, cause) if place < _COUNTED else set() for place, cause in enumerate(causes)]
     counted = [

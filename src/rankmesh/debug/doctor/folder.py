@@ -2,11 +2,11 @@
 
 ```
 nccl_trace_rank_3      torch, with NCCL          rank 3: the last number of the name
-rank3.json.gz          rankmesh                  the recording says its rank, job and attempt
+rank3.json.gz          rankmesh                  the recording contains its rank, job and attempt
 train.log              no recording              ignored
 ```
 
-A folder without recordings whose subfolders have some (one for each attempt) stands for the newest of them.
+A folder without recordings whose subfolders have some (one for each attempt) is read as the newest of them.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ __all__ = ["Found", "chosen", "read_folder"]
 
 _NAME = re.compile(r"^(.*?)(\d{1,9})((?:\.(?:json|jsonl|pickle|pkl|pt|gz|bin|dump|trace))*)$", re.IGNORECASE)
 
-# Hosts' clocks may differ by so much, in nanoseconds; and so many calls of each recording are compared in time.
+# Nanoseconds by which hosts' clocks may differ, and calls of each recording that are compared in time.
 _SKEW, _ROWS = 60 * 10**9, 64
 
 

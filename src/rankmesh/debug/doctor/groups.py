@@ -1,4 +1,4 @@
-"""Which group a process group is: its members, its kind and its coordinate, whoever made it and named it.
+"""Which group a process group is: its members, its kind and its coordinate, whichever library made and named it.
 
 ```
 name          description     members    with a plan    without
@@ -25,7 +25,7 @@ from rankmesh.errors import listed
 __all__ = ["KnownGroup", "known_groups"]
 
 _DEFAULT = "default_pg"
-# The kind of groups of which nothing but the members is known.
+# The kind of groups of which only the members are known.
 _UNNAMED = "group"
 # Our names, whose description has no coordinate where a kind spans the whole mesh.
 _OURS = re.compile(r".+/\d+/[0-9a-f]{16}")

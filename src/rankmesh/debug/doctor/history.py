@@ -28,7 +28,7 @@ __all__ = ["History", "PendingCall", "Track", "history_of"]
 
 @dataclass(frozen=True, eq=False)
 class Track:
-    """The calls of one rank on one group, oldest first; ``rows`` are where they stand in its recording.
+    """The calls of one rank on one group, oldest first; ``rows`` are their places in its recording.
 
     ``signatures`` number those of the history.
     """
@@ -60,8 +60,8 @@ class Track:
 class PendingCall:
     """One unfinished call of a group: who waits in it, and who has not entered it.
 
-    ``failed``: the call is over, without having come through. ``delay``: the missing came so many seconds after the
-    others, who had given up by then.
+    ``failed``: the call is over, but did not succeed. ``delay``: seconds after the others at which the missing made it,
+    when the others had given up.
     """
 
     group: KnownGroup
@@ -147,7 +147,7 @@ class History:
         return all(rank in self.recordings and self.recordings[rank].alive for rank in ranks)
 
     def row(self, group: KnownGroup, rank: int, number: int) -> int | None:
-        """Return where a call of a group stands in a rank's recording; None where that has it no more, or not yet."""
+        """Return the place of a call in a rank's recording; None if it is not there any more, or not yet."""
         track = self.tracks[group].get(rank)
         place = None if track is None else track.at(number)
         return None if track is None or place is None else int(track.rows[place])

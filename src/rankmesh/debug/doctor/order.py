@@ -205,7 +205,7 @@ def votes(history: History, call: PendingCall, family: Hashable, number: int, ra
 
 
 def _row(history: History, rank: int, family: Hashable, number: int) -> int | None:
-    """Return where a call of a kind stands in a rank's recording."""
+    """Return the place of a call of a kind in a rank's recording."""
     for index in range(len(history.recordings[rank].groups)):
         group = history.group_of[rank, index]
         row = history.row(group, rank, number) if group.family == family else None

@@ -231,6 +231,6 @@ def _limit_memory() -> None:
 
 
 def _alarm(seconds: int) -> None:
-    """End this process after so long, whatever it is in; 0 calls it off."""
+    """End this process after this many seconds, even inside C code; 0 cancels that."""
     if hasattr(signal, "alarm"):
         signal.alarm(seconds)

@@ -80,7 +80,7 @@ class Recording(Columns):
 
 
 def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> Recording:
-    """Return the recording that a document holds; ``rank`` is what the name of its file says.
+    """Return the recording that a document holds; ``rank`` is the number in the name of its file.
 
     Raises ``RecordingError`` for anything else, or a format that is not known.
     """
@@ -157,7 +157,7 @@ def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupNa
 
 
 def _counted(groups: list[GroupName], status: object) -> list[GroupName]:
-    """Return the groups with the last call that torch says was handed over: also where the calls themselves are gone.
+    """Add to the groups the last call that torch counted as enqueued, which may be gone from the ring buffer.
 
     torch counts by its own numbers, which calls have. For groups without calls the order decides: torch names and
     numbers groups as they are made.

@@ -125,7 +125,7 @@ def _doing(history: History, rank: int) -> str:
 
 
 def _broken(history: History, waits: Waits) -> Iterator[Cause]:
-    """Yield ranks that did not come out of a call that another member came out of."""
+    """Yield ranks that did not leave a call that another member has left."""
     for rank, (call, other) in waits.broken.items():
         reports = "its device reports no call as over"
         evidence = f"{in_words([other])} came out of {call.name}, and {in_words([rank])} did not: {reports}"
@@ -199,7 +199,7 @@ def _calls(waits: Waits, ranks: Sequence[int]) -> list[PendingCall]:
 
 
 def _left_the_order(history: History, waits: Waits, call: PendingCall, rank: int) -> bool:
-    """Return whether other ranks made a call before the one in which this rank is."""
+    """Return whether other ranks made a call before the one that this rank is in."""
     return any(
         votes(history, call, there.group.family, there.number, rank) > 0
         for there in waits.of_rank[rank]

@@ -16,9 +16,9 @@ rank 2   recv 2<-1  pending      rank 1   -                       rank 2 waits f
 A rank waits in its unfinished calls unless its own stack shows that its program runs. Two kinds of recordings
 are misleading:
 
-- Gloo marks a call that failed as over, like one that came through. A collective that is over for one member and that
+- Gloo marks a call that failed as over, like one that succeeded. A collective that is over for one member and that
   another has never made has failed.
-- A device that is broken reports no call as over. A rank has taken part in whatever its peers came out of.
+- A device that is broken reports no call as over. A rank has taken part in every call that its peers have left.
 """
 
 from __future__ import annotations
@@ -38,12 +38,12 @@ __all__ = ["Waits", "waits_of"]
 
 # Unfinished calls of a rank in a group that are looked at: those after the first wait for it.
 _FIRST = 64
-# No member comes out of one of these before all have entered it.
+# No member leaves one of these before all have entered it.
 _SYMMETRIC = (
     *("all_reduce", "allreduce", "all_gather", "allgather", "_all_gather", "reduce_scatter", "_reduce_scatter"),
     *("all_to_all", "alltoall", "barrier"),
 )
-# Nanoseconds after which a call that others came out of counts as one that a device does not report.
+# Nanoseconds after which a call that others have left counts as one that a device does not report.
 _REPORTED = 10 * 10**9
 
 
@@ -51,7 +51,7 @@ _REPORTED = 10 * 10**9
 class Waits:
     """All unfinished calls, and those of each rank; ``broken`` are the ranks whose device reports no call as over.
 
-    Of a broken rank it is known which call it seems to be in, and a rank that came out of that.
+    For a broken rank: the call that it seems to be in, and a rank that has left that call.
     """
 
     calls: tuple[PendingCall, ...]
@@ -185,10 +185,10 @@ def _pause(history: History, rank: int) -> float:
 
 
 def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
-    """Return ranks whose device still has calls that peers came out of: the first of these calls, and such a peer."""
+    """Return ranks whose device still has calls that peers have left: the first of these calls, and such a peer."""
     found: dict[int, tuple[int, PendingCall, int]] = {}
     for group, tracks in history.tracks.items():
-        # Where a member is gone the others came out because the communicator was aborted.
+        # If a member is gone, the others left because the communicator was aborted.
         if not history.on_device(group) or not all(map(history.has, group.members)):
             continue
         over = {rank: (known.queued or (0,))[0] - 1 for rank, known in history.known_as[group].items()}

@@ -1,16 +1,16 @@
 """Check a plan: with the ranks of this job, or with ranks that are started on this machine (``ranks``).
 
-The ranks agree in one round, whatever their collectives do:
+The ranks agree in one round, independent of their collectives:
 
 ```
 every rank   a thread verifies the groups, another publishes its event log, and arrives when it has ended
 the last     completes the arrivals: nobody is lost
-in trouble   a rank that failed, that stands still for the timeout, or that its launcher ends, sends a probe:
+in trouble   a rank that failed, made no progress for the timeout, or got SIGTERM, sends a probe:
              ranks that do not respond are lost
 rank 0       collects the event logs ──> result: shown, then announced to all, who end with the same status
 ```
 
-Where rank 0 is lost, the lowest responsive rank reports; where it served the store, each rank says so itself.
+If rank 0 is lost, the lowest responsive rank reports; if it served the store, each rank reports that itself.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from rankmesh.runtime.served_store import is_served, open_store
 
 __all__ = ["check", "is_single_process", "is_stuck"]
 
-# The steps of the round: all ranks' work has ended, or some are lost; what came of it.
+# The steps of the round: all ranks' work has ended, or some are lost; the result.
 _ENDED, _RESULT = "ended", "result"
 # Seconds for the last events of ranks after a failure, for the report, and beyond the timeout before a rank is stuck.
 _LAST_EVENTS, _GRACE, _MORE = 2.0, 3.0, 1.0
@@ -46,7 +46,7 @@ _LAST_EVENTS, _GRACE, _MORE = 2.0, 3.0, 1.0
 _MOMENT = 1.0
 _REPORTED = 64
 _WORKER = "rankmesh-check"
-# How a rank is lost of which nobody knows how it ended.
+# The end of a lost rank that no other process saw.
 _UNRESPONSIVE = "does not answer"
 
 Show = Callable[[CheckResult], None]

@@ -40,7 +40,7 @@ _POLL = 0.02
 # look-up for ten seconds. Ranks of one machine need none: /etc/hosts is read without. For the resolver of glibc, which
 # reads it once in a process; so it is set in processes of our own, never in one that imports rankmesh.
 NO_NAME_SERVER = {"RES_OPTIONS": "attempts:0"}
-# How long forking all ranks may take: that is this machine's work, in which no rank waits for another one's.
+# Seconds for forking all ranks, which depends on this machine alone.
 _FORKING = 60.0
 # How long ranks may take to end once one of them has what is looked for, or has failed; one that is stopped never ends.
 _ENDING, _AFTER_FAILURE = 3.0, 30.0
@@ -75,7 +75,7 @@ class Ended(Generic[_Found]):
 def run_here(size: int, work: Work[_Found], progress: Progress | None, done: str) -> Ended[_Found]:
     """Fork ``size`` ranks which do this work, and wait until all have ended.
 
-    Raises ``ConnectError`` if nothing was found; ``done`` says what was to be done, such as ``"checked"``.
+    Raises ``ConnectError`` if nothing was found; ``done`` names the work in the error: ``"checked"``.
     """
     with tempfile.TemporaryDirectory(prefix="rankmesh-ranks-") as folder:
         place = Path(folder)
@@ -92,7 +92,7 @@ def run_here(size: int, work: Work[_Found], progress: Progress | None, done: str
 
 
 def _rank(rank: int, place: Path, size: int, work: Work[_Found]) -> None:
-    # The parent's handlers came along with the fork; a rank that waits in a collective would never run them.
+    # The parent's handlers are inherited; a rank that waits in a collective would never run them.
     for number in (signal.SIGINT, *_ENDS):
         signal.signal(number, signal.SIG_DFL)
     # Sent to all when one has failed: those that have not begun are to say what they see.

@@ -24,7 +24,7 @@ __all__ = ["CheckResult", "KindResult", "RankFailure", "collect"]
 class RankFailure:
     """What went wrong on one rank: ``kind`` is the error's name.
 
-    ``lost`` is a rank that died or does not answer, ``stuck`` one that answers and comes no further, ``stopped`` one
+    ``lost`` is a rank that died or does not answer, ``stuck`` one that answers and makes no progress, ``stopped`` one
     that was ended because another had failed.
     """
 

@@ -2,7 +2,7 @@
 
 ```
 recorder   calls with frames, kept by torch in a ring buffer ──> this rank's recording
-stacks     where each thread is, and in which call with which peer
+stacks     the place of each thread, its call and its peer
 watch      a thread: a call lasts too long, another rank asks, or SIGUSR1  ──> a dump request
 requests   every rank writes its recording; rank 0, or the lowest responsive rank, diagnoses: log and folder
 ```

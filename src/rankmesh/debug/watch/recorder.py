@@ -43,7 +43,7 @@ _KEPT = (
 
 
 def prepare(calls: int = CALLS) -> None:
-    """Have torch keep this many calls with their frames; what the environment says already stays."""
+    """Have torch keep this many calls with their frames; a number that the environment sets stays."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", str(calls)))
 
 
@@ -90,7 +90,7 @@ class Recorder:
         }
 
     def with_lines(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an earlier recording with the lines of its calls; what it says otherwise stays as it was then."""
+        """Return an earlier recording with the lines of its calls; its other data stay."""
         frames = {_identity(entry): entry.get("frames") for entry in self._kept(frames=True).get("entries", [])}
         table: dict[str, int] = {}
         entries = [{**entry, **_lines(frames.get(_identity(entry)), table)} for entry in document["entries"]]
@@ -144,7 +144,7 @@ def after(kept: Mapping[str, Any], since: int) -> dict[str, Any]:
 def together(kept: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     """Merge the recordings of one rank's gloo and NCCL recorders.
 
-    Each counts the calls of a group by itself: where both have calls of one group, the first one's are told apart.
+    Each counts the calls of a group by itself: if both have calls of one group, the first one's get another name.
     """
     recorders = [each for each in kept if each.get("entries")]
     if len(recorders) < 2:

@@ -6,7 +6,7 @@ store        recording/REQUEST/RANK: for ranks that do not share the folder, unt
 diagnosis    verdict.json, in the folder
 ```
 
-A recording says its session and its dump request: one that an earlier watch, attempt or request left in the folder says
+A recording contains its session and its dump request: one that an earlier watch, attempt or request left says
 nothing of what its rank does now. Other users cannot read what is written, and what they write is not read.
 """
 
@@ -42,7 +42,7 @@ class Recordings:
     """The recordings in a folder, and in the store of the ``session``; either may be None."""
 
     def __init__(self, session: str, folder: Path | None, store: BoundedChannel | None) -> None:
-        # Without a store each host has a session of its own, which says nothing of the others' recordings.
+        # Without a store each host has a session of its own, which does not identify the others' recordings.
         self._session = "" if store is None else session
         self._folder, self._store = folder, store
 

@@ -37,7 +37,7 @@ Diagnosed = Callable[[str, tuple[int, ...], str], None]
 SESSION = "session/token"
 _REQUEST, _RECORDINGS, _DIAGNOSIS = "request", "recordings", "diagnosis"
 _STEPS = (_REQUEST, _RECORDINGS, _DIAGNOSIS)
-# Seconds between two looks for a request; the store answers so many questions of all ranks in a second.
+# Seconds between two looks for a request, and questions that the store answers for all ranks in a second.
 _TICK, _QUESTIONS = 1.0, 4000
 # Seconds that it takes to read and diagnose one recording.
 _READ = 0.02
@@ -88,9 +88,9 @@ class DumpRequests:
             return False
 
     def respond(self, reason: str, mark: Mark | None, diagnosed: Diagnosed, *, hangs: bool = False) -> None:
-        """Make the next request, if no other rank has, and take part in it; ``diagnosed`` gets what comes of it.
+        """Make the next request, if no other rank has, and take part in it; ``diagnosed`` gets its result.
 
-        ``mark`` is where the program stood (``stacks.in_call``); ``hangs`` says that this rank's call lasts too long.
+        ``mark`` is the program's earlier place (``stacks.in_call``); ``hangs``: this rank's call lasts too long.
         """
         rank, document = self._recorder.rank, None
         self.hung = hangs

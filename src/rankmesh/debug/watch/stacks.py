@@ -1,4 +1,4 @@
-"""Stacks: where the threads of this process are, and in which call of ``torch.distributed`` with which peer.
+"""Stacks: the places of this process's threads, and the call of ``torch.distributed`` that each is in, with its peer.
 
 ```
 train.py:31 in step
@@ -79,7 +79,7 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
     """Return the call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
 
     ``program`` is the thread that the program runs on, looked at first. A program whose mark has moved, or that
-    sleeps, is running: it waits in no call, whatever it has under way. Ranks are not looked at in the same moment, so
+    sleeps, is running: it waits in no call, even if some are under way. Ranks are not looked at in the same moment, so
     of those that work one would seem to wait for a call that another has made since.
     """
     frames = sys._current_frames()
@@ -89,7 +89,7 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
         found = _found(frame)
         if found is not None:
             call = _call(found)
-            # What waits for others asks by itself, wherever it stands by then, and may call on many groups.
+            # Our own functions that wait poll by themselves, at changing places, and may call on many groups.
             meets = call["operation"] in _COLLECTIVES
             made = recorder.calls_made("" if meets else call.get("group", ""))
             mark = (id(found), 0 if meets else found.f_lasti, made)

@@ -39,7 +39,7 @@ _log = logging.getLogger("rankmesh.watch")
 _PATIENCE = timedelta(seconds=5)
 # Seconds that a rank waits at its beginning for its watch, and at its end for an idle one.
 _MOMENT = 1.0
-# Seconds between two readings of the recorder while a group stands still; a full one takes a while.
+# Seconds between two readings of the recorder while a group makes no progress; a full one takes a while.
 _READING = 10.0
 # Seconds that a dump request may take, beside the reading of its recordings.
 _REQUEST = 30.0
@@ -152,7 +152,7 @@ class Watch:
         atexit.unregister(self.close)
         recordings, self._store, self._recordings = self._recordings, None, None
         if self._hung or self._diagnosed is not None or recordings is None:
-            # What hung is what counts, whatever became of it.
+            # The recording of the hang stays, also if the hang has ended.
             return
         try:
             recordings.put(self._recorder.rank, self._requests_over, self._recorder.document("the end", ended=True))
@@ -198,7 +198,7 @@ class Watch:
             _log.warning("rankmesh: %s\nrankmesh: the recordings are in %s", text, self.folder)
 
     def ask(self, reason: str) -> str | None:
-        """Ask all ranks for their recordings now; the diagnosis in one sentence, None where none came in time."""
+        """Ask all ranks for their recordings now; the diagnosis in one sentence, None if there was none in time."""
         if not self._started.is_set():
             return None
         within = _REQUEST + self._pace.reading
@@ -245,7 +245,7 @@ class SlowCall:
 
     def _by_record(self) -> str:
         """Return which call lasts too long although no thread waits for it, by the recorder."""
-        # Groups that stand still are seen at no cost, but for what two members exchange on NCCL.
+        # Groups without progress are found at no cost, but for what two members exchange on NCCL.
         pause = min(_READING, self._patience / 10) if self._stands_still() else self._patience / 3
         if time.monotonic() - self._read_at < pause:
             return ""
@@ -258,7 +258,7 @@ class SlowCall:
         return ""
 
     def _stands_still(self) -> bool:
-        """Return whether a group has collectives under way of which none has come through since the last look."""
+        """Return whether a group has collectives under way and none has ended since the last look."""
         before, self._unfinished = self._unfinished, calls.unfinished()
         return any(before.get(group) == last for group, last in self._unfinished.items())
 
