@@ -41,7 +41,7 @@ def test_plans_with_views_picks_and_levels():
     ("layouts", "word"),
     [
         ([], "no layouts"),
-        ([3], "no layout"),
+        ([3], "not a layout"),
         ([rm.recipes.megatron(2, tp=2), "tp=2"], "same kinds"),
         ([rm.Mesh(tp=2, offset=2)], "covers 2 of 4"),
         (["tp=2", "dp=2/expert:ep=2"], "view 'expert'"),

@@ -285,7 +285,7 @@ class ParallelDims:
         return mesh
 
     def resolve_shared_mesh(self, placements: Iterable[Any]) -> DeviceMesh | None:
-        """Return the mesh of layouts that name the same axes; entries that are None do not count."""
+        """Return the mesh of layouts that name equal axes; entries that are None do not count."""
         named = [placement.axes() for placement in placements if placement is not None]
         if any(axes != named[0] for axes in named):
             raise SizesError(

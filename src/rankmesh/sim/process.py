@@ -247,7 +247,7 @@ class Modules(PerRank["list[Names]"]):
         return self._copies(self._starts)
 
     def _copies(self, state: Sequence[Names]) -> list[Names]:
-        """Return the same values, with containers of their own: two names of one container share its copy."""
+        """Copy the containers among the values: two names of one container share its copy."""
         copies: dict[int, Any] = dict(self._holders)
         return [{name: _copied(name, value, copies) for name, value in names.items()} for names in state]
 

@@ -65,40 +65,6 @@ def test_weights_in_pieces(ranks):
     }
 
 
-def _by_itself(me):
-    dist.init_process_group("fake", store=FakeStore(), rank=7, world_size=8)
-    ps = parallel_state
-    ps.initialize_model_parallel(2, gtp_remat_size=2, expert_gtp_remat_size=2)
-    partial, experts = (
-        {"with_context_parallel": True, "partial_data_parallel": True},
-        {"partial_expert_data_parallel": True},
-    )
-    requested = {
-        "part": ps.get_data_parallel_group(**partial),
-        "its replicas": ps.get_data_parallel_group(**partial, with_gtp_remat=False),
-        "all": ps.get_data_parallel_group(),
-        "replicas": ps.get_data_parallel_group(with_gtp_remat=False),
-        "experts": ps.get_expert_data_parallel_group(**experts),
-        "their replicas": ps.get_expert_data_parallel_group(**experts, with_gtp_remat=False),
-    }
-    found = {name: members(group) for name, group in requested.items()}
-    ps.destroy_model_parallel()
-    return found
-
-
-def test_weights_in_pieces_by_itself(ranks):
-    """Rank 7 of 8, no release followed: every group of other data is over all pieces, unless it is asked not to be."""
-    (found,) = ranks(1, _by_itself, world=None)
-    assert found == {
-        "part": [1, 3, 5, 7],
-        "its replicas": [3, 7],
-        "all": [1, 3, 5, 7],
-        "replicas": [3, 7],
-        "experts": [1, 3, 5, 7],
-        "their replicas": [3, 7],
-    }
-
-
 @pytest.mark.parametrize("release", [*releases.KNOWN, (0, 21), (0, 12)])
 def test_every_release_can_be_followed_and_left(release):
     """The nearest release stands for one that is not known; afterwards the drop-ins are their own again."""

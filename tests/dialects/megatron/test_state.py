@@ -238,15 +238,19 @@ def test_a_wrong_nccl_configuration_is_refused(ranks, tmp_path, text):
 def _sharded(me):
     ps = start(3, 16, tensor_model_parallel_size=2, gtp_remat_size=2, expert_gtp_remat_size=2,
                expert_model_parallel_size=2)  # fmt: skip
+    partial = {"with_context_parallel": True, "partial_data_parallel": True}
     groups = {
         "gtp": ps.get_gtp_weight_remat_group(),
         "egtp": ps.get_expert_gtp_weight_remat_group(),
         "dp": ps.get_data_parallel_group(with_gtp_remat=False),
         "all data": ps.get_data_parallel_group(),
         "all data with cp": ps.get_data_parallel_group(with_context_parallel=True),
+        "part": ps.get_data_parallel_group(**partial),
+        "its replicas": ps.get_data_parallel_group(**partial, with_gtp_remat=False),
         "mp": ps.get_model_parallel_group(),
         "edp": ps.get_expert_data_parallel_group(with_gtp_remat=False),
         "all expert data": ps.get_expert_data_parallel_group(),
+        "partial expert data": ps.get_expert_data_parallel_group(partial_expert_data_parallel=True),
         "tp_ep_pp": ps.get_expert_tensor_model_pipeline_parallel_group(),
         "with egtp": ps.get_expert_tensor_model_pipeline_parallel_group(with_egtp_remat=True),
     }
@@ -264,9 +268,12 @@ def test_sharded_weights(ranks):
         "dp": [3, 7, 11, 15],
         "all data": [1, 3, 5, 7, 9, 11, 13, 15],
         "all data with cp": [1, 3, 5, 7, 9, 11, 13, 15],
+        "part": [1, 3, 5, 7, 9, 11, 13, 15],
+        "its replicas": [3, 7, 11, 15],
         "mp": [0, 1, 2, 3],
         "edp": [3, 11],
         "all expert data": [3, 7, 11, 15],
+        "partial expert data": [3, 7, 11, 15],
         "tp_ep_pp": [0, 1, 2, 3],
         "with egtp": [0, 1, 2, 3, 4, 5, 6, 7],
     }

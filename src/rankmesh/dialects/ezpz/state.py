@@ -38,27 +38,27 @@ class AssignedGroup:
 
     @property
     def pg(self) -> Any:
-        """The group."""
+        """The process group that was assigned."""
         return _there(self.group, "group")
 
     @property
     def ranks(self) -> Iterable[int]:
-        """The members."""
+        """The global ranks that were assigned."""
         return _there(self.members, "list of ranks")
 
     @property
     def size(self) -> int:
-        """How many there are."""
+        """How many members the group has."""
         return dist.get_world_size(self.pg)
 
     @property
     def rank(self) -> int:
-        """The position of this rank among them."""
+        """This rank's position in the group."""
         return dist.get_rank(self.pg)
 
     @property
     def first(self) -> int:
-        """The first of them."""
+        """The first global rank."""
         return next(iter(self.ranks))
 
 
@@ -182,7 +182,7 @@ class TensorParallel(SharedGetters):
     # -- a state belongs to its process -----------------------------------------------------------
 
     def __deepcopy__(self, memo: dict[int, object]) -> TensorParallel:
-        """Return the same state: a copied model talks to the same ranks."""
+        """Return this state: a copied model communicates with the ranks of its original."""
         return self
 
 

@@ -109,7 +109,7 @@ class HyperCommGrid:
     def register_view(
         self, name: str, shape: list[int], dim_names: list[str], shared_dims: list[str] | None = None
     ) -> None:
-        """Another factorisation of the grid's ranks; each shared dimension is proved to give the same groups.
+        """Register another factorisation of the grid's ranks, with equal groups along each shared dimension.
 
         Groups over shared dimensions only are one group, whichever view makes it. ``LayoutError`` (a ``ValueError``)
         for sizes or names that do not fit.
@@ -203,7 +203,7 @@ class HyperCommGrid:
         return self._gen_rank_enum_for(self.shape, self.dim_names, dims)
 
     def _gen_rank_enum_for(self, shape: list[int], dim_names: list[str], dims: list[str]) -> list[list[int]]:
-        """Return the same for another factorisation of the grid's ranks."""
+        """Return every group along these dimensions of another factorisation of the grid's ranks."""
         return _mesh(shape, dim_names, self.rank_offset).groups(dims[::-1], ordered=True).tolist()
 
     def _order_dims(self, dims: str | list[str]) -> tuple[list[str], str]:
@@ -211,7 +211,7 @@ class HyperCommGrid:
         return self._order_dims_for(self.dim_names, dims)
 
     def _order_dims_for(self, dim_names: list[str], dims: str | list[str]) -> tuple[list[str], str]:
-        """Return the same for other names."""
+        """Return the dimensions in reverse order of these names, and their key."""
         wanted = [dims] if isinstance(dims, str) else list(dims)
         unknown = [dim for dim in wanted if dim not in dim_names]
         if unknown:
@@ -231,7 +231,7 @@ class HyperCommGrid:
             raise LayoutError(f"{error.values['name']!r} is not in view {name!r}: {error}", **error.values) from error
 
     def _resolve(self, dims: str | list[str], view: str | None) -> tuple[list[str], Key, str | None]:
-        """Ordered dimensions, the key, and the view that the group belongs to: base for shared dimensions."""
+        """Return the ordered dimensions, the key, and the group's view: None, the base, for shared dimensions."""
         ordered, key = self._in_view(dims, view)
         named = _view(view)
         if named is None:

@@ -599,7 +599,7 @@ def get_tensor_and_data_parallel_group(check_initialized=True, with_context_para
 
 
 def get_expert_data_parallel_group(check_initialized=True, partial_expert_data_parallel=False, with_gtp_remat=True):
-    """Return the ranks that hold the same experts; partial: those of one optimizer instance."""
+    """Return the ranks that hold the same experts; partial: inside one optimizer instance."""
     kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
     return rankmesh_state.given(kind, check_initialized, whole=with_gtp_remat)
 
@@ -640,7 +640,7 @@ def get_expert_data_parallel_group_gloo(partial_expert_data_parallel=False):
 
 
 def get_inter_distributed_optimizer_instance_group(check_initialized=True):
-    """Return the same shard in every instance; None if absent and not checked."""
+    """Return the ranks that hold one shard in every instance; None if absent and not checked."""
     return _INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP or _absent("inter_ep_dp", check_initialized)
 
 
@@ -833,7 +833,7 @@ def rankmesh_since_0_19():
         return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
 
     def get_expert_data_parallel_group(check_initialized=True, with_gtp_remat=True, partial_expert_data_parallel=False):
-        """Return the ranks that hold the same experts; partial: those of one optimizer instance."""
+        """Return the ranks that hold the same experts; partial: inside one optimizer instance."""
         kind = "intra_ep_dp" if partial_expert_data_parallel else "ep_dp"
         return rankmesh_state.given(kind, check_initialized, whole=with_gtp_remat)
 

@@ -77,17 +77,20 @@ def layouts_of(given: Iterable[LayoutLike]) -> list[Layout]:
     listed = list(given)
     if not listed:
         raise LayoutError("no layouts are given; give one or more, such as ['tp=2', 'dp=2']")
-    bare = {index: mesh for index, one in enumerate(listed) if (mesh := _bare(one)) is not None}
-    filled = dict(zip(bare, _filled(list(bare.values()), [_name(listed[index]) for index in bare]), strict=True))
-    plans = [recipes.axes(filled[i]) if i in filled else _plan(one) for i, one in enumerate(listed)]
-    layouts = [Layout(_name(one), plan) for one, plan in zip(listed, plans, strict=True)]
+    names = [one if isinstance(one, str) else str(one.mesh if isinstance(one, Plan) else one) for one in listed]
+    parts = [_mesh_or_plan(one) for one in listed]
+    filled = _filled([(name, one) for name, one in zip(names, parts, strict=True) if isinstance(one, Mesh)])
+    layouts = [
+        Layout(name, recipes.axes(next(filled)) if isinstance(one, Mesh) else one)
+        for name, one in zip(names, parts, strict=True)
+    ]
     for layout in layouts:
         _check(layout, layouts[0])
     return layouts
 
 
 def reference_of(layout: Layout) -> Layout:
-    """Return the same kinds of group on one rank.
+    """Return the layout's kinds of group on one rank.
 
     >>> reference_of(layouts_of(["tp=2,dp=2"])[0]).plan.groups("tp").tolist()
     [[0]]
@@ -106,37 +109,24 @@ def _single(spec: GroupSpec) -> GroupSpec:
     return GroupSpec(spec.name, spec.axes, view=spec.view, pick=pick, levels=levels, level=spec.level)
 
 
-def _bare(one: object) -> Mesh | None:
-    if isinstance(one, Mesh):
-        return one
+def _mesh_or_plan(one: object) -> Mesh | Plan:
+    """Return what the user means: the mesh of axes alone, which may lack some, else a plan."""
     if isinstance(one, str):
         source = read(one)
-        return source.plan.mesh if source.kind == "axes" else None
-    return None
-
-
-def _plan(one: object) -> Plan:
-    if isinstance(one, str):
-        return read(one).plan
-    if isinstance(one, Plan):
+        return source.plan.mesh if source.kind == "axes" else source.plan
+    if isinstance(one, Mesh | Plan):
         return one
-    raise PlanError(f"{quoted(one)} is no layout; give a SPEC such as 'tp=2,dp=2', a Mesh or a Plan", received=one)
+    raise PlanError(f"{quoted(one)} is not a layout; give a SPEC such as 'tp=2,dp=2', a Mesh or a Plan", received=one)
 
 
-def _name(one: object) -> str:
-    if isinstance(one, str):
-        return one
-    return str(one.mesh if isinstance(one, Plan) else one)
-
-
-def _filled(meshes: Sequence[Mesh], names: Sequence[str]) -> Iterator[Mesh]:
+def _filled(meshes: Sequence[tuple[str, Mesh]]) -> Iterator[Mesh]:
     """Yield each mesh with the axes of all; those that it lacks have size 1 and come last."""
-    axes = dict.fromkeys(axis for mesh in meshes for axis in mesh.axes)
+    axes = dict.fromkeys(axis for _, mesh in meshes for axis in mesh.axes)
     views: dict[str, Mapping[str, int]] = {}
-    for mesh in meshes:
+    for _, mesh in meshes:
         for name, view in mesh.views.items():
             views.setdefault(name, dict.fromkeys(view.axes, 1))
-    for mesh, shown in zip(meshes, names, strict=True):
+    for shown, mesh in meshes:
         missing = {axis: 1 for axis in axes if axis not in mesh.axes}
         whole = Mesh.from_dict({**mesh.to_dict(), "axes": [*map(list, {**mesh.axes, **missing}.items())]})
         for name, single in views.items():
