@@ -180,7 +180,7 @@ def resolve_gtp_remat_group(pg_collection: Optional["ProcessGroupCollection"], i
 
 
 class UnknownModule(PlanError, KeyError):
-    """A name that no module has."""
+    """A name that no module has; a ``ValueError`` too."""
 
 
 @dataclass(repr=False)
@@ -220,12 +220,12 @@ class MultiModuleProcessGroupCollection:
         return self.language_model_module_name is not None
 
     def get_module_collection(self, module_name: str, what: str = "Module") -> Any:
-        """Return the process groups of one module; ``PlanError`` for a name that there is not."""
+        """Return the process groups of one module; ``UnknownModule`` for a name that there is not."""
         if module_name not in self.module_pgs:
-            raise PlanError(
+            raise UnknownModule(
                 f"{what} {module_name!r} is not found in collections, or module_pgs keys, which are "
                 f"{list(self.module_pgs)}; use one of them",
-                received=module_name,
+                key=module_name,
             )
         return self.module_pgs[module_name]
 
@@ -233,11 +233,7 @@ class MultiModuleProcessGroupCollection:
         return len(self.module_pgs)
 
     def __getitem__(self, module_name: str) -> Any:
-        if module_name not in self.module_pgs:
-            raise UnknownModule(
-                f"there is no module {module_name!r}; use one of {list(self.module_pgs)}", key=module_name
-            )
-        return self.module_pgs[module_name]
+        return self.get_module_collection(module_name)
 
     def __iter__(self) -> Iterator[Any]:
         return iter(self.module_pgs.values())
@@ -247,11 +243,11 @@ class MultiModuleProcessGroupCollection:
         return self.module_pgs.keys()
 
     def values(self) -> ValuesView[Any]:
-        """Their collections."""
+        """Return their collections."""
         return self.module_pgs.values()
 
     def items(self) -> ItemsView[str, Any]:
-        """Name and collection of each."""
+        """Return name and collection of each."""
         return self.module_pgs.items()
 
     def __repr__(self) -> str:
