@@ -190,7 +190,7 @@ def test_a_level_that_no_host_names(read):
             6,
             "line 6: switch 's1'",
         ),
-        ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", 1, "under itself"),
+        ("SwitchName=a Switches=b\nSwitchName=b Switches=a\n", 1, "under themselves"),
         (
             "SwitchName=a Switches=b\n",
             1,
@@ -240,7 +240,7 @@ def test_our_own_document(read):
 @pytest.mark.parametrize(
     ("hosts", "output"),
     [
-        ("node[1-", "a bracket is not closed"),
+        ("node[1-", "its brackets do not match"),
         ("node[3-1]", "runs backwards"),
         ("node[1,1]", "the host list has 'node1' twice; list each host once"),
         ("node[1-5]", "the host list has 'node5', which is none of the cluster's 4 hosts"),

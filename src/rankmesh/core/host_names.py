@@ -21,6 +21,7 @@ from collections.abc import Collection, Iterable, Iterator
 from difflib import get_close_matches
 from itertools import islice, product
 from math import prod
+from string import whitespace
 
 from rankmesh.errors import ClusterError, quoted
 
@@ -32,6 +33,7 @@ HOST_LIST = "host list"
 # More hosts than any cluster has: a range with a typing error is refused, not listed.
 _LIMIT = 2**15
 _PARTS = re.compile(r"([0-9]+)")
+_WORD = re.compile(r"(?:[^\s,\[\]]|\[[^\[\]]*\])+")
 _BRACKET = re.compile(r"\[([^\[\]]*)\]")
 _COUNT = re.compile(r"([0-9]{1,6})(?:\(x([0-9]{1,6})\))?")
 _RANGE = re.compile(r"([0-9]+)(?:-([0-9]+))?")
@@ -101,23 +103,13 @@ def listed_hosts(hosts: str | Iterable[str], known: Collection[str]) -> tuple[st
     return names
 
 
-def _words(text: object) -> Iterator[str]:
-    """Yield the words between commas and spaces that are outside of brackets."""
+def _words(text: object) -> list[str]:
+    """Return the words between commas and spaces that are outside of brackets."""
     if not isinstance(text, str):
         raise _refused(text, "a host is a name")
-    word, depth = "", 0
-    for letter in text:
-        depth += (letter == "[") - (letter == "]")
-        if depth not in (0, 1):
-            raise _refused(text, "its brackets do not match")
-        if depth == 0 and (letter == "," or letter.isspace()):
-            yield from filter(None, [word])
-            word = ""
-        else:
-            word += letter
-    if depth:
-        raise _refused(text, "a bracket is not closed")
-    yield from filter(None, [word])
+    if _WORD.sub("", text).strip(f",{whitespace}"):
+        raise _refused(text, "its brackets do not match")
+    return _WORD.findall(text)
 
 
 def _expand(word: str, text: str) -> Iterator[str]:

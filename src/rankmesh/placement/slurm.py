@@ -22,6 +22,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from graphlib import CycleError, TopologicalSorter
 from typing import Any
 
 from rankmesh.core.host_names import host_list, task_counts
@@ -63,15 +64,14 @@ class _Tree:
     lines: dict[str, int] = field(default_factory=dict)
     switches: dict[str, tuple[str, ...]] = field(default_factory=dict)
     nodes: dict[str, tuple[str, ...]] = field(default_factory=dict)
-    speeds: dict[str, str] = field(default_factory=dict)
+    speeds: set[str] = field(default_factory=set)
 
     def add(self, name: str, switches: str, nodes: str, line: int, speed: str = "") -> None:
         if name in self.lines:
             raise _refused(line, f"switch {quoted(name)} is described twice, first on line {self.lines[name]}")
         self.lines[name] = line
         self.switches[name], self.nodes[name] = host_list(switches), host_list(nodes)
-        if speed:
-            self.speeds[name] = speed
+        self.speeds.add(speed)
 
     def machine(self) -> Machine:
         for name, children in self.switches.items():
@@ -80,9 +80,14 @@ class _Tree:
                     raise _refused(
                         self.lines[name], f"switch {quoted(child)} is under {quoted(name)}, but no line describes it"
                     )
+        try:
+            order = list(TopologicalSorter(self.switches).static_order())
+        except CycleError as error:
+            line = min(self.lines[name] for name in error.args[1])
+            raise _refused(line, f"switches are under themselves: {quoted(' < '.join(error.args[1]))}") from error
         heights: dict[str, int] = {}
-        for name in self.lines:
-            self._height(name, heights, ())
+        for name in order:
+            heights[name] = 1 + max((heights[child] for child in self.switches[name]), default=0)
         depth = max(heights.values(), default=0)
         if depth > len(NETWORK):
             raise ClusterError(f"switches are {depth} deep, but at most {len(NETWORK)} levels are read", depth=depth)
@@ -93,17 +98,11 @@ class _Tree:
             node: Site(_chain(unit, above["switch"], named, depth), None, line)
             for node, (unit, line) in above["node"].items()
         }
-        return Machine(NETWORK[:depth], sites, (*notes, *self._speed_notes()))
-
-    def _height(self, name: str, heights: dict[str, int], path: tuple[str, ...]) -> int:
-        if name in path:
-            raise _refused(
-                self.lines[name], f"switch {quoted(name)} is under itself: {quoted(' < '.join((*path, name)))}"
+        if self.speeds - {"", "1"}:  # Slurm prints a speed of 1 where none is given
+            notes.append(
+                "LinkSpeed is ignored: its unit is up to each site; give levels their bandwidth, or measure them"
             )
-        if name not in heights:
-            children = (self._height(child, heights, (*path, name)) for child in self.switches[name])
-            heights[name] = 1 + max(children, default=0)
-        return heights[name]
+        return Machine(NETWORK[:depth], sites, tuple(notes))
 
     def _units(self, heights: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
         """Return the unit that each switch is (a part of), and notes of those that are several switches."""
@@ -137,11 +136,6 @@ class _Tree:
                     )
         return found
 
-    def _speed_notes(self) -> Iterator[str]:
-        """Slurm prints a speed of 1 where none is given."""
-        if set(self.speeds.values()) - {"1"}:
-            yield "LinkSpeed is ignored: its unit is up to each site; give levels their bandwidth, or measure them"
-
 
 def _chain(name: str, above: Mapping[str, tuple[str, int]], heights: Mapping[str, int], depth: int) -> tuple[str, ...]:
     """Return the unit at each level: a switch is at its height, and itself until the next one above."""
@@ -158,6 +152,7 @@ class _Blocks:
     """Blocks as they are read, in order, and the sizes that they are joined to."""
 
     blocks: dict[str, tuple[str, ...]] = field(default_factory=dict)
+    block_of: dict[str, str] = field(default_factory=dict)
     lines: dict[str, int] = field(default_factory=dict)
     sizes: tuple[int, ...] = ()
     joined: dict[int, dict[str, str]] = field(default_factory=dict)
@@ -169,16 +164,12 @@ class _Blocks:
     def add(self, name: str, nodes: str, line: int) -> None:
         if name in self.blocks:
             raise _refused(line, f"block {quoted(name)} is described twice, first on line {self.lines[name]}")
-        self.lines[name], listed = line, host_list(nodes)
-        for other, taken in self.blocks.items():
-            for node in set(listed).intersection(taken):
-                raise _refused(
-                    line,
-                    f"node {quoted(node)} is in block {quoted(name)}, and in {quoted(other)} on line "
-                    f"{self.lines[other]}",
-                    host=node,
-                )
-        self.blocks[name] = listed
+        self.lines[name], self.blocks[name] = line, host_list(nodes)
+        for node in self.blocks[name]:
+            other = self.block_of.setdefault(node, name)
+            if other != name:
+                where = f"in block {quoted(name)}, and in {quoted(other)} on line {self.lines[other]}"
+                raise _refused(line, f"node {quoted(node)} is {where}", host=node)
 
     def machine(self) -> Machine:
         base, *larger = self.sizes or (0,)
