@@ -133,20 +133,17 @@ REFUSED = [
     ("if x; then\n" + TP + "2\nelse\n" + TP + "4\nfi", "the script has 2 runs"),
     ("for TP in 1 2; do\n" + TP + "$TP\ndone", ":2: .*TP is set in a branch, loop or function .line 1.; " + RUNS),
     ("TP=2\nif x; then TP=4; fi\n" + TP + "$TP", ":3: .*TP is set in a branch, loop or function .line 2.; " + RUNS),
-    ("TP=2\nwhile x; do TP=4; done\n" + TP + "$TP", ":3: .*TP is set in a branch, loop or function .line 2.; " + RUNS),
     (
         "TP=2\n" + TP + "$TP; echo 'unterminated\n" + TP + "4\n",
         r"^run.sh is not read as shell: a quote does not end .line 2.; " + RUNS,
     ),
     ('TP=2\n[ -z "$X" ] && TP=4\n' + TP + "$TP", ":3: .*set in a branch.*; " + RUNS),
-    ("case $X in a) TP=1;; *) TP=2;; esac\n" + TP + "$TP", ":2: .*set in a branch"),
     (
         "M=()\nif x; then M=(--expert-model-parallel-size 2); fi\n" + TP + "2 ${M[@]}",
         ":2: [$].M.@.. = --expert-model-parallel-size; M is set in a branch, loop or function .line 2.; " + RUNS,
     ),
     ("read TP\n" + TP + "$TP", ":2: .*TP is set by read TP .line 1.; " + RUNS),
     ("TP=2\nlet TP=4\n" + TP + "$TP", ":3: .*TP is set by let TP=4 .line 2.; " + RUNS),
-    ("TP=2\nprintf -v TP 4\n" + TP + "$TP", ":3: .*TP is set by printf -v TP 4 .line 2.; " + RUNS),
     ("TP=2\n((TP*=2))\n" + TP + "$TP", ":3: .*TP is set in a branch, loop or function .line 2.; " + RUNS),
     (TP + "$((010))", ":1: .*010.. is not read; " + RUNS),
     (
@@ -162,15 +159,6 @@ REFUSED = [
         "A=\nf() { A+='--context-parallel-size 2'; }\nf\n" + TP + "2 $A",
         ":2: .*A is set in a branch, loop or function .line 2.; " + RUNS,
     ),
-    (
-        "A=(--tensor-model-parallel-size 4)\nfor i in 1 2; do A+=(-x); done\n" + TP + "2 ${A[@]}",
-        ":1: .*A is set in a branch, loop or function .line 2.; " + RUNS,
-    ),
-    (
-        "A=2\nB=2\nfor i in 1 2 3; do B=$A; A=4; done\n" + TP + "$B",
-        ":4: .*B is set in a branch, loop or function .line 3.; " + RUNS,
-    ),
-    ('A="--tensor-model-parallel-size 2"\n[ -f x ] && A="${A}0"\n' + RUN + "$A", ":1: .*A is set in a branch"),
     ("A[0]=2\n" + TP + "${A[0]}", ":2: .*more than a variable|set element"),
     (RUN + "--tensor-model-paralel-size 2 x", ":1: .*did you mean '--tensor-model-parallel-size'"),
     (RUN + "--sequence-parallel-size 2", ":1: .*looks like a parallel size"),

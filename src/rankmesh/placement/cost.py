@@ -51,21 +51,21 @@ from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.crossings import hops
 from rankmesh.placement.traffic import Message
 
-__all__ = ["BACKENDS", "HopCounts", "Machine", "seconds", "steps_and_volume"]
+__all__ = ["BACKENDS", "DeviceUnits", "HopCounts", "seconds", "steps_and_volume"]
 
 FloatArray = npt.NDArray[np.float64]
 BACKENDS = ("nccl", "gloo")
 
 
 @dataclass(frozen=True)
-class Machine:
-    """The devices that are placed on, in nested order, and their units at each level: ``(levels, devices)``."""
+class DeviceUnits:
+    """The units at each level of the devices that are placed on, in nested order: ``(levels, devices)``."""
 
     levels: tuple[Level, ...]
     units: IntArray
 
     @classmethod
-    def of(cls, cluster: Cluster, ranks: IntArray) -> Machine:
+    def of(cls, cluster: Cluster, ranks: IntArray) -> DeviceUnits:
         """Return the devices of these ranks; ``units[:, i]`` belongs to ``ranks[i]``."""
         return cls(cluster.levels, cluster.units[:, ranks].astype(np.int32))
 
@@ -79,7 +79,7 @@ class HopCounts:
     """
 
     def __init__(
-        self, groups: IntArray, machine: Machine, devices: IntArray, *, backend: str, stages: IntArray | None = None
+        self, groups: IntArray, machine: DeviceUnits, devices: IntArray, *, backend: str, stages: IntArray | None = None
     ) -> None:
         if backend not in BACKENDS:
             raise PlacementError(

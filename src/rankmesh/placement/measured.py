@@ -20,7 +20,7 @@ import numpy as np
 
 from rankmesh.core.plan import Plan
 from rankmesh.placement.cluster import Cluster, Level
-from rankmesh.placement.cost import HopCounts, Machine, steps_and_volume
+from rankmesh.placement.cost import DeviceUnits, HopCounts, steps_and_volume
 from rankmesh.placement.crossings import hops as hops_of
 
 __all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measurement"]
@@ -217,7 +217,7 @@ class _Seen:
     @classmethod
     def of(cls, cluster: Cluster, plan: Plan, row: Measured, backend: str) -> _Seen:
         rank_range = plan.mesh.rank_range
-        machine = Machine.of(cluster, rank_range.ascending)
+        machine = DeviceUnits.of(cluster, rank_range.ascending)
         groups = np.searchsorted(rank_range.ascending, [group.ranks for group in row.groups])
         counts = HopCounts(groups, machine, np.arange(rank_range.size)[None], backend=backend)
         steps, volume = steps_and_volume(row.collective, row.size, row.bytes, backend)

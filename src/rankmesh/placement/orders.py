@@ -24,7 +24,7 @@ import numpy as np
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.strided import IntArray, Strided
-from rankmesh.placement.cost import Machine
+from rankmesh.placement.cost import DeviceUnits
 
 __all__ = ["Factor", "Filler", "labelings", "mesh_factors", "positions_in", "primes", "words"]
 
@@ -90,7 +90,7 @@ def words(mesh: Mesh, device: IntArray) -> str:
 class Filler:
     """The devices of a machine in the order in which blocks fill them; remembered, as many orders ask alike."""
 
-    def __init__(self, machine: Machine) -> None:
+    def __init__(self, machine: DeviceUnits) -> None:
         self._machine = machine
         self._known: dict[tuple[int, ...], IntArray] = {}
         self._largest = [int(np.bincount(units).max()) for units in machine.units]

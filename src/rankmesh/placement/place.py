@@ -32,7 +32,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
-from rankmesh.placement.cost import FloatArray, HopCounts, Machine, seconds
+from rankmesh.placement.cost import DeviceUnits, FloatArray, HopCounts, seconds
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
 from rankmesh.placement.steps import default_traffic
 from rankmesh.placement.traffic import Traffic
@@ -126,27 +126,28 @@ class Costing:
     def __init__(
         self,
         groups: Mapping[str, IntArray],
-        machine: Machine,
+        machine: DeviceUnits,
         traffic: Traffic,
         found: Sequence[Bound] = (),
         *,
         backend: str = "nccl",
     ) -> None:
         self.machine, self.backend = machine, backend
-        self._kinds = {name: (groups[name], traffic[name]) for name in traffic if groups[name].shape[1] > 1}
-        self._bounds = found
+        self._groups, self._traffic, self._bounds = groups, traffic, found
+        self._kinds = [name for name in traffic if groups[name].shape[1] > 1]
         self.tried = 0
 
     def dearest_first(self, devices: IntArray) -> None:
         """Count the kinds that cost most under a placement first, so that a bad one is known for it soon."""
-        names = sorted(self._kinds, key=lambda name: -float(self.kind(name, devices[None])[0]))
-        self._kinds = {name: self._kinds[name] for name in names}
+        self._kinds.sort(key=lambda name: -float(self.kind(name, self.counts(name, devices[None]))[0]))
 
-    def kind(self, name: str, devices: IntArray) -> FloatArray:
-        """Seconds of one kind under each placement."""
-        groups, messages = self._kinds[name]
-        counts = HopCounts(groups, self.machine, devices, backend=self.backend)
-        return seconds(messages, counts)
+    def counts(self, name: str, devices: IntArray) -> HopCounts:
+        """Return the hops of one kind under each placement."""
+        return HopCounts(self._groups[name], self.machine, devices, backend=self.backend)
+
+    def kind(self, name: str, counts: HopCounts) -> FloatArray:
+        """Return the seconds of one kind under each placement."""
+        return seconds(self._traffic.get(name, ()), counts)
 
     def costs(self, devices: IntArray, limit: float = np.inf) -> FloatArray:
         """Seconds of all kinds under each placement; infinite where a constraint is not met.
@@ -163,7 +164,7 @@ class Costing:
         for name in self._kinds:
             if (total > limit * _SAME).all():
                 break
-            total += self.kind(name, devices)
+            total += self.kind(name, self.counts(name, devices))
         return total
 
     def _broken(self, devices: IntArray) -> Any:
@@ -206,9 +207,7 @@ def place(
     if least > now * (1 - WORTH):  # the order given costs as much, within what a prediction can tell
         best = given
     rank_map = tuple(ranks[best].tolist())
-    kinds = tuple(
-        _kind(name, known[name], costing, sent, best, given) for name in plan.kinds if name in {*sent, *(within or {})}
-    )
+    kinds = tuple(_kind(name, costing, best, given) for name in plan.kinds if name in {*sent, *(within or {})})
     defaults = ", ".join(cluster.default_levels)
     assumed = [f"the bandwidths of {defaults} are defaults, not measured (rankmesh measure --save)"] if defaults else []
     return Placed(
@@ -240,7 +239,7 @@ def _traffic(
     return sent, ()
 
 
-def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArray]:
+def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, DeviceUnits, IntArray]:
     """Return the plan's ranks in nested order of their devices, the machine of these, and the order given."""
     rank_range = plan.mesh.rank_range
     ranks = rank_range.ascending
@@ -251,7 +250,7 @@ def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, Machine, IntArra
     device_of = np.empty(rank_range.size, dtype=np.int64)
     device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)
     given = device_of[np.searchsorted(ranks, rank_range.ranks(np.arange(rank_range.size)))]
-    return nested, Machine.of(cluster, nested), given
+    return nested, DeviceUnits.of(cluster, nested), given
 
 
 def _search(
@@ -336,9 +335,8 @@ def _moves(order: Sequence[Factor]) -> Iterator[Order]:
                 yield (*rest[:end], order[start], *rest[end:])
 
 
-def _kind(name: str, groups: IntArray, costing: Costing, sent: Traffic, best: IntArray, given: IntArray) -> KindCost:
-    both = np.stack([best, given])
-    counts = HopCounts(groups, costing.machine, both, backend=costing.backend)
-    after, before = seconds(sent.get(name, ()), counts).tolist()
+def _kind(name: str, costing: Costing, best: IntArray, given: IntArray) -> KindCost:
+    counts = costing.counts(name, np.stack([best, given]))
+    after, before = costing.kind(name, counts).tolist()
     level, was = (costing.machine.levels[int(number)].name for number in counts.widest)
     return KindCost(name, level, after, before, was)

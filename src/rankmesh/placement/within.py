@@ -19,7 +19,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
-from rankmesh.placement.cost import Machine
+from rankmesh.placement.cost import DeviceUnits
 
 __all__ = ["Bound", "bounds", "check_capacity", "joined", "packing"]
 
@@ -62,7 +62,7 @@ def joined(found: Sequence[Bound], level: int, size: int) -> IntArray:
             return label
 
 
-def packing(found: Sequence[Bound], machine: Machine, size: int) -> tuple[IntArray, tuple[int, ...]]:
+def packing(found: Sequence[Bound], machine: DeviceUnits, size: int) -> tuple[IntArray, tuple[int, ...]]:
     """Return the positions in an order that keeps joined ones next to each other, and the sizes of the joined sets."""
     keys = [joined(found, level, size) for level in sorted({bound.level for bound in found})]
     order = np.lexsort((np.arange(size), *keys))
@@ -70,7 +70,7 @@ def packing(found: Sequence[Bound], machine: Machine, size: int) -> tuple[IntArr
     return order, tuple(sizes)
 
 
-def check_capacity(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: Machine) -> None:
+def check_capacity(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: DeviceUnits) -> None:
     """Refuse a constraint that no placement can meet, with the group, the hosts, and the sizes that would do."""
     size = machine.units.shape[1]
     for bound in found:
