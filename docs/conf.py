@@ -51,6 +51,8 @@ nitpick_ignore_regex = [
     (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),
     # Loaded when they are first used, so known to type checkers alone.
     (r"py:class", r"(RankFacts|Config)"),
+    # How a stored box is read: a field of a documented class that nobody passes.
+    (r"py:class", r"rankmesh\.transfer\.torch_checkpoint\.Chunk"),
     # The types of plain data, whose keys the documents of their functions show.
     (r"py:class", r"rankmesh\.core\.(explain\.RankFacts|mesh\.MeshData|spec\.SpecData)"),
     # The type of a default that is given back as it is.

@@ -24,8 +24,8 @@ def _plain_terminal(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-# Those that a newcomer follows; make test-all follows every page.
-FIRST = ("README", "tutorial", "concepts")
+# What everybody reads; make test-all follows every page.
+FIRST = ("README", "concepts")
 
 
 @pytest.mark.parametrize(
