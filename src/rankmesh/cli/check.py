@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from dataclasses import asdict
 from typing import TYPE_CHECKING, Any
 
@@ -17,7 +16,7 @@ import typer
 
 from rankmesh.cli import STARTED
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import error, note, out, write, write_json
+from rankmesh.cli.console import error, note, out, progress_bar, write, write_json
 from rankmesh.cli.options import Backend, Json, Spec, Timeout, Variables, WorldSize, config_of, noted, source_of
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
@@ -28,7 +27,7 @@ from rankmesh.readers.source import Source
 if TYPE_CHECKING:
     from rankmesh.debug.verification.results import CheckResult
 
-__all__ = ["EXAMPLES", "ask_no_name_server", "command", "progress_bar", "source_in_job"]
+__all__ = ["EXAMPLES", "ask_no_name_server", "command", "source_in_job"]
 
 EXAMPLES = """\
 $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
@@ -119,32 +118,6 @@ def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
     sys.stdout.flush()
     if not result.ok:
         error(_outcome(result) + (f"; by the recordings: {result.verdict}" if result.verdict else ""))
-
-
-@contextmanager
-def progress_bar(title: str, unit: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
-    """Show a progress bar on stderr, if that is a terminal; the first value updates it, the second ends it."""
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-
-    bar = Progress(
-        *(TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn()),
-        console=Console(file=sys.stderr),
-        disable=not sys.stderr.isatty(),
-        # No thread of its own: ranks are forked from this process, and a fork must not meet a held lock.
-        auto_refresh=False,
-        transient=True,
-    )
-    task = bar.add_task(title, total=None)
-
-    def update(done: int, total: int) -> None:
-        bar.start()
-        bar.update(task, completed=done, total=total, refresh=True)
-
-    try:
-        yield update, bar.stop
-    finally:
-        bar.stop()
 
 
 def _print(result: CheckResult) -> None:

@@ -12,8 +12,7 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
 from rankmesh.cli.options import DevicesPerHost, Hosts, Json, Timeout, cluster_of
-from rankmesh.cli.shell import ExitCode, Failed
-from rankmesh.errors import AgreementError, ClusterError, ConnectError, MissingExtra, extra
+from rankmesh.errors import ClusterError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.read import machine_of
@@ -100,12 +99,9 @@ def _asked(launch: Launch, timeout: float) -> Cluster:
         return slurm_job(os.environ)
     import warnings
 
-    try:
-        with warnings.catch_warnings(), init("gloo", timeout=timeout):
-            warnings.simplefilter("ignore")  # they are printed as notes
-            return find(timeout=timeout)
-    except (AgreementError, ConnectError) as problem:
-        raise Failed(str(problem), ExitCode.LOST_RANKS) from problem
+    with warnings.catch_warnings(), init("gloo", timeout=timeout):
+        warnings.simplefilter("ignore")  # they are printed as notes
+        return find(timeout=timeout)
 
 
 def print_cluster(console: Console, cluster: Cluster) -> None:

@@ -19,13 +19,15 @@ import json
 import os
 import re
 import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from io import TextIOWrapper
 from typing import IO, TYPE_CHECKING, TextIO
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "json_text", "note", "out", "plain", "write", "write_json"]
+__all__ = ["error", "json_text", "note", "out", "plain", "progress_bar", "write", "write_json"]
 
 # The width without a terminal; lines stay readable in a log.
 _LOG_WIDTH = 140
@@ -101,3 +103,29 @@ def error(message: str) -> None:
 
     line = Text.assemble(("error:", "bold red"), " ", " ".join(message.split("\n")))
     _console(sys.stderr).print(line, soft_wrap=True)
+
+
+@contextmanager
+def progress_bar(title: str, unit: str) -> Iterator[tuple[Callable[[int, int], None], Callable[[], None]]]:
+    """Show a progress bar on stderr, if that is a terminal; the first value updates it, the second ends it."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+
+    bar = Progress(
+        *(TextColumn(title), BarColumn(), MofNCompleteColumn(), TextColumn(unit), TimeElapsedColumn()),
+        console=Console(file=sys.stderr),
+        disable=not sys.stderr.isatty(),
+        # No thread of its own: ranks are forked from this process, and a fork must not meet a held lock.
+        auto_refresh=False,
+        transient=True,
+    )
+    task = bar.add_task(title, total=None)
+
+    def update(done: int, total: int) -> None:
+        bar.start()
+        bar.update(task, completed=done, total=total, refresh=True)
+
+    try:
+        yield update, bar.stop
+    finally:
+        bar.stop()

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from rankmesh.cli.check import ask_no_name_server, progress_bar, source_in_job
+from rankmesh.cli.check import ask_no_name_server, source_in_job
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import out, write, write_json
+from rankmesh.cli.console import out, progress_bar, write, write_json
 from rankmesh.cli.options import (
     CLUSTER_HELP,
     Backend,
@@ -26,10 +26,9 @@ from rankmesh.cli.options import (
     noted,
     words_of,
 )
-from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.plan import Plan
-from rankmesh.errors import AgreementError, ConnectError, extra, quoted
+from rankmesh.errors import extra, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.measured import Measurement, calibrated
@@ -87,19 +86,12 @@ def command(
         noted(source)
     ask_no_name_server(launch)
     with progress_bar(f"measuring {source.plan.world_size} ranks", "cases") as (progress, stop):
-        try:
-            with extra("torch"):
-                from rankmesh.debug.verification.measure import measure
-            found = measure(
-                source.plan,
-                sizes=sizes_of(sizes),
-                kinds=words_of(groups) or None,
-                backend=backend,
-                timeout=timeout,
-                progress=progress,
-            )
-        except (AgreementError, ConnectError) as problem:
-            raise Failed(str(problem), ExitCode.LOST_RANKS) from problem
+        with extra("torch"):
+            from rankmesh.debug.verification.measure import measure
+        kinds = words_of(groups) or None
+        found = measure(
+            source.plan, sizes=sizes_of(sizes), kinds=kinds, backend=backend, timeout=timeout, progress=progress
+        )
         stop()
     if launch.rank:
         return

@@ -8,10 +8,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh.cli.check import progress_bar
 from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns, print_facts
-from rankmesh.cli.console import note, out, write, write_json
+from rankmesh.cli.console import note, out, progress_bar, write, write_json
 from rankmesh.cli.options import Json, RequiredCluster
 from rankmesh.core.documents import parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted, quoted_path

@@ -29,7 +29,7 @@ import typer
 from typer.core import TyperGroup
 
 from rankmesh.cli.console import error, note, plain
-from rankmesh.errors import ConnectError, MissingExtra, RankmeshError, quoted
+from rankmesh.errors import AgreementError, ConnectError, MissingExtra, RankmeshError, quoted
 
 __all__ = ["DEBUG", "EXIT_CODES", "ExitCode", "Failed", "Shell", "outcome", "save"]
 
@@ -145,9 +145,10 @@ def _message_and_code(problem: Exception) -> tuple[str, int]:
     if isinstance(problem, MissingExtra):
         return str(problem), ExitCode.USAGE
     if isinstance(problem, RankmeshError):
-        # With the evidence of the launcher's variables, which are what is refused.
-        of_launcher = isinstance(problem, ConnectError) and "evidence" in problem.values
-        return str(problem), ExitCode.NO_JOB if of_launcher else ExitCode.BAD_SPEC
+        if "evidence" in problem.values:  # of the launcher's variables, which are refused
+            return str(problem), ExitCode.NO_JOB
+        of_ranks = isinstance(problem, AgreementError | ConnectError)
+        return str(problem), ExitCode.LOST_RANKS if of_ranks else ExitCode.BAD_SPEC
     if isinstance(problem, Failed):
         return str(problem), problem.code
     if isinstance(problem, _CommandError):
