@@ -1,9 +1,11 @@
 """The backend: the oldest torch, the fallback to public API, abort, and groups in a forked child."""
 
+import asyncio
 import os
 import select
 import signal
 import socket
+import struct
 import subprocess
 import sys
 import threading
@@ -18,11 +20,14 @@ import torch
 import torch.distributed as dist
 from tests.limits import AT_ONCE
 from tests.sockets import descriptors
+from torch.distributed import distributed_c10d as c10d
 
 import rankmesh as rm
-from rankmesh.backend import gloo, public, releases
+from rankmesh.backend import cut as cutting
+from rankmesh.backend import public, releases
+from rankmesh.backend.cut import SNDBUFFORCE, Connections
 from rankmesh.backend.default import DefaultGroup
-from rankmesh.backend.gloo import SNDBUFFORCE, GlooDevices, put_gloo_under
+from rankmesh.backend.gloo import GlooDevices, put_gloo_under
 from rankmesh.backend.members import Torch213, Torch214, Torch215
 from rankmesh.backend.protocol import GroupRequest, Kind, NotJoined
 from rankmesh.backend.public import PublicBackend
@@ -312,54 +317,129 @@ def test_a_member_that_stops_before_its_pairs_connect(capfd):
     capfd.readouterr()  # gloo writes why
 
 
-def test_threads_that_make_devices_at_once_know_their_own():
-    """4 threads make a device each, 20 times: each knows one epoll descriptor, its own, so it cuts no other's."""
-    for _ in range(20):
-        devices, begin = [GlooDevices() for _ in range(4)], threading.Barrier(4)
-
-        def make(one, begin=begin):
-            begin.wait()
-            return one.of(lazily=True)
-
-        made = [submit(partial(make, one), "makes-a-device") for one in devices]
-        assert all(one.result(timeout=60) for one in made)
-        assert [len(one._polls) for one in devices] == [1] * 4
-        assert len({descriptor for one in devices for descriptor in one._polls}) == 4
+def _published(listening):
+    """What gloo publishes of a device that listens there, as far as a cut reads it."""
+    host, port = listening.getsockname()
+    return b"..." + struct.pack("=H", socket.AF_INET) + struct.pack("!H", port) + socket.inet_aton(host) + b"..."
 
 
 def test_a_cut_leaves_no_descriptor():
-    """A device has a pipe and an epoll, which are no sockets: they are looked at, and nothing stays open."""
-    devices = GlooDevices()
-    kept = devices.of(lazily=True)
+    """A device has a pipe and an epoll, which are not sockets: they are looked at, and nothing stays open."""
+    devices, store, limit = GlooDevices(), dist.HashStore(), timedelta(seconds=5)
+    how = {"ranks": [0], "rank": 0, "name": "group", "lazy": False, "device_types": ["cpu"]}
+    put_gloo_under(pg := dist.ProcessGroup(store, 0, 1), devices, store, timeout=limit, within=limit, **how)
     before = sorted(descriptors())
-    devices.cut()
+    devices.connections.cut()
     assert sorted(descriptors()) == before
-    del kept
+    del pg
 
 
-def test_a_cut_leaves_a_number_alone_that_is_anothers_by_now(monkeypatch):
-    """Gloo closes a connection after the cut has listed it, and the next one of the process gets its number."""
+@pytest.fixture
+def device():
+    """What a gloo device has: a socket that listens, the epoll that polls it, and both ends of two connections."""
     listening, poll = socket.create_server(("127.0.0.1", 0)), select.epoll()
-    pairs = [socket.socketpair() for _ in range(3)]
-    cut, closed, another = (pair[0] for pair in pairs)
-    for one in (listening, cut, closed):
+    pairs = [(socket.create_connection(listening.getsockname()), listening.accept()[0]) for _ in range(2)]
+    for one in (listening, *(ours for ours, _ in pairs)):
         poll.register(one, select.EPOLLIN)
-    devices, polled = GlooDevices(), gloo._polled
-    devices._keep({poll.fileno()})
+    yield listening, poll, pairs
+    for one in (listening, poll, *(one for pair in pairs for one in pair)):
+        one.close()
 
-    def listed(number):
-        found = polled(number)
+
+def test_a_cut_leaves_a_number_alone_that_is_anothers_by_now(device, monkeypatch):
+    """Gloo closes a connection after the cut has listed it, and the next one of the process gets its number."""
+    listening, _, ((cut, _), (closed, _)) = device
+    another, other_end = socket.socketpair()
+    connections, listed = Connections(), cutting._connections
+
+    def listed_before(devices):
+        found = listed(devices)
         os.dup2(another.fileno(), closed.fileno())
         return found
 
-    monkeypatch.setattr(gloo, "_polled", listed)
-    devices.cut()
+    monkeypatch.setattr(cutting, "_connections", listed_before)
+    connections.published.add(_published(listening))
+    connections.cut()
     assert cut.recv(1) == b""
     with pytest.raises(BlockingIOError):
         another.recv(1, socket.MSG_DONTWAIT)
-    devices.drain.close()
-    for one in (listening, poll, *(one for pair in pairs for one in pair)):
+    connections.drain.close()
+    for one in (another, other_end):
         one.close()
+
+
+def test_a_cut_knows_a_device_by_where_it_listens(device):
+    """An address that gloo has not published, and one with another port: what is connected there stays."""
+    _, _, ((ours, theirs), _) = device
+    with socket.create_server(("127.0.0.1", 0)) as other:
+        connections = Connections()
+        for published in (set(), {_published(other)}):
+            connections.published = published
+            connections.cut()
+            theirs.sendall(b"x")
+            assert ours.recv(1) == b"x"
+        connections.drain.close()
+
+
+class _Echo:
+    """Others' servers in this process, each with a connection: asyncio's, and one on an epoll with an eventfd."""
+
+    def __init__(self):
+        self.loop, self.ready = asyncio.new_event_loop(), threading.Event()
+        threading.Thread(target=self._serve, daemon=True).start()
+        assert self.ready.wait(20)
+        self.by_asyncio = socket.create_connection(self.address, timeout=20)
+        self.listening, self.poll, self.wake = socket.create_server(("127.0.0.1", 0)), select.epoll(), os.eventfd(0)
+        self.ours = socket.create_connection(self.listening.getsockname(), timeout=20)
+        self.theirs = self.listening.accept()[0]
+        for one in (self.listening, self.theirs, self.ours, self.wake):
+            self.poll.register(one, select.EPOLLIN)
+
+    def _serve(self):
+        async def echo(reader, writer):
+            while received := await reader.read(1):
+                writer.write(received)
+
+        async def serve():
+            server = await asyncio.start_server(echo, "127.0.0.1", 0)
+            self.address = server.sockets[0].getsockname()
+            self.ready.set()
+            await server.serve_forever()
+
+        self.loop.run_until_complete(serve())
+
+    def answers(self):
+        self.by_asyncio.sendall(b"a")
+        self.theirs.sendall(b"b")
+        return self.by_asyncio.recv(1) + self.ours.recv(1)
+
+
+def _beside_others(me):
+    """Abort beside connections of others that were opened before, while and after the group was made."""
+    gloo_group, echoes = c10d.ProcessGroupGloo, [_Echo()]
+
+    class Slow(gloo_group):
+        def __init__(self, *given):
+            echoes.append(_Echo())
+            super().__init__(*given)
+            echoes.append(_Echo())
+
+    c10d.ProcessGroupGloo = Slow
+    with rm.connect(rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")]), timeout=20) as groups:
+        loaded = iter(torch.utils.data.DataLoader(list(range(64)), num_workers=1, batch_size=1))
+        next(loaded)
+        dist.all_reduce(torch.ones(1), group=groups["dp"].pg)
+        me.meet("used")
+        groups.abort()
+        error = me.error(RuntimeError, dist.all_reduce, torch.ones(1), group=groups["dp"].pg)
+        me.meet("aborted")
+        return error["seconds"] < 5, [echo.answers().decode() for echo in echoes], sum(1 for _ in loaded)
+
+
+def test_an_abort_cuts_no_connection_of_others(ranks):
+    """2 ranks with asyncio, an epoll with an eventfd, and a DataLoader: they go on, and gloo's calls end."""
+    ended, echoed, loaded = ranks(2, _beside_others)[0]
+    assert (ended, echoed, loaded) == (True, ["ab"] * 3, 63)
 
 
 def test_a_group_may_go_right_after_a_cut(ranks):
@@ -376,7 +456,7 @@ def _cut_and_gone(me):
         put_gloo_under(pg, devices, part, timeout=limit, within=limit, **how)
         pg.allreduce([torch.ones(1)], dist.AllreduceOptions()).wait()
         me.meet(f"group {number} is used")
-        devices.cut()
+        devices.connections.cut()
         del pg
     return True
 

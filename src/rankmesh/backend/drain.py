@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import select
 import socket
 import threading
@@ -9,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
-__all__ = ["ARRIVAL", "LOOK", "Drain"]
+__all__ = ["ARRIVAL", "LOOK", "Drain", "own_socket"]
 
 # Seconds that messages under way have to arrive, and seconds between two looks at them.
 ARRIVAL, LOOK = 0.5, 0.002
@@ -69,3 +70,19 @@ def _is_emptied(one: socket.socket, into: bytearray) -> bool:
     with suppress(OSError):
         return any(not one.recv_into(into, flags=socket.MSG_DONTWAIT) for _ in range(_READS))
     return True
+
+
+def own_socket(descriptor: int, inode: int) -> socket.socket | None:
+    """Return a descriptor of our own of the socket with this inode, to be closed.
+
+    None where the descriptor is not a socket, or is another's by now. In no case does a copy stay open.
+    """
+    with suppress(OSError):
+        copy = os.dup(descriptor)
+        try:
+            if os.fstat(copy).st_ino == inode:
+                return socket.socket(fileno=copy)
+        except OSError:  # not a socket
+            pass
+        os.close(copy)
+    return None

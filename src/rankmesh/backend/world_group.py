@@ -9,10 +9,11 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from functools import wraps
-from typing import Any, TypeVar
+from functools import partial, wraps
+from typing import Any
 
 import torch.distributed as dist
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
@@ -23,8 +24,6 @@ from rankmesh.backend.options import config, kinds_of
 from rankmesh.errors import PlanError, in_words
 
 __all__ = ["WorldGroup"]
-
-_Made = TypeVar("_Made")
 
 _NAME = "0"
 
@@ -51,8 +50,7 @@ class WorldGroup:
         self._rank, self._size = rank, size
         self._devices = GlooDevices(drain)
         self._made: dist.ProcessGroup | None = None
-        self._make_group: Any = None
-        self._make_mesh: Any = None
+        self._replaced: list[_Replaced] = []
 
     def make(self, within: timedelta) -> None:
         """Connect the members, as far as the backend does so at once; on any thread."""
@@ -76,7 +74,6 @@ class WorldGroup:
 
     def install(self, calling: int | None = None) -> None:
         """Make it torch's default group; refuse groups with ranks from ``calling`` on, which do not make them."""
-        make = c10d._new_process_group_helper
         if self._made is None:
             how = {"store": self._store, "rank": self._rank, "world_size": self._size, "pg_options": self._lazily()}
             dist.init_process_group(self._backend, **how)
@@ -88,12 +85,28 @@ class WorldGroup:
             c10d._update_default_pg(self._made)
             # Torch numbers the groups that it names, and this is the first of them.
             c10d._world.group_count = max(c10d._world.group_count, int(_NAME) + 1)
-        self._make_group = make
-        observed = self._devices.observing(make)
-        c10d._new_process_group_helper = observed if calling is None else _refusing(observed, calling)
+        self._replaced.append(_Replaced(c10d, "_new_process_group_helper", partial(self._observing, calling)))
         if calling is not None:
-            self._make_mesh = DeviceMesh.__init__
-            DeviceMesh.__init__ = _refusing_meshes(self._make_mesh, calling)  # type: ignore[method-assign]
+            self._replaced.append(_Replaced(DeviceMesh, "__init__", partial(_refusing_meshes, calling)))
+
+    def _observing(self, calling: int | None, make: Callable[..., Any]) -> Callable[..., Any]:
+        """Return the function that makes torch's groups: it refuses spares, and knows the connections of each group."""
+
+        @wraps(make)
+        def observed(size: int, rank: int, ranks: Sequence[int], *args: Any, **named: Any) -> Any:
+            if not self._replaced:  # the world is left
+                return make(size, rank, ranks, *args, **named)
+            if calling is not None:
+                _refuse(ranks, calling)
+            made = make(size, rank, ranks, *args, **named)
+            if (place := registries.place_of(made[0])) is not None:
+                # One backend for several devices is made for the first of them.
+                parts = [PrefixStore(f"{device}/", place[1]) for device in config(place[0])[0]]
+                key = f"0/{rank}"
+                self._devices.connections.published.update(part.get(key) for part in parts if part.check([key]))
+            return made
+
+        return observed
 
     def _lazily(self) -> Any:
         """Options by which NCCL connects at the first call, as it does before torch 2.15: whoever installs it waits."""
@@ -105,33 +118,32 @@ class WorldGroup:
 
     def leave(self) -> None:
         """Leave what torch makes of groups alone; calling it again is nothing."""
-        if self._make_group is not None:
-            c10d._new_process_group_helper = self._make_group
-            self._make_group = None
-        if self._make_mesh is not None:
-            DeviceMesh.__init__ = self._make_mesh  # type: ignore[method-assign]
-            self._make_mesh = None
+        while self._replaced:
+            self._replaced.pop().restore()
 
     def cut(self) -> None:
         """End every connection of gloo's: calls that wait for a member return with an error.
 
         Those of groups that torch made in this world, too, as ``torch.distributed.new_group`` does.
         """
-        self._devices.cut()
+        self._devices.connections.cut()
 
 
-def _refusing(make: Callable[..., _Made], calling: int) -> Callable[..., _Made]:
-    """Return the function that makes torch's groups, without those that a rank waits for which never makes them."""
+class _Replaced:
+    """A function of torch in whose place another one is, until it is restored."""
 
-    @wraps(make)
-    def refused(size: int, rank: int, ranks: Sequence[int], *args: Any, **named: Any) -> _Made:
-        _refuse(ranks, calling)
-        return make(size, rank, ranks, *args, **named)
+    def __init__(self, owner: Any, name: str, instead: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+        self._owner, self._name, self._before = owner, name, getattr(owner, name)
+        self._ours = instead(self._before)
+        setattr(owner, name, self._ours)
 
-    return refused
+    def restore(self) -> None:
+        """Put the function back, unless somebody has replaced it since."""
+        if getattr(self._owner, self._name) is self._ours:
+            setattr(self._owner, self._name, self._before)
 
 
-def _refusing_meshes(make: Callable[..., None], calling: int) -> Callable[..., None]:
+def _refusing_meshes(calling: int, make: Callable[..., None]) -> Callable[..., None]:
     """Return what makes a ``DeviceMesh``: one of all the world takes the default group, and makes none."""
 
     @wraps(make)
