@@ -15,10 +15,10 @@ from rankmesh.rendezvous import (
     ChannelLost,
     FallbackChannel,
     Outcome,
-    Patience,
     Proposal,
     Round,
     StoreChannel,
+    WaitPolicy,
     folder,
     lost,
     stores,
@@ -26,6 +26,7 @@ from rankmesh.rendezvous import (
 from rankmesh.rendezvous import round as rounds
 from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.gather import gather, or_missing
+from rankmesh.rendezvous.policies import SoonerIfOdd
 from rankmesh.rendezvous.stores import _BLOCK
 
 THREE = range(3)
@@ -59,10 +60,10 @@ def attempt(channel, rank, data, *, seconds=1.0, participants=THREE, digest="sam
     """One round of two steps and its end: what this rank heard at the step that ended it."""
     found = Round(channel, "meet", participants, rank, **more)
     proposal = Proposal(digest, lambda: f'{{"plan": "{digest}"}}', data)
-    outcome = found.step("agree", proposal, equal, Patience(seconds))
+    outcome = found.step("agree", proposal, equal, WaitPolicy(seconds))
     if outcome.agreed:
         texts = or_missing(lambda arrivals: Outcome(value=arrivals.texts), seconds, "meet")
-        outcome = found.step("make", Proposal(text=data), texts, Patience(seconds))
+        outcome = found.step("make", Proposal(text=data), texts, WaitPolicy(seconds))
     found.leave(outcome)
     return found.epoch, outcome
 
@@ -169,10 +170,10 @@ def test_one_dies_at_each_operation(real, victim, monkeypatch):
             time.sleep(0.05 * ((rank == 1) == (victim == "last")))
             started = time.monotonic()
             found = Round(channel, name, THREE, rank)
-            outcome = found.step("agree", Proposal("same", text=f"old {rank}"), equal, Patience(1.0))
+            outcome = found.step("agree", Proposal("same", text=f"old {rank}"), equal, WaitPolicy(1.0))
             if outcome.agreed:
                 every = or_missing(lambda _: Outcome(), 1.0, "meet")
-                outcome = found.step("make", Proposal(), every, Patience(1.0))
+                outcome = found.step("make", Proposal(), every, WaitPolicy(1.0))
             found.leave(outcome)
             if rank == 1:
                 done.append(counted.calls)
@@ -194,7 +195,7 @@ def test_one_dies_at_each_operation(real, victim, monkeypatch):
 def _again(channel, name, rank):
     found = Round(channel, name, THREE, rank)
     every = or_missing(lambda arrivals: Outcome(value=arrivals.texts), 20, "meet")
-    outcome = found.step("agree", Proposal("same", text=f"new {rank}"), every, Patience(20))
+    outcome = found.step("agree", Proposal("same", text=f"new {rank}"), every, WaitPolicy(20))
     found.leave(outcome)
     return outcome
 
@@ -211,7 +212,7 @@ def test_one_withdraws(real):
         started = time.monotonic()
         conclude = broken if rank == 2 else equal
         try:
-            outcome = found.step("agree", Proposal("same"), conclude, Patience(30))
+            outcome = found.step("agree", Proposal("same"), conclude, WaitPolicy(30))
             found.leave(outcome)
         except KeyboardInterrupt:
             outcome = None
@@ -242,7 +243,7 @@ def test_a_slow_coordinator_is_not_two(real, monkeypatch, probes):
     def program(rank, channel):
         found = Round(channel, "meet", THREE, rank)
         time.sleep(0.2 * (rank == 2))
-        outcome = found.step("agree", Proposal("same"), slow if rank == 2 else equal, Patience(1.5))
+        outcome = found.step("agree", Proposal("same"), slow if rank == 2 else equal, WaitPolicy(1.5))
         found.leave(outcome)
         return outcome, _again(channel, "meet", rank)
 
@@ -274,7 +275,7 @@ def test_two_with_one_rank(real):
         identity = next(names) if rank == 1 else f"process {rank}"
         time.sleep(0.3 * (identity == "process 8"))
         found = Round(channel, "meet", range(4), rank, identity=identity)
-        outcome = found.step("agree", Proposal("same"), equal, Patience(20))
+        outcome = found.step("agree", Proposal("same"), equal, WaitPolicy(20))
         found.leave(outcome)
         return outcome
 
@@ -300,7 +301,7 @@ def test_another_size(real, order):
             return Outcome("different" if arrivals.differ else "missing", value=sorted(arrivals.texts))
 
         proposal = Proposal(f"{size} ranks", text="here")
-        outcome = found.step("agree", proposal, conclude, Patience(20, if_odd=0.5))
+        outcome = found.step("agree", proposal, conclude, SoonerIfOdd(20, 0.5))
         found.leave(outcome)
         return outcome
 
@@ -508,7 +509,7 @@ def test_forget_leaves_nothing(place):
 
     def program(rank, channel):
         found = Round(channel, "meet", THREE, rank, epoch=0)
-        outcome = found.step("agree", Proposal("same"), equal, Patience(0.2))
+        outcome = found.step("agree", Proposal("same"), equal, WaitPolicy(0.2))
         last = found.leave(outcome)
         channel.write(f"left/{rank}", "yes")
         assert channel.wait(f"left/{2 - rank}", limits.LONG)
@@ -533,7 +534,7 @@ def test_one_has_lost_the_store(tmp_path):
         both = FallbackChannel([BoundedChannel(kept), BoundedChannel(FolderChannel(tmp_path / "round"))])
         found = Round(both, "meet", THREE, rank, epoch=0)
         every = or_missing(lambda arrivals: Outcome(value=arrivals.texts), limits.LONG, "meet")
-        return found.step("agree", Proposal(text=f"x {rank}"), every, Patience(limits.LONG))
+        return found.step("agree", Proposal(text=f"x {rank}"), every, WaitPolicy(limits.LONG))
 
     assert Place("hash", tmp_path).run(program, THREE) == [Outcome(value=texts("x"))] * 3
 

@@ -11,7 +11,7 @@ from tests import limits
 from torch.distributed import TCPStore
 
 from rankmesh.errors import StoreLost
-from rankmesh.rendezvous import Outcome, Patience, Proposal, Round, StoreChannel
+from rankmesh.rendezvous import Outcome, Proposal, Round, StoreChannel, WaitPolicy
 from rankmesh.rendezvous import round as rounds
 from rankmesh.rendezvous.gather import or_missing
 
@@ -65,7 +65,7 @@ def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
         started = time.monotonic()
         try:
             every = or_missing(lambda _: Outcome(), 2, "meet")
-            answers[rank] = found.step("agree", Proposal("same"), every, Patience(2))
+            answers[rank] = found.step("agree", Proposal("same"), every, WaitPolicy(2))
         except StoreLost as error:
             answers[rank] = error
         answers[rank] = answers[rank], time.monotonic() - started
@@ -94,7 +94,7 @@ def _server_reads_first(me, serves):
         time.sleep(0.5)
         outcome = found.conclude("agree", lambda _: Outcome("failed", (2,), message="no more sockets"))
     else:
-        outcome = found.step("agree", Proposal(), or_missing(lambda _: Outcome(), 20, "meet"), Patience(20))
+        outcome = found.step("agree", Proposal(), or_missing(lambda _: Outcome(), 20, "meet"), WaitPolicy(20))
     found.leave(outcome)
     if me.rank == 0:
         os._exit(0)
@@ -116,7 +116,7 @@ def _counted(me):
     found = Round(StoreChannel(store), "meet", range(me.size), me.rank)
     for name in ("agree", "make"):
         every = or_missing(lambda _: Outcome(), limits.LONG, "meet")
-        outcome = found.step(name, Proposal("same" if name == "agree" else ""), every, Patience(limits.LONG))
+        outcome = found.step(name, Proposal("same" if name == "agree" else ""), every, WaitPolicy(limits.LONG))
     found.leave(outcome)
     return store.calls.total()
 

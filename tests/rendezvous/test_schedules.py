@@ -8,8 +8,9 @@ import random
 import pytest
 from tests.rendezvous.schedules import NEVER, Died, Fault, Schedule, on_its_clock
 
-from rankmesh.rendezvous import Outcome, Patience, Proposal, Round, lost
+from rankmesh.rendezvous import Outcome, Proposal, Round, WaitPolicy, lost
 from rankmesh.rendezvous.gather import or_missing
+from rankmesh.rendezvous.policies import SoonerIfOdd
 
 THREE = range(3)
 PATIENCE = 5.0
@@ -21,9 +22,9 @@ def meet(channel, rank, data, seconds=PATIENCE):
     """One round of two steps: what this rank heard in each."""
     found = Round(channel, "meet", THREE, rank)
     every = or_missing(lambda arrivals: Outcome(value=arrivals.texts), seconds, "meet")
-    received = [found.step("agree", Proposal("same", text=f"{data} {rank}"), every, Patience(seconds))]
+    received = [found.step("agree", Proposal("same", text=f"{data} {rank}"), every, WaitPolicy(seconds))]
     if received[0].agreed:
-        received.append(found.step("make", Proposal(), every, Patience(seconds)))
+        received.append(found.step("make", Proposal(), every, WaitPolicy(seconds)))
     found.leave(received[-1])
     return received
 
@@ -111,7 +112,7 @@ def propose(found, digest, data):
         return lost(missing, "had arrived") if missing else Outcome("different", value=documents)
 
     proposal = Proposal(digest, lambda: f'{{"is": "{digest}"}}', f"{data} {found.rank}")
-    return found.step("agree", proposal, conclude, Patience(PATIENCE, if_odd=1.0))
+    return found.step("agree", proposal, conclude, SoonerIfOdd(PATIENCE, 1.0))
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, 100))

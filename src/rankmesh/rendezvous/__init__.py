@@ -2,7 +2,8 @@
 
 ```
 round      participants arrive with proposals, one of them coordinates, all get one outcome
-step       what they arrive with in one step of it, how long they wait, what they get
+step       what they arrive with in one step of it, and what they get
+policies   how long they wait
 arrivals   what the coordinator finds out before it concludes
 channel    what a round needs of a transport
 stores     torch's stores: TCP, File, Hash, Prefix, the store of simulated ranks
@@ -15,8 +16,9 @@ from rankmesh.rendezvous.arrivals import Arrivals, lost
 from rankmesh.rendezvous.channel import Channel, ChannelLost
 from rankmesh.rendezvous.fallback import BoundedChannel, FallbackChannel
 from rankmesh.rendezvous.gather import gather, gather_results
+from rankmesh.rendezvous.policies import UntilEnough, WaitPolicy, WhileProgress
 from rankmesh.rendezvous.round import Round
-from rankmesh.rendezvous.step import Outcome, Patience, Proposal
+from rankmesh.rendezvous.step import Codec, Outcome, Proposal
 from rankmesh.rendezvous.stores import StoreChannel
 
 __all__ = [
@@ -24,12 +26,15 @@ __all__ = [
     "BoundedChannel",
     "Channel",
     "ChannelLost",
+    "Codec",
     "FallbackChannel",
     "Outcome",
-    "Patience",
     "Proposal",
     "Round",
     "StoreChannel",
+    "UntilEnough",
+    "WaitPolicy",
+    "WhileProgress",
     "gather",
     "gather_results",
     "lost",

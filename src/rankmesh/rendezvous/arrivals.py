@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankmesh.errors import in_words
-from rankmesh.rendezvous.step import AlreadyConcluded, Outcome, Step, parsed
+from rankmesh.rendezvous.step import AlreadyConcluded, Outcome, Probe, Step, parsed
 
 if TYPE_CHECKING:
     from rankmesh.rendezvous.round import Round
@@ -88,10 +87,10 @@ class Arrivals:
         Raises ``AlreadyConcluded`` where others have given an outcome meanwhile: this rank was too slow.
         """
         key = self.step.key("outcome")
-        probe = json.dumps({"probe": self.round.rank, "seconds": seconds + self.round.moment})
+        probe = Probe(self.round.rank, seconds + self.round.moment).text
         there = self._ask(lambda: self.round.channel.announce(key, probe))
         if there != probe:
-            raise AlreadyConcluded(Outcome.read(there, key))
+            raise AlreadyConcluded(Outcome.read(there, key, self.step.codec))
         self._ask(lambda: self.round.respond(self.step))
 
     def unresponsive(self, seconds: float = 0.0, *, besides: Iterable[int] = ()) -> list[int]:

@@ -20,8 +20,9 @@ from typing import Any
 
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError, first_line, in_words
 from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost
+from rankmesh.rendezvous.policies import WaitPolicy
 from rankmesh.rendezvous.round import Round
-from rankmesh.rendezvous.step import Outcome, Patience, Proposal
+from rankmesh.rendezvous.step import Outcome, Proposal
 from rankmesh.rendezvous.waiting import submit
 
 __all__ = ["gather", "gather_results", "or_missing"]
@@ -93,7 +94,7 @@ def _gathered(
         return Outcome(value=conclude([json.loads(texts[rank][-1]) for rank in among.participants]))
 
     every = or_missing(all_arrived, seconds, what)
-    return among.step(_STEP, Proposal(text=json.dumps(data)), every, Patience(seconds))
+    return among.step(_STEP, Proposal(text=json.dumps(data)), every, WaitPolicy(seconds))
 
 
 def _leave(among: Round, outcome: Outcome) -> None:

@@ -30,15 +30,27 @@ from typing import Any, TypeVar
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
 from rankmesh.rendezvous.arrivals import POLL, Arrivals, Conclude, lost, twice
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
-from rankmesh.rendezvous.step import NOTHING, AlreadyConcluded, Outcome, Patience, Proposal, Step, parsed
+from rankmesh.rendezvous.policies import WaitPolicy
+from rankmesh.rendezvous.step import (
+    JSON,
+    NOTHING,
+    AlreadyConcluded,
+    Codec,
+    Outcome,
+    Probe,
+    Proposal,
+    Step,
+    read_message,
+)
 from rankmesh.rendezvous.waiting import Worker, answered_within
 
 __all__ = ["Round"]
 
 _Result = TypeVar("_Result")
+_Value = TypeVar("_Value")
 
-# Seconds between two looks at who is absent, once that has been asked for long; between the first two at who leaves.
-_SELDOM, _SOON = 1.0, 0.001
+# Seconds between the first two looks at who leaves.
+_SOON = 0.001
 # Seconds in which a responsive participant answers a probe or writes what it is about to write; one store serves all.
 _MOMENT, _EACH = 2.0, 0.001
 # Seconds that a store which stands still may take besides, before it counts as gone.
@@ -99,19 +111,26 @@ class Round:
 
     # -- one step -----------------------------------------------------------------------------------------------
 
-    def step(self, name: str, proposal: Proposal, conclude: Conclude, patience: Patience) -> Outcome:
-        """Arrive, and wait for the outcome; a participant that is out of patience concludes without the others.
+    def step(
+        self,
+        name: str,
+        proposal: Proposal,
+        conclude: Callable[[Arrivals], Outcome[_Value]],
+        policy: WaitPolicy,
+        codec: Codec[_Value] = JSON,
+    ) -> Outcome[_Value]:
+        """Arrive, and wait for the outcome; a participant whose policy ends the wait concludes without the others.
 
         Raises ``StoreLost`` when the channel does not answer in time, ``AgreementError`` for what no rank has written
         under the keys of the round. A participant whose wait ends in any other way withdraws, as the others learn.
         """
         step = self._begin(name)
-        step.progress = patience.extends
+        step.progress, step.codec = policy.reads_progress, codec
         try:
             complete = self.arrive(name, proposal)
             if self._twice is not None:
                 return self._coordinate(step, lambda _: twice(self.rank, self._twice, self.identity), complete=False)
-            received = None if complete else self._await_outcome(step, patience)
+            received = None if complete else policy.wait(_Waiting(self, step))
             return received or self._coordinate(step, conclude, complete=complete)
         except StoreLost:
             raise
@@ -131,20 +150,26 @@ class Round:
         self.ask(lambda: self.channel.post(key, self.rank, text))
 
     def listen(self, name: str, seconds: float = 0.0) -> Outcome | None:
-        """The outcome of a step, if there is one within so many seconds; a probe is answered, and not waited for."""
-        step = self._begin(name)
-        received = self._read(step, seconds) if step.prober is None else None
-        return received if received or step.prober is None else self._after(step, seconds)
+        """Return the outcome of a step if there is one by then; answer a probe, and do not wait for it."""
+        return self.receive(self._begin(name), seconds, await_prober=False)
 
     def conclude(self, name: str, conclude: Conclude, *, complete: bool = False) -> Outcome:
-        """End a step, if nobody else does; the outcome of it. ``complete``: all are known to have arrived."""
+        """End a step if nobody else does, and return its outcome. ``complete``: all are known to have arrived."""
         return self._coordinate(self._begin(name), conclude, complete=complete)
 
-    def reported(self, name: str, reporter: int, conclude: Conclude, seconds: float) -> Outcome:
-        """The outcome of a step that ``reporter`` concludes, nobody having to arrive.
+    def reported(
+        self,
+        name: str,
+        reporter: int,
+        conclude: Callable[[Arrivals], Outcome[_Value]],
+        seconds: float,
+        codec: Codec[_Value] = JSON,
+    ) -> Outcome[_Value]:
+        """Return the outcome of a step that ``reporter`` concludes, where nobody has to arrive.
 
         Where it does not within ``seconds``, the first of the others does that finds it out.
         """
+        self._begin(name).codec = codec
         received = None if self.rank == reporter else self.listen(name, seconds)
         return received or self.conclude(name, conclude)
 
@@ -190,73 +215,48 @@ class Round:
         return self.channel.arrive(step.key("arrived"), self.participants, self.rank)
 
     def advance(self) -> None:
-        """Say that this rank makes progress, at the latest step for which others may wait."""
+        """Report that this rank makes progress, at the latest step for which others may wait."""
         self.ask(lambda: self.channel.tick(self._progress(self.epoch), 1))
 
-    def _await_outcome(self, step: Step, patience: Patience) -> Outcome | None:
-        seconds = min(patience.seconds, patience.if_odd) if step.odd and patience.if_odd else patience.seconds
-        if patience.meanwhile is not None:
-            early, call = patience.meanwhile
-            if (received := self._receive(step, min(early, seconds))) is not None:
-                return received
-            call()
-        if patience.enough is not None:
-            return self._receive_or_enough(step, seconds, patience.enough)
-        seen = -1
-        while (received := self._receive(step, seconds)) is None and patience.extends:
-            ticks = self.ask(lambda: self.channel.tick(self._progress(self.epoch), 0))
-            if ticks == seen:
+    def progress(self) -> int:
+        """Return how often participants have reported progress."""
+        return self.ask(lambda: self.channel.tick(self._progress(self.epoch), 0))
+
+    def receive(self, step: Step, seconds: float, *, await_prober: bool = True) -> Outcome | None:
+        """Return the outcome of a step, None where there is none within so many seconds.
+
+        A probe is answered, and then its coordinator is waited for, as long as it said.
+        """
+        return self._received(step, seconds, None, await_prober=await_prober)
+
+    def _received(self, step: Step, seconds: float, offer: Outcome | None, *, await_prober: bool) -> Outcome | None:
+        """Read the messages of a step until one is an outcome, or the time is over; announce an ``offer`` first."""
+        while True:
+            key = step.key("after" if step.probed else "outcome")
+            left = max(0.0, step.until - time.monotonic())
+            if offer is not None:
+                text: str | None = self._announced(step, key, offer)
+            else:
+                text = self._text(key, left if step.prober is not None and await_prober else seconds)
+            if text is not None:
+                message = read_message(text, key, step.codec)
+                if isinstance(message, Outcome):
+                    return message
+                self._answer(step, message)
+                offer = None
+            elif step.prober is None:
                 return None
-            seen = ticks
-        return received
-
-    def _receive_or_enough(self, step: Step, seconds: float, enough: Callable[[Arrivals], bool]) -> Outcome | None:
-        end, pause = time.monotonic() + seconds, POLL
-        while (received := self._receive(step, max(min(pause, end - time.monotonic()), 0.0))) is None:
-            if enough(Arrivals(self, step)) or time.monotonic() >= end:
+            elif time.monotonic() >= step.until:
+                offer = lost([step.prober], "coordinated the round")
+            elif not await_prober:
                 return None
-            pause = min(2 * pause, _SELDOM)
-        return received
-
-    def _receive(self, step: Step, seconds: float) -> Outcome | None:
-        received = self._read(step, seconds) if step.prober is None else None
-        return received if received or step.prober is None else self._answered(step)
-
-    def _read(self, step: Step, seconds: float) -> Outcome | None:
-        """The outcome of a step; nothing where there is none in time, or a probe, which is answered."""
-        key = step.key("outcome")
-        text = self._text(key, seconds)
-        return None if text is None else self._understood(step, text, key)
 
     def _text(self, key: str, seconds: float) -> str | None:
         return self.ask(lambda: self.channel.read(key) if self.channel.wait(key, seconds) else None, seconds)
 
-    def _understood(self, step: Step, text: str, key: str) -> Outcome | None:
-        data = parsed(text, key)
-        if "probe" not in data:
-            return Outcome.read(text, key)
-        prober, seconds = data["probe"], data.get("seconds")
-        if not isinstance(prober, int) or not isinstance(seconds, int | float):
-            raise foreign(key, f"a probe by {prober!r:.60} for {seconds!r:.60} seconds")
+    def _answer(self, step: Step, probe: Probe) -> None:
         self.ask(lambda: self.respond(step))
-        step.prober, step.until = prober, time.monotonic() + min(float(seconds), 1e6) + self.moment
-        return None
-
-    def _answered(self, step: Step) -> Outcome:
-        """What comes of a probe that this rank has answered."""
-        while (received := self._after(step, max(0.0, step.until - time.monotonic()))) is None:
-            pass
-        return received
-
-    def _after(self, step: Step, seconds: float) -> Outcome | None:
-        """The same, if it comes within so many seconds; after its time, that the rank is lost that sent the probe."""
-        key = step.key("after")
-        text = self._text(key, seconds)
-        if text is not None:
-            return Outcome.read(text, key)
-        if step.prober is None or time.monotonic() < step.until:
-            return None
-        return self.announce(step, lost([step.prober], "coordinated the round"))
+        step.prober, step.until = probe.rank, time.monotonic() + probe.seconds + self.moment
 
     def respond(self, step: Step) -> None:
         """Answer a probe of a step."""
@@ -272,7 +272,7 @@ class Round:
     def _coordinate(self, step: Step, conclude: Conclude, *, complete: bool) -> Outcome:
         coordinator = self.coordinator(step)
         if coordinator != self.rank:
-            received = self._receive(step, self.moment)
+            received = self.receive(step, self.moment)
             return received or self.announce(step, lost([coordinator], "coordinated the round"))
         try:
             return self.announce(step, conclude(Arrivals(self, step, complete=complete)))
@@ -288,19 +288,21 @@ class Round:
         return int(text)
 
     def announce(self, step: Step, outcome: Outcome) -> Outcome:
-        """Give the outcome of a step, if none is given; the one that all get."""
-        key = step.key("after" if step.probed else "outcome")
+        """Give the outcome of a step, if none is given; return the one that all get."""
+        received = self._received(step, 0.0, outcome, await_prober=True)
+        return received or outcome  # an offer is answered in any case
+
+    def _announced(self, step: Step, key: str, outcome: Outcome) -> str:
+        """Write an outcome under a key; return what is there then, which is a probe where its coordinator was slow."""
 
         def announce() -> str:
             if step is self.steps[0]:
                 self.channel.advance(self.epoch_key, self.epoch)
             if not outcome.agreed:
                 self.channel.post(self._failed, self.rank, str(self.epoch))
-            return self.channel.announce(key, outcome.text)
+            return self.channel.announce(key, outcome.written(step.codec))
 
-        text = self.ask(announce)
-        # Where it is a probe, its coordinator was only slow.
-        return self._understood(step, text, key) or self._answered(step)
+        return self.ask(announce)
 
     def withdraw(self, name: str, error: BaseException) -> None:
         """End a step in which this rank stops waiting, unless another coordinates; as far as the channel answers."""
@@ -421,3 +423,24 @@ class Round:
             self.channel = self._bounded(self.channel.again, self.moment + _PATIENCE)
         self._owed = owed = self._worker.submit(call)
         return answered_within(owed, seconds)
+
+
+@dataclass(frozen=True)
+class _Waiting:
+    """A step of a round, as a ``WaitPolicy`` sees it."""
+
+    round: Round
+    step: Step
+
+    @property
+    def is_odd(self) -> bool:
+        return self.step.odd
+
+    def receive(self, seconds: float) -> Outcome | None:
+        return self.round.receive(self.step, seconds)
+
+    def progress(self) -> int:
+        return self.round.progress()
+
+    def arrivals(self) -> Arrivals:
+        return Arrivals(self.round, self.step)

@@ -1,21 +1,42 @@
-"""One step of a round: what participants arrive with, how long they wait, the keys that they use, and what they get."""
+"""One step of a round: what participants arrive with, the keys that they use, and what they get."""
 
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
 
 from rankmesh.rendezvous.channel import foreign
 
-if TYPE_CHECKING:
-    from rankmesh.rendezvous.arrivals import Arrivals
+__all__ = [
+    "JSON",
+    "NOTHING",
+    "AlreadyConcluded",
+    "Codec",
+    "Outcome",
+    "Probe",
+    "Proposal",
+    "Reason",
+    "Step",
+    "parsed",
+    "read_message",
+]
 
-__all__ = ["NOTHING", "AlreadyConcluded", "Outcome", "Patience", "Proposal", "Reason", "Step", "parsed"]
+if TYPE_CHECKING:
+    from typing_extensions import TypeVar
+
+    # What is not said to have a type of its own is JSON data.
+    _Value = TypeVar("_Value", default=Any)
+else:
+    from typing import TypeVar
+
+    _Value = TypeVar("_Value")
 
 Reason = Literal["agreed", "different", "missing", "lost", "failed", "withdrawn", "twice"]
 _NAMES = ("ranks", "missing", "fields")
+# Seconds that a probe may take at most, whatever is written.
+_LONGEST = 1e6
 
 
 @dataclass(frozen=True)
@@ -35,28 +56,23 @@ NOTHING = Proposal()
 
 
 @dataclass(frozen=True)
-class Patience:
-    """How long a participant waits for the outcome before it concludes without the others.
+class Codec(Generic[_Value]):
+    """How the value of an outcome is written as JSON data, and read; ``read`` may raise what a wrong shape raises."""
 
-    ``seconds`` is its limit; ``if_odd`` a shorter one where its proposal differs from the first one's. With
-    ``extends`` the limit begins again whenever a participant has called ``advance`` meanwhile. ``meanwhile`` is called
-    once, after so many seconds without an outcome. ``enough`` says of the arrivals whether nobody is left to wait for;
-    it is asked again and again, soon at first and then once a second.
-    """
+    write: Callable[[_Value], object]
+    read: Callable[[Any], _Value]
 
-    seconds: float
-    if_odd: float | None = None
-    extends: bool = False
-    meanwhile: tuple[float, Callable[[], None]] | None = None
-    enough: Callable[[Arrivals], bool] | None = None
+
+JSON: Codec[Any] = Codec(lambda value: value, lambda data: data)
 
 
 @dataclass(frozen=True)
-class Outcome:
+class Outcome(Generic[_Value]):
     """Why a round ended: ``agreed``, or what kept its participants from it.
 
-    ``ranks`` are those to look at, ``missing`` those of them that are not there, ``fields`` what differs between
-    proposals; ``message`` states it in words, and ``value`` is what the coordinator concluded, as JSON data.
+    ``ranks`` are those to look at, ``missing`` those of them that are absent, ``fields`` what differs between
+    proposals; ``message`` states it in words, and ``value`` is what the coordinator concluded, None where
+    it concluded nothing.
 
     >>> outcome = Outcome("missing", ranks=(3,), missing=(3,), message="waited 2 s for rank 3")
     >>> Outcome.read(outcome.text, "key") == outcome, outcome.agreed, Outcome().agreed
@@ -70,7 +86,7 @@ class Outcome:
     missing: tuple[int, ...] = ()
     fields: tuple[str, ...] = ()
     message: str = ""
-    value: Any = None
+    value: _Value = None  # type: ignore[assignment]  # where it is agreed, it has one
 
     @property
     def agreed(self) -> bool:
@@ -80,32 +96,72 @@ class Outcome:
     @property
     def text(self) -> str:
         """The outcome as JSON, without the fields that have their defaults."""
-        default = vars(Outcome())
-        return json.dumps(
-            {name: value for name, value in vars(self).items() if name == "reason" or value != default[name]}
-        )
+        return self.written(JSON)
+
+    def written(self, codec: Codec[_Value]) -> str:
+        """Return the outcome as JSON, its value by the codec."""
+        default, here = vars(Outcome()), dict(vars(self))
+        if self.value is not None:
+            here["value"] = codec.write(self.value)
+        return json.dumps({name: value for name, value in here.items() if name == "reason" or value != default[name]})
 
     @classmethod
-    def read(cls, text: str, key: str) -> Outcome:
-        """The outcome that a text states; ``AgreementError`` for a text that no coordinator has written."""
-        data = parsed(text, key)
-        lists = {name: data.get(name, []) for name in _NAMES}
-        message, reason = data.get("message", ""), data.get("reason")
-        right = reason in get_args(Reason) and isinstance(message, str)
-        if not right or not all(isinstance(value, list) for value in lists.values()):
-            raise foreign(key, f"{text[:60]!r}, which is no outcome of a round")
-        ranks, missing, fields = (tuple(lists[name]) for name in _NAMES)
-        return cls(cast(Reason, reason), ranks, missing, fields, message, data.get("value"))
+    def read(cls, text: str, key: str, codec: Codec[Any] = JSON) -> Outcome:
+        """Return the outcome that a text states; raise ``AgreementError`` for what no coordinator has written."""
+        return _outcome(parsed(text, key), text, key, codec)
+
+
+@dataclass(frozen=True)
+class Probe:
+    """The coordinator ``rank`` asks who is responsive, and says what it concludes within ``seconds``.
+
+    >>> read_message(Probe(3, 2.0).text, "key", JSON)
+    Probe(rank=3, seconds=2.0)
+    """
+
+    rank: int
+    seconds: float
+
+    @property
+    def text(self) -> str:
+        """The probe as JSON."""
+        return json.dumps({"probe": self.rank, "seconds": self.seconds})
+
+
+def read_message(text: str, key: str, codec: Codec[Any]) -> Probe | Outcome:
+    """Return what a coordinator has written; raise ``AgreementError`` for what none has."""
+    data = parsed(text, key)
+    if "probe" not in data:
+        return _outcome(data, text, key, codec)
+    rank, seconds = data["probe"], data.get("seconds")
+    if not isinstance(rank, int) or not isinstance(seconds, int | float):
+        raise foreign(key, f"a probe by {rank!r:.60} for {seconds!r:.60} seconds")
+    return Probe(rank, min(float(seconds), _LONGEST))
+
+
+def _outcome(data: dict[str, Any], text: str, key: str, codec: Codec[Any]) -> Outcome:
+    lists = {name: data.get(name, []) for name in _NAMES}
+    message, reason = data.get("message", ""), data.get("reason")
+    right = reason in get_args(Reason) and isinstance(message, str)
+    if not right or not all(isinstance(value, list) for value in lists.values()):
+        raise foreign(key, f"{text[:60]!r}, which is not an outcome of a round")
+    ranks, missing, fields = (tuple(lists[name]) for name in _NAMES)
+    value = data.get("value")
+    try:
+        value = None if value is None else codec.read(value)
+    except (TypeError, ValueError, KeyError, AttributeError) as error:
+        raise foreign(key, f"{text[:60]!r}, whose value is not one of this round") from error
+    return Outcome(cast(Reason, reason), ranks, missing, fields, message, value)
 
 
 def parsed(text: str, key: str) -> dict[str, Any]:
-    """The JSON object that a text is; ``AgreementError`` for any other text."""
+    """Return the JSON object that a text is; raise ``AgreementError`` for any other text."""
     try:
         data = json.loads(text)
     except (ValueError, RecursionError):
         data = None
     if not isinstance(data, dict):
-        raise foreign(key, f"{text[:60]!r}, which is no JSON object")
+        raise foreign(key, f"{text[:60]!r}, which is not a JSON object")
     return data
 
 
@@ -121,11 +177,12 @@ class AlreadyConcluded(Exception):
 class Step:
     """One step of a round: its keys, and which of them this rank knows to be in use.
 
-    ``prober`` is whose probe this rank has answered, ``until`` how long it waits for what comes of that.
+    ``prober`` is the rank whose probe this one has answered, ``until`` when that has to have an outcome.
     """
 
     base: str
     proposal: Proposal = NOTHING
+    codec: Codec[Any] = JSON
     progress: bool = False
     probed: bool = False
     odd: bool = False

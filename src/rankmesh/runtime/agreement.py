@@ -22,7 +22,7 @@ from typing import Any
 
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError, ConnectError, cut, in_words
-from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
+from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, WaitPolicy
 from rankmesh.rendezvous.channel import LARGEST
 
 __all__ = ["Agreement", "PlanProposal", "agree", "differences"]
@@ -104,7 +104,7 @@ class Agreement:
 
         proposal, rank = self._proposal, self._proposal.rank
         proposed = Proposal(proposal.digest, lambda: proposal.document)
-        outcome = self._round.step("agree", proposed, conclude, Patience(seconds))
+        outcome = self._round.step("agree", proposed, conclude, WaitPolicy(seconds))
         if not outcome.agreed:
             self._round.leave(outcome)
             raise AgreementError(
@@ -144,7 +144,7 @@ class Agreement:
         def conclude(arrivals: Arrivals) -> Outcome:
             return Outcome() if arrivals.complete else self._not_through(arrivals, within, 0.0, None)
 
-        outcome = self._round.step("make", Proposal(), conclude, Patience(seconds))
+        outcome = self._round.step("make", Proposal(), conclude, WaitPolicy(seconds))
         self._failed = not outcome.agreed
         self._leave(outcome)
         self._raise_unless_agreed(outcome)

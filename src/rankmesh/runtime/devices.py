@@ -32,8 +32,9 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # absent from
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, in_words
 from rankmesh.launch.address import is_local
-from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
+from rankmesh.rendezvous import Arrivals, Codec, Outcome, Proposal, Round, StoreChannel
 from rankmesh.rendezvous.gather import or_missing
+from rankmesh.rendezvous.policies import SoonerIfOdd, Waiting
 
 __all__ = ["BackendDecision", "Capabilities", "capabilities", "choose", "decide", "pick", "ranks_share"]
 
@@ -235,20 +236,36 @@ def decide(
             met = met or found.seen(0)
 
         look()
-        return _decided(found, local, seconds, look), f"{prefix}/{found.epoch}"
+        return _decided(found, local, _ForWorld(seconds, _ODD, look)), f"{prefix}/{found.epoch}"
     except StoreLost as error:
         raise StoreLost(error.message, rank=local.rank, missing=(0,), met=met) from error
 
 
-def _decided(found: Round, local: Capabilities, seconds: float, look: Callable[[], None]) -> BackendDecision:
-    def conclude(arrivals: Arrivals) -> Outcome:
+@dataclass(frozen=True)
+class _ForWorld(SoonerIfOdd):
+    """Wait for the decision, and ``look`` after a moment without one."""
+
+    look: Callable[[], None]
+
+    def wait(self, waiting: Waiting) -> Outcome[BackendDecision] | None:
+        if (received := waiting.receive(min(_LOOK, self.seconds))) is not None:
+            return received
+        self.look()
+        return super().wait(waiting)
+
+
+_DECISION = Codec(asdict, lambda data: BackendDecision(data["backend"], data["why"], tuple(data["ranks"])))
+
+
+def _decided(found: Round, local: Capabilities, policy: _ForWorld) -> BackendDecision:
+    def conclude(arrivals: Arrivals) -> Outcome[BackendDecision]:
         gathered = [Capabilities(**json.loads(texts[-1])) for _, texts in sorted(arrivals.texts.items())]
         if len({each.size for each in gathered}) == 1 and not arrivals.complete:
-            return or_missing(lambda _: _decision(gathered), seconds, "init()")(arrivals)
+            return or_missing(lambda _: _decision(gathered), policy.seconds, "init()")(arrivals)
         return _decision(gathered)
 
     proposal = Proposal(f"{local.size} {local.asked}", text=json.dumps(asdict(local)))
-    outcome = found.step("capabilities", proposal, conclude, Patience(seconds, if_odd=_ODD, meanwhile=(_LOOK, look)))
+    outcome = found.step("capabilities", proposal, conclude, policy, _DECISION)
     found.leave(outcome)
     if not outcome.agreed:
         kind = AgreementError if outcome.missing else ConnectError
@@ -256,11 +273,11 @@ def _decided(found: Round, local: Capabilities, seconds: float, look: Callable[[
         raise kind(
             f"rank {local.rank} of {local.size}: {outcome.message}", rank=local.rank, ranks=outcome.ranks, **values
         )
-    return BackendDecision(outcome.value["backend"], outcome.value["why"], tuple(outcome.value["ranks"]))
+    return outcome.value
 
 
-def _decision(gathered: list[Capabilities]) -> Outcome:
+def _decision(gathered: list[Capabilities]) -> Outcome[BackendDecision]:
     decision = choose(gathered)
     if decision.backend is None:
         return Outcome("failed", decision.ranks, message=decision.why)
-    return Outcome(value=asdict(decision))
+    return Outcome(value=decision)

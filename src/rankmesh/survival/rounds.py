@@ -6,7 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
+from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, UntilEnough
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members
@@ -132,9 +132,9 @@ class Rounds:
                     raise ConnectError(f"member {other} serves the round, too, and is lower")
                 return False
 
-            patience = Patience(_PATIENCE * self._timeout, enough=enough)
+            policy = UntilEnough(_PATIENCE * self._timeout, enough)
             self.took_part, self.server = True, server
-            outcome = found.step("members", Proposal(text=report.text), concluded, patience)
+            outcome = found.step("members", Proposal(text=report.text), concluded, policy)
             found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
         except (ConnectError, AgreementError):
             self._client = None

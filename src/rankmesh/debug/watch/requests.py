@@ -24,7 +24,7 @@ from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.stacks import Mark
 from rankmesh.errors import AgreementError, StoreLost
-from rankmesh.rendezvous import Arrivals, Channel, Outcome, Patience, Proposal, Round
+from rankmesh.rendezvous import Arrivals, Channel, Outcome, Proposal, Round, WaitPolicy
 
 __all__ = ["SESSION", "Diagnosed", "DumpRequests", "Pace"]
 
@@ -114,7 +114,7 @@ class DumpRequests:
 
     def _take_part(self, diagnosed: Diagnosed, *, hangs: bool) -> None:
         among, proposal, reports = self._round, Proposal(text="hangs" if hangs else ""), list[str]()
-        arrived = among.step(_RECORDINGS, proposal, _who_arrived, Patience(self._pace.grace))
+        arrived = among.step(_RECORDINGS, proposal, _who_arrived, WaitPolicy(self._pace.grace))
         described = self._describe(arrived.missing)
         responsive = set(among.participants).difference(arrived.missing)
         reporter = min(responsive, default=self._recorder.rank)

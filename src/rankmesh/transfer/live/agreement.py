@@ -21,7 +21,7 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh.errors import AgreementError, TransferError, first_line, in_words
-from rankmesh.rendezvous import Arrivals, Outcome, Patience, Proposal, Round, StoreChannel
+from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, WaitPolicy, WhileProgress
 
 __all__ = ["Fault", "TransferAgreement", "in_one_line"]
 
@@ -73,7 +73,7 @@ class TransferAgreement:
         digest = hashlib.sha256(document.encode()).hexdigest()[:16]
         given = json.dumps([problem, text]) if problem or text else ""
         outcome = self._round.step(
-            "start", Proposal(digest, lambda: document, given), self._start, Patience(self._seconds + more)
+            "start", Proposal(digest, lambda: document, given), self._start, WaitPolicy(self._seconds + more)
         )
         if not outcome.agreed:
             self._round.leave(outcome)
@@ -135,11 +135,12 @@ class TransferAgreement:
     def end(self, fault: Fault | None) -> Outcome:
         """Wait until all ranks have finished, or one has failed."""
         if fault is None:
-            proposal, patience = Proposal(), Patience(self._seconds, extends=True)
+            proposal = Proposal()
+            policy: WaitPolicy = WhileProgress(self._seconds)
         else:
             proposal = Proposal(text=json.dumps({"message": fault.message, "lost": list(fault.lost)}))
-            patience = Patience(min(_SETTLE, self._seconds / 4) if fault.lost else 0.0)
-        outcome = self._round.step("end", proposal, self._end, patience)
+            policy = WaitPolicy(min(_SETTLE, self._seconds / 4) if fault.lost else 0.0)
+        outcome = self._round.step("end", proposal, self._end, policy)
         self._round.leave(outcome, stay=True)
         return outcome
 
