@@ -25,8 +25,9 @@ from torch.distributed import distributed_c10d as c10d
 import rankmesh as rm
 from rankmesh.backend import cut as cutting
 from rankmesh.backend import public, releases
-from rankmesh.backend.cut import SNDBUFFORCE, Connections
+from rankmesh.backend.cut import SNDBUFFORCE, cut
 from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import GlooDevices, put_gloo_under
 from rankmesh.backend.members import Torch213, Torch214, Torch215
 from rankmesh.backend.protocol import GroupRequest, Kind, NotJoined
@@ -329,7 +330,7 @@ def test_a_cut_leaves_no_descriptor():
     how = {"ranks": [0], "rank": 0, "name": "group", "lazy": False, "device_types": ["cpu"]}
     put_gloo_under(pg := dist.ProcessGroup(store, 0, 1), devices, store, timeout=limit, within=limit, **how)
     before = sorted(descriptors())
-    devices.connections.cut()
+    devices.cut()
     assert sorted(descriptors()) == before
     del pg
 
@@ -348,9 +349,9 @@ def device():
 
 def test_a_cut_leaves_a_number_alone_that_is_anothers_by_now(device, monkeypatch):
     """Gloo closes a connection after the cut has listed it, and the next one of the process gets its number."""
-    listening, _, ((cut, _), (closed, _)) = device
+    listening, _, ((ended, _), (closed, _)) = device
     another, other_end = socket.socketpair()
-    connections, listed = Connections(), cutting._connections
+    drain, listed = Drain(), cutting._connections
 
     def listed_before(devices):
         found = listed(devices)
@@ -358,12 +359,11 @@ def test_a_cut_leaves_a_number_alone_that_is_anothers_by_now(device, monkeypatch
         return found
 
     monkeypatch.setattr(cutting, "_connections", listed_before)
-    connections.published.add(_published(listening))
-    connections.cut()
-    assert cut.recv(1) == b""
+    cut({_published(listening)}, drain)
+    assert ended.recv(1) == b""
     with pytest.raises(BlockingIOError):
         another.recv(1, socket.MSG_DONTWAIT)
-    connections.drain.close()
+    drain.close()
     for one in (another, other_end):
         one.close()
 
@@ -372,13 +372,12 @@ def test_a_cut_knows_a_device_by_where_it_listens(device):
     """An address that gloo has not published, and one with another port: what is connected there stays."""
     _, _, ((ours, theirs), _) = device
     with socket.create_server(("127.0.0.1", 0)) as other:
-        connections = Connections()
+        drain = Drain()
         for published in (set(), {_published(other)}):
-            connections.published = published
-            connections.cut()
+            cut(published, drain)
             theirs.sendall(b"x")
             assert ours.recv(1) == b"x"
-        connections.drain.close()
+        drain.close()
 
 
 class _Echo:
@@ -456,7 +455,7 @@ def _cut_and_gone(me):
         put_gloo_under(pg, devices, part, timeout=limit, within=limit, **how)
         pg.allreduce([torch.ones(1)], dist.AllreduceOptions()).wait()
         me.meet(f"group {number} is used")
-        devices.connections.cut()
+        devices.cut()
         del pg
     return True
 

@@ -26,7 +26,7 @@ from rankmesh.rendezvous import (
 from rankmesh.rendezvous import round as rounds
 from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.gather import gather, or_missing
-from rankmesh.rendezvous.policies import SoonerIfOdd
+from rankmesh.rendezvous.step import SoonerIfOdd
 from rankmesh.rendezvous.stores import _BLOCK
 
 THREE = range(3)

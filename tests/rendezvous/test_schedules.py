@@ -10,7 +10,7 @@ from tests.rendezvous.schedules import NEVER, Died, Fault, Schedule, on_its_cloc
 
 from rankmesh.rendezvous import Outcome, Proposal, Round, WaitPolicy, lost
 from rankmesh.rendezvous.gather import or_missing
-from rankmesh.rendezvous.policies import SoonerIfOdd
+from rankmesh.rendezvous.step import SoonerIfOdd
 
 THREE = range(3)
 PATIENCE = 5.0

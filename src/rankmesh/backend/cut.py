@@ -15,16 +15,15 @@ import os
 import select
 import socket
 import struct
-import threading
 import time
 from collections.abc import Collection, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rankmesh.backend.drain import ARRIVAL, LOOK, Drain, own_socket
+from rankmesh.backend.drain import ARRIVAL, LOOK, Drain, duplicate_of
 
-__all__ = ["SNDBUFFORCE", "Connections"]
+__all__ = ["SNDBUFFORCE", "cut"]
 
 # A connection on which nothing arrived for this share of the time that is left to wait has no message under way.
 _STILL = 0.04
@@ -36,36 +35,26 @@ SNDBUFFORCE, _BUFFER = 32, 2**30
 _FLOW = {socket.AF_INET: 0, socket.AF_INET6: 4}
 
 
-class Connections:
-    """The connections of one world's gloo devices; ``drain`` reads on when they are cut, for which ``cutting`` is held.
+def cut(published: Collection[bytes], drain: Drain) -> None:
+    """Have every call on the devices at these addresses return, with an error where it waits for a member.
 
-    ``published`` has what gloo has written into the store, one value for each device: it contains the address.
+    A connection is cut when nothing is under way on it: gloo forgets a message of which it has sent or received a
+    part, or that it cannot write, when its connection ends, and whoever waits for it waits for the timeout. So
+    only what arrives is ended here, and ``drain`` reads for a while what others still send.
+
+    Returns once gloo has closed its ends: a device that goes away before, with the last group on it, leaves them
+    polled while they are read here, and gloo ends the process where an event arrives for a closed one.
     """
-
-    def __init__(self, drain: Drain | None = None) -> None:
-        self.drain, self.published, self.cutting = drain, set[bytes](), threading.Lock()
-
-    def cut(self) -> None:
-        """Have every call on these devices return, with an error where it waits for a member.
-
-        A connection is cut when nothing is under way on it: gloo forgets a message of which it has sent or received a
-        part, or that it cannot write, when its connection ends, and whoever waits for it waits for the timeout. So
-        only what arrives is ended here, and what others still send is read for a while.
-
-        Returns once gloo has closed its ends: a device that goes away before, with the last group on it, leaves them
-        polled while they are read here, and gloo ends the process where an event arrives for a closed one.
-        """
-        with self.cutting:
-            self.drain, devices = self.drain or Drain(), _devices(self.published)
-            end, all_ended, in_use = time.monotonic() + ARRIVAL, set[int](), True
-            while in_use:
-                in_use, ended = _end_receives(devices, end - time.monotonic())
-                all_ended.update(ended)
-                self.drain.take(ended, lambda: _connections(devices).keys())
-                time.sleep(LOOK)
-            end = time.monotonic() + ARRIVAL
-            while not all_ended.isdisjoint(_connections(devices)) and time.monotonic() < end:
-                time.sleep(LOOK)
+    devices = _devices(published)
+    end, all_ended, in_use = time.monotonic() + ARRIVAL, set[int](), True
+    while in_use:
+        in_use, ended = _end_receives(devices, end - time.monotonic())
+        all_ended.update(ended)
+        drain.take(ended, lambda: _connections(devices).keys())
+        time.sleep(LOOK)
+    end = time.monotonic() + ARRIVAL
+    while not all_ended.isdisjoint(_connections(devices)) and time.monotonic() < end:
+        time.sleep(LOOK)
 
 
 class _Polled(NamedTuple):
@@ -109,7 +98,7 @@ def _connections(devices: Mapping[int, int]) -> dict[int, _Polled]:
 
 def _listens_at(polled: _Polled, published: Collection[bytes]) -> bool:
     """Whether this is a socket that listens at one of the addresses, each in a ``struct sockaddr``."""
-    with suppress(OSError), own_socket(polled.descriptor, polled.inode) or nullcontext() as one:
+    with suppress(OSError), duplicate_of(polled.descriptor, polled.inode) or nullcontext() as one:
         if one and one.family in _FLOW and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             host, port = one.getsockname()[:2]
             head = struct.pack("=H", one.family) + struct.pack("!H", port) + bytes(_FLOW[one.family])
@@ -122,7 +111,7 @@ def _end_receives(devices: Mapping[int, int], left: float) -> tuple[bool, dict[i
     """End what arrives on connections, except on those in use while seconds are left; whether there are such."""
     in_use, ended = False, {}
     for inode, polled in _connections(devices).items():
-        one = own_socket(polled.descriptor, inode)
+        one = duplicate_of(polled.descriptor, inode)
         if one is None:
             continue
         with suppress(OSError):  # what is written is then under way for a shorter time, where this is permitted

@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
-__all__ = ["ARRIVAL", "LOOK", "Drain", "own_socket"]
+__all__ = ["ARRIVAL", "LOOK", "Drain", "duplicate_of"]
 
 # Seconds that messages under way have to arrive, and seconds between two looks at them.
 ARRIVAL, LOOK = 0.5, 0.002
@@ -72,7 +72,7 @@ def _is_emptied(one: socket.socket, into: bytearray) -> bool:
     return True
 
 
-def own_socket(descriptor: int, inode: int) -> socket.socket | None:
+def duplicate_of(descriptor: int, inode: int) -> socket.socket | None:
     """Return a descriptor of our own of the socket with this inode, to be closed.
 
     None where the descriptor is not a socket, or is another's by now. In no case does a copy stay open.

@@ -9,22 +9,19 @@ lazy connection    more, or a lazy group   a device each, pairs connect when the
 from __future__ import annotations
 
 import os
-import socket
+import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore, TCPStore
+from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
 
-from rankmesh.backend.cut import Connections
-from rankmesh.backend.drain import own_socket
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
@@ -32,7 +29,7 @@ from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
 if TYPE_CHECKING:
     from rankmesh.backend.drain import Drain
 
-__all__ = ["EAGER_SIZE", "PAIR_TIMEOUTS", "CutStore", "GlooDevices", "delete_address", "put_gloo_under"]
+__all__ = ["EAGER_SIZE", "PAIR_TIMEOUTS", "GlooDevices", "delete_address", "put_gloo_under"]
 
 _Made = TypeVar("_Made")
 
@@ -45,7 +42,9 @@ PAIR_TIMEOUTS = 5
 
 
 class GlooDevices:
-    """The devices of one world, and their ``connections``.
+    """The devices of one world; ``drain`` reads on when their connections are cut.
+
+    ``published`` has what gloo has written into the store, one value for each device: it contains the address.
 
     Groups that connect eagerly share a device. One that connects lazily needs its own: pairs then find each other by a
     number that counts inside one group, so two groups on one device would answer each other's calls.
@@ -54,8 +53,9 @@ class GlooDevices:
     def __init__(self, drain: Drain | None = None) -> None:
         # Gloo asks for it whenever it connects a group: it then reads the addresses of all members with one operation.
         os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
-        self.connections = Connections(drain)
+        self.drain, self.published = drain, set[bytes]()
         self._shared: list[Any] = []
+        self._cutting = threading.Lock()
 
     def of(self, *, lazily: bool) -> tuple[list[Any], bool]:
         """Return the devices for one more group, and whether they are new."""
@@ -69,53 +69,27 @@ class GlooDevices:
 
     def keep(self, made: list[Any], addresses: Iterable[bytes], *, lazily: bool) -> None:
         """Keep new devices at the addresses that gloo has published."""
-        self.connections.published.update(addresses)
+        self.published.update(addresses)
         self._shared = self._shared if lazily else made
+
+    def cut(self) -> None:
+        """Have every call on these devices return, with an error where it waits for a member."""
+        from rankmesh.backend.cut import cut
+        from rankmesh.backend.drain import Drain
+
+        with self._cutting:
+            self.drain = self.drain or Drain()
+            cut(self.published, self.drain)
+
+    def finish_cut(self) -> None:
+        """Wait for a cut that another thread makes: groups are only destroyed after it."""
+        with self._cutting:
+            pass
 
     def release(self) -> None:
         """Keep no device; each ends with the last group on it."""
         self._shared = []
-        self.connections.published.clear()
-
-
-class CutStore:
-    """A client of the store at an address whose calls can be ended from another thread.
-
-    A call waits in torch for as long as the store takes, and has no way out but the end of its connection.
-    """
-
-    def __init__(self, host: str, port: int, timeout: timedelta) -> None:
-        before = _sockets()
-        self.store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        self._connections = [one for one in _sockets() - before if _leads_to(port, *one)]
-
-    def cut(self) -> None:
-        """End the connection: every call fails from now on."""
-        for descriptor, inode in self._connections:
-            one = own_socket(descriptor, inode)
-            if one is not None:
-                with suppress(OSError), one:
-                    one.shutdown(socket.SHUT_RDWR)
-
-
-def _sockets() -> set[tuple[int, int]]:
-    """Return the sockets that are open, with their inodes."""
-    found = set()
-    for path in Path("/proc/self/fd").glob("*"):
-        with suppress(OSError):
-            target = str(path.readlink())
-            if target.startswith("socket:["):
-                found.add((int(path.name), int(target[8:-1])))
-    return found
-
-
-def _leads_to(port: int, descriptor: int, inode: int) -> bool:
-    one = own_socket(descriptor, inode)
-    if one is None:
-        return False
-    with one, suppress(OSError):
-        return one.family in (socket.AF_INET, socket.AF_INET6) and bool(one.getpeername()[1] == port)
-    return False
+        self.published.clear()
 
 
 def put_gloo_under(

@@ -134,8 +134,7 @@ class MemberBackend:
 
         But for its address in the store where members may be about to read it: gloo crashes on one that is gone.
         """
-        with self._devices.connections.cutting:  # groups are only destroyed after it
-            pass
+        self._devices.finish_cut()
         # A store that does not answer is not waited for again, group by group.
         self.store_lost |= not destroy(pg, addresses=connected and not self.store_lost)
 
@@ -144,9 +143,8 @@ class MemberBackend:
 
         gloo's own ``abort`` does nothing, and an error does not spread by itself: every surviving rank aborts.
         """
-        connections = self._devices.connections
-        connections.drain = self.drain or connections.drain
-        connections.cut()
+        self._devices.drain = self.drain or self._devices.drain
+        self._devices.cut()
         known = [(pg, registries.place_of(pg)) for pg in groups if pg.size() > 1]
         others = [pg for pg, place in known if place is not None and not kinds_of(place[0]) <= {"gloo", "fake"}]
         if others:

@@ -103,7 +103,7 @@ class WorldGroup:
                 # One backend for several devices is made for the first of them.
                 parts = [PrefixStore(f"{device}/", place[1]) for device in config(place[0])[0]]
                 key = f"0/{rank}"
-                self._devices.connections.published.update(part.get(key) for part in parts if part.check([key]))
+                self._devices.published.update(part.get(key) for part in parts if part.check([key]))
             return made
 
         return observed
@@ -126,7 +126,7 @@ class WorldGroup:
 
         Those of groups that torch made in this world, too, as ``torch.distributed.new_group`` does.
         """
-        self._devices.connections.cut()
+        self._devices.cut()
 
 
 class _Replaced:

@@ -2,8 +2,7 @@
 
 ```
 round      participants arrive with proposals, one of them coordinates, all get one outcome
-step       what they arrive with in one step of it, and what they get
-policies   how long they wait
+step       what they arrive with in one step of it, what they get, and how long they wait
 arrivals   what the coordinator finds out before it concludes
 channel    what a round needs of a transport
 stores     torch's stores: TCP, File, Hash, Prefix, the store of simulated ranks
@@ -16,9 +15,8 @@ from rankmesh.rendezvous.arrivals import Arrivals, lost
 from rankmesh.rendezvous.channel import Channel, ChannelLost
 from rankmesh.rendezvous.fallback import BoundedChannel, FallbackChannel
 from rankmesh.rendezvous.gather import gather, gather_results
-from rankmesh.rendezvous.policies import UntilEnough, WaitPolicy, WhileProgress
 from rankmesh.rendezvous.round import Round
-from rankmesh.rendezvous.step import Codec, Outcome, Proposal
+from rankmesh.rendezvous.step import Codec, Outcome, Proposal, UntilEnough, WaitPolicy, WhileProgress
 from rankmesh.rendezvous.stores import StoreChannel
 
 __all__ = [

@@ -8,17 +8,14 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from rankmesh.errors import in_words
-from rankmesh.rendezvous.step import AlreadyConcluded, Outcome, Probe, Step, parsed
+from rankmesh.rendezvous.step import POLL, AlreadyConcluded, Outcome, Probe, Step, parsed
 
 if TYPE_CHECKING:
     from rankmesh.rendezvous.round import Round
 
-__all__ = ["POLL", "Arrivals", "Conclude", "lost", "twice"]
+__all__ = ["Arrivals", "Conclude", "lost", "twice"]
 
 _Result = TypeVar("_Result")
-
-# Seconds between two looks at who has arrived, answered, or left.
-POLL = 0.02
 
 
 @dataclass

@@ -20,9 +20,8 @@ from typing import Any
 
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError, first_line, in_words
 from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost
-from rankmesh.rendezvous.policies import WaitPolicy
 from rankmesh.rendezvous.round import Round
-from rankmesh.rendezvous.step import Outcome, Proposal
+from rankmesh.rendezvous.step import Outcome, Proposal, WaitPolicy
 from rankmesh.rendezvous.waiting import submit
 
 __all__ = ["gather", "gather_results", "or_missing"]

@@ -28,18 +28,19 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
-from rankmesh.rendezvous.arrivals import POLL, Arrivals, Conclude, lost, twice
+from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost, twice
 from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
-from rankmesh.rendezvous.policies import WaitPolicy
 from rankmesh.rendezvous.step import (
     JSON,
     NOTHING,
+    POLL,
     AlreadyConcluded,
     Codec,
     Outcome,
     Probe,
     Proposal,
     Step,
+    WaitPolicy,
     read_message,
 )
 from rankmesh.rendezvous.waiting import Worker, answered_within
@@ -229,13 +230,13 @@ class Round:
         """
         return self._received(step, seconds, None, await_prober=await_prober)
 
-    def _received(self, step: Step, seconds: float, offer: Outcome | None, *, await_prober: bool) -> Outcome | None:
-        """Read the messages of a step until one is an outcome, or the time is over; announce an ``offer`` first."""
+    def _received(self, step: Step, seconds: float, proposed: Outcome | None, *, await_prober: bool) -> Outcome | None:
+        """Read the messages of a step until one is an outcome, or the time is over; announce an ``proposed`` first."""
         while True:
             key = step.key("after" if step.probed else "outcome")
             left = max(0.0, step.until - time.monotonic())
-            if offer is not None:
-                text: str | None = self._announced(step, key, offer)
+            if proposed is not None:
+                text: str | None = self._announced(step, key, proposed)
             else:
                 text = self._text(key, left if step.prober is not None and await_prober else seconds)
             if text is not None:
@@ -243,11 +244,11 @@ class Round:
                 if isinstance(message, Outcome):
                     return message
                 self._answer(step, message)
-                offer = None
+                proposed = None
             elif step.prober is None:
                 return None
             elif time.monotonic() >= step.until:
-                offer = lost([step.prober], "coordinated the round")
+                proposed = lost([step.prober], "coordinated the round")
             elif not await_prober:
                 return None
 
@@ -290,7 +291,7 @@ class Round:
     def announce(self, step: Step, outcome: Outcome) -> Outcome:
         """Give the outcome of a step, if none is given; return the one that all get."""
         received = self._received(step, 0.0, outcome, await_prober=True)
-        return received or outcome  # an offer is answered in any case
+        return received or outcome  # an proposed is answered in any case
 
     def _announced(self, step: Step, key: str, outcome: Outcome) -> str:
         """Write an outcome under a key; return what is there then, which is a probe where its coordinator was slow."""

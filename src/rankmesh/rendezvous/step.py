@@ -1,30 +1,47 @@
-"""One step of a round: what participants arrive with, the keys that they use, and what they get."""
+"""One step of a round: what participants arrive with, the keys that they use, what they get, and how long they wait.
+
+```
+WaitPolicy       for a limit
+SoonerIfOdd      for a limit, a shorter one where this proposal differs from the first
+WhileProgress    the limit begins again whenever a participant has reported progress
+UntilEnough      for a limit, or until nobody is left to wait for
+```
+"""
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
+from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, cast, get_args
 
 from rankmesh.rendezvous.channel import foreign
 
 __all__ = [
     "JSON",
     "NOTHING",
+    "POLL",
     "AlreadyConcluded",
     "Codec",
     "Outcome",
     "Probe",
     "Proposal",
     "Reason",
+    "SoonerIfOdd",
     "Step",
+    "UntilEnough",
+    "WaitPolicy",
+    "Waiting",
+    "WhileProgress",
     "parsed",
     "read_message",
 ]
 
 if TYPE_CHECKING:
     from typing_extensions import TypeVar
+
+    from rankmesh.rendezvous.arrivals import Arrivals
 
     # What is not said to have a type of its own is JSON data.
     _Value = TypeVar("_Value", default=Any)
@@ -35,6 +52,8 @@ else:
 
 Reason = Literal["agreed", "different", "missing", "lost", "failed", "withdrawn", "twice"]
 _NAMES = ("ranks", "missing", "fields")
+# Seconds between two looks at who has arrived, answered, or left; and once that has been asked for long.
+POLL, _SELDOM = 0.02, 1.0
 # Seconds that a probe may take at most, whatever is written.
 _LONGEST = 1e6
 
@@ -206,3 +225,80 @@ class Step:
     def sets(self) -> list[str]:
         """The sets of participants that the step may have left."""
         return [self.key(name) for name in (*(("responsive",) if self.probed else ()), "arrived")]
+
+
+# -- how long a participant waits --------------------------------------------------------------------------------------
+
+
+class Waiting(Protocol):
+    """A step in which a participant has arrived, as its policy sees it."""
+
+    @property
+    def is_odd(self) -> bool:
+        """Whether its proposal differs from the first one."""
+
+    def receive(self, seconds: float) -> Outcome | None:
+        """Wait for the outcome, for so many seconds and, where a coordinator probes, until it has concluded."""
+
+    def progress(self) -> int:
+        """Return how often participants have reported progress."""
+
+    def arrivals(self) -> Arrivals:
+        """Return who has arrived, as of now."""
+
+
+@dataclass(frozen=True)
+class WaitPolicy:
+    """Wait for the outcome for at most ``seconds``."""
+
+    reads_progress: ClassVar[bool] = False
+
+    seconds: float
+
+    def wait(self, waiting: Waiting) -> Outcome | None:
+        """Return the outcome; None to conclude without the others."""
+        return waiting.receive(self.seconds)
+
+
+@dataclass(frozen=True)
+class SoonerIfOdd(WaitPolicy):
+    """Wait for at most ``seconds``, or ``if_odd`` where this participant's proposal differs from the first one."""
+
+    if_odd: float
+
+    def wait(self, waiting: Waiting) -> Outcome | None:
+        """Return the outcome; None to conclude without the others."""
+        return waiting.receive(min(self.seconds, self.if_odd) if waiting.is_odd else self.seconds)
+
+
+@dataclass(frozen=True)
+class WhileProgress(WaitPolicy):
+    """Wait for at most ``seconds`` after a participant has called ``Round.advance``."""
+
+    reads_progress: ClassVar[bool] = True
+
+    def wait(self, waiting: Waiting) -> Outcome | None:
+        """Return the outcome; None where no participant makes progress any more."""
+        before = -1
+        while (received := waiting.receive(self.seconds)) is None:
+            now = waiting.progress()
+            if now == before:
+                return None
+            before = now
+        return received
+
+
+@dataclass(frozen=True)
+class UntilEnough(WaitPolicy):
+    """Wait for at most ``seconds``, or until ``enough(arrivals)``; polled every 20 ms at first, later every second."""
+
+    enough: Callable[[Arrivals], bool]
+
+    def wait(self, waiting: Waiting) -> Outcome | None:
+        """Return the outcome; None once nobody is left to wait for."""
+        end, pause = time.monotonic() + self.seconds, POLL
+        while (received := waiting.receive(max(min(pause, end - time.monotonic()), 0.0))) is None:
+            if self.enough(waiting.arrivals()) or time.monotonic() >= end:
+                return None
+            pause = min(2 * pause, _SELDOM)
+        return received

@@ -34,7 +34,7 @@ from rankmesh.errors import AgreementError, ConnectError, StoreLost, in_words
 from rankmesh.launch.address import is_local
 from rankmesh.rendezvous import Arrivals, Codec, Outcome, Proposal, Round, StoreChannel
 from rankmesh.rendezvous.gather import or_missing
-from rankmesh.rendezvous.policies import SoonerIfOdd, Waiting
+from rankmesh.rendezvous.step import SoonerIfOdd, Waiting
 
 __all__ = ["BackendDecision", "Capabilities", "capabilities", "choose", "decide", "pick", "ranks_share"]
 

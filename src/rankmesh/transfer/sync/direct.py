@@ -111,7 +111,7 @@ class GlooGroup:
 
     def close(self, failed: bool) -> None:
         if failed:
-            self._devices.connections.cut()
+            self._devices.cut()
         else:  # all members have connected, and read it no more
             delete_address(self._store, self._place)
         self._devices.release()
