@@ -42,8 +42,8 @@ _PLAIN = {
     }.items()
 }
 _NAME = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{(\w+)(?:\[([@*])\])?\}|\{([A-Za-z_]\w*)(:?-))")
-# Texts in backquotes, with escapes, with the older arithmetic.
-_OTHER = re.compile(r"`(?:[^`\\]|\\.)*`|\$'(?:[^'\\]|\\.)*'|\$\"(?:[^\"\\]|\\.)*\"|\$\[[^\]]*\]", re.DOTALL)
+# Texts in backquotes, and with escapes.
+_OTHER = re.compile(r"`(?:[^`\\]|\\.)*`|\$'(?:[^'\\]|\\.)*'|\$\"(?:[^\"\\]|\\.)*\"", re.DOTALL)
 _ASSIGNED = re.compile(r"([A-Za-z_]\w*)(\[[^]\n]*\])?(\+?)=")
 _FUNCTION = re.compile(r"(?:function[ \t]+)?([\w.:-]+)[ \t]*\([ \t]*\)|function[ \t]+([\w.:-]+)")
 _CONDITION_END = re.compile(r"\s\]\](?=[\s;&|)]|$)")
@@ -468,12 +468,9 @@ class _Reader:
         elif other and not (quoted and other[0].startswith(("$'", '$"'))):
             self.at = other.end()
             what = "is the output of a command" if other[0][0] == "`" else "is not read"
-            self.leave_open(
-                _NAMES.findall(other[0]) if other[0].startswith("$[") else [], start, "is set inside of an expansion"
-            )
             word = self.gap(start, what, elsewhere=True)
         elif self.text.startswith(("`", "$["), start):
-            self.lost("an expansion does not end", start)
+            self.lost("a ` has no end, or $[ stands for $((", start)
         else:
             self.at += 1
             word = (self.literal("$", start),) if quoted else self.gap(start, "is not read")
