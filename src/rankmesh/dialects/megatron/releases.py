@@ -57,7 +57,7 @@ _UNTIL: Mapping[Release, str] = {
 def followed_state() -> ModuleType:
     """Return the parallel state that ``install()`` put in Megatron's place, the default one without it."""
     installed = sys.modules.get("megatron.core.parallel_state", parallel_state)
-    return installed if hasattr(installed, "rankmesh_state") else parallel_state
+    return installed if isinstance(getattr(installed, "rankmesh_state", None), State) else parallel_state
 
 
 def parse(version: str) -> Release:
