@@ -23,6 +23,7 @@ from rankmesh.core import GroupSpec, Mesh, Options, Plan
 from rankmesh.core.axes import axis_name, axis_names
 from rankmesh.core.local import LocalGroup
 from rankmesh.errors import ConnectError, LayoutError, listed
+from rankmesh.runtime.connection import Connection
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.world import World
 
@@ -64,14 +65,21 @@ def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, opti
     return Plan(mesh, [GroupSpec(name) for name in mesh.axes], world_size=world, options=options)
 
 
-class AdoptedGroups(LiveGroups):
-    """Live groups over the process groups of a ``DeviceMesh``, which it still owns: ``close`` only forgets them."""
+class _Adopted(Connection):
+    """The process groups of a ``DeviceMesh``, which it still owns: ``close`` only forgets them."""
 
-    def __init__(self, device_mesh: DeviceMesh, plan: Plan) -> None:
-        super().__init__(plan, World.current(), epoch=0, phases={})
+    def __init__(self, device_mesh: DeviceMesh, plan: Plan, world: World) -> None:
+        local, default = plan.of(world.default.rank), world.default
+        super().__init__(plan, "", 0, local, lambda: None, default=default, backend=world.backend)
         self._device_mesh = device_mesh
 
-    def _create(self, local: LocalGroup) -> ProcessGroup:
+    def open(self, name: str) -> ProcessGroup:
+        self.check_open()
+        if name not in self.made:
+            self.made[name] = self._found(self.local[name])
+        return self.made[name]
+
+    def _found(self, local: LocalGroup) -> ProcessGroup:
         pg = self._device_mesh.get_group(tuple(self.plan.mesh.axes)[::-1].index(local.name))
         ranks = tuple(dist.get_process_group_ranks(pg))
         if ranks != local.ranks:
@@ -86,9 +94,16 @@ class AdoptedGroups(LiveGroups):
         return pg
 
     def close(self) -> None:
-        """Forget the process groups; whoever made the ``DeviceMesh`` destroys them."""
-        self._made.clear()
+        self.made.clear()
         super().close()
+
+
+class AdoptedGroups(LiveGroups):
+    """Live groups over the process groups of a ``DeviceMesh``; its owner destroys them, ``close`` only forgets them."""
+
+    def __init__(self, device_mesh: DeviceMesh, plan: Plan) -> None:
+        world = World.current()
+        super().__init__(_Adopted(device_mesh, plan, world), world, {})
 
 
 def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> AdoptedGroups:
@@ -100,7 +115,7 @@ def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> Ado
     # Two dimensions with the same ranks may have two process groups; each handle has its own dimension's.
     groups = AdoptedGroups(device_mesh, plan_of(device_mesh, names=names, options=Options(share=False)))
     for group in groups.values():
-        groups._open(group.local)
+        group.pg  # noqa: B018  - compared now, not at its first use
     return groups
 
 

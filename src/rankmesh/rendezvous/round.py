@@ -231,7 +231,7 @@ class Round:
         return self._received(step, seconds, None, await_prober=await_prober)
 
     def _received(self, step: Step, seconds: float, proposed: Outcome | None, *, await_prober: bool) -> Outcome | None:
-        """Read the messages of a step until one is an outcome, or the time is over; announce an ``proposed`` first."""
+        """Read the messages of a step until one is an outcome, or the time is over; announce what is proposed first."""
         while True:
             key = step.key("after" if step.probed else "outcome")
             left = max(0.0, step.until - time.monotonic())
@@ -291,7 +291,7 @@ class Round:
     def announce(self, step: Step, outcome: Outcome) -> Outcome:
         """Give the outcome of a step, if none is given; return the one that all get."""
         received = self._received(step, 0.0, outcome, await_prober=True)
-        return received or outcome  # an proposed is answered in any case
+        return received or outcome  # what is proposed is answered in any case
 
     def _announced(self, step: Step, key: str, outcome: Outcome) -> str:
         """Write an outcome under a key; return what is there then, which is a probe where its coordinator was slow."""

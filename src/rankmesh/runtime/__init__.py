@@ -7,7 +7,8 @@ fitting         whether the world can serve a plan
 agreement       ranks agree before anything is made, and go on together
 init, devices   from a launcher to an initialised world
 schedule        what this rank does to make its groups, in the one order of all ranks; the backend package does it
-live, handles   the groups of this rank; who made them destroys them
+connection      the process groups of one plan: the world makes and destroys them
+live, handles   a view of them: the groups of this rank by name
 naming          names as pure functions, and back
 discover, measure   the cluster of the ranks, and what their collectives take
 report          what exists, what is shared, what it cost

@@ -34,6 +34,7 @@ from rankmesh.core.saved import contents
 from rankmesh.errors import AgreementError, ConnectError, RankmeshError
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.runtime.agreement import Agreement, PlanProposal, agree
+from rankmesh.runtime.connection import Connection
 from rankmesh.runtime.fitting import check_kinds, check_lazy, check_world, participants
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.naming import Identity, identified
@@ -176,46 +177,51 @@ class World:
         phases: dict[str, float],
         started: float,
     ) -> dict[str, LiveGroups]:
-        """The groups of this rank, in the one order of all ranks; then wait until every rank has its own."""
+        """Make the groups of this rank, in the one order of all ranks; then wait until every rank has its own."""
         within = limit.total_seconds()
         deadline = time.monotonic() + within
         epoch = agreement.epoch if agreement else 0
-        made = {
-            key: LiveGroups(plan, self, epoch, phases, key=key, local=local[key], deadline=deadline)
-            for key, plan in plans.items()
-        }
-        self._live += made.values()
+        made = {key: self._connection(plan, key, epoch, local[key]) for key, plan in plans.items()}
+        live = {key: LiveGroups(connection, self, phases) for key, connection in made.items()}
+        self._live += live.values()
         try:
-            _timed(phases, "create", lambda: self._create(made, phases))
+            _timed(phases, "create", lambda: self._create(made, deadline, phases))
             if agreement:
                 _timed(phases, "complete", lambda: agreement.complete(deadline - time.monotonic(), within))
         except BaseException as error:
-            self._undo(made)
+            for connection in reversed(made.values()):
+                with suppress(ConnectError):
+                    connection.close()
             if agreement:
                 # The others need not wait for a rank that goes away.
                 agreement.give_up(error, deadline - time.monotonic(), within)
             raise
         phases["all"] = time.perf_counter() - started
-        for live in made.values():
-            live.is_complete = True
-        return made
+        for connection in made.values():
+            connection.is_complete = True
+        return live
 
-    def _create(self, made: Mapping[str, LiveGroups], phases: dict[str, float]) -> None:
-        plans = {key: live.plan for key, live in made.items()}
-        local = {key: live.local for key, live in made.items()}
-        epoch = next((live.epoch for live in made.values()), 0)
+    def _connection(self, plan: Plan, key: str, epoch: int, local: LocalGroups) -> Connection:
+        others = sum(map(len, self._live))
+        return Connection(
+            plan, key, epoch, local, self._forget, default=self.default, backend=self.backend, others=others
+        )
+
+    def outside(self, plan: Plan) -> LiveGroups:
+        """Return the live groups of a rank that is in none of the plan's."""
+        return LiveGroups(self._connection(plan, "", 0, plan.of(self.default.rank)), self, {})
+
+    def _create(self, made: Mapping[str, Connection], deadline: float, phases: dict[str, float]) -> None:
+        plans = {key: connection.plan for key, connection in made.items()}
+        local = {key: connection.local for key, connection in made.items()}
+        epoch = next((connection.epoch for connection in made.values()), 0)
         for step in schedule(plans, local, self.default, epoch, collective=self.backend.collective):
             started = time.perf_counter()
             if isinstance(step.action, Decline):
                 self.backend.decline(step.action.kind)
             else:
-                made[step.key].hold(step.name, step.action)
+                made[step.key].make(step.name, step.action, deadline)
                 phases[f"create {step.name}"] = time.perf_counter() - started
-
-    def _undo(self, made: Mapping[str, LiveGroups]) -> None:
-        for live in reversed(list(made.values())):
-            with suppress(ConnectError):
-                live.close()
 
     @contextmanager
     def diagnosed(self, what: str) -> Iterator[None]:
@@ -246,9 +252,9 @@ class World:
         """
         return identified(text, {(live.key, live.epoch): live.plan for live in self._live})
 
-    def forget(self, live: LiveGroups) -> None:
-        """Own these live groups no longer: they are closed."""
-        self._live = [other for other in self._live if other is not live]
+    def _forget(self) -> None:
+        """Own no groups of what is closed."""
+        self._live = [live for live in self._live if not live.closed]
         if not self._live:
             self.backend.release()
 

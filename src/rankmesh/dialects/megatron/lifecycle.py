@@ -138,7 +138,7 @@ def _groups(
         return called_groups(plan, request.sections(), make, options)
     if plan.fixed_world or rank in plan.mesh:
         return connect(plan, timeout=min(DEFAULT_TIMEOUT, request.timeout))
-    return LiveGroups(plan, World.current(), 0, {})  # outside the part of the world that the state is for
+    return World.current().outside(plan)  # outside the part of the world that the state is for
 
 
 # -- from groups to globals -------------------------------------------------------------------------------------------
