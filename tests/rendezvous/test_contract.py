@@ -345,7 +345,7 @@ def test_a_number_that_is_no_set_is_refused(tmp_path, number):
     """A counter that no set of two participants adds up to is not read as one."""
     store = Place("hash", tmp_path)._store()
     store.add("rankmesh/job/set/0", number)
-    with pytest.raises(AgreementError, match="which is no set of ranks"):
+    with pytest.raises(AgreementError, match="which is not a set of ranks"):
         StoreChannel(store).absent("set", range(2))
 
 

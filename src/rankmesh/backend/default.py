@@ -83,7 +83,7 @@ def default_pg(*, inherited: bool = False) -> Any:
 
 
 def default_group() -> DefaultGroup:
-    """What the initialised world is like; ``ConnectError`` where there is none."""
+    """Return what the initialised world is like; ``ConnectError`` where there is none."""
     default = default_pg()
     backend, store = c10d._world.pg_map[default]
     if backend == dist.Backend.UNDEFINED:  # a world that was asked for no backend has torch's choice for each device
@@ -99,7 +99,7 @@ def default_group() -> DefaultGroup:
 
 
 def _timeout_of(pg: Any, backend: str) -> timedelta:
-    """The timeout that the world was initialised with; torch's default where the backend does not keep it."""
+    """Return the timeout that the world was initialised with; torch's default where the backend does not keep it."""
     for device in pg._device_types:
         options = getattr(pg._get_backend(device), "options", None)
         if options is not None:

@@ -167,7 +167,7 @@ def _limited(store: Any, within: timedelta) -> Iterator[None]:
 
 
 def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
-    """The members whose addresses are in the store; none where the store does not answer."""
+    """Return the members whose addresses are in the store; none where the store does not answer."""
     try:
         return _asked(lambda: tuple(rank for place, rank in enumerate(ranks) if addresses.check([f"0/{place}"])))
     except RuntimeError:

@@ -50,7 +50,7 @@ class MemberBackend:
         nccl_options(kind.options, kind.backend)
 
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """The group, registered with torch; ``NotJoined`` where a member does not join."""
+        """Return the group, registered with torch; ``NotJoined`` where a member does not join."""
         check_backend(request.kind.backend)
         kinds = kinds_of(request.kind.backend)
         if kinds == {"fake"}:
@@ -58,7 +58,7 @@ class MemberBackend:
         return self._gloo(request, deadline) if kinds == {"gloo"} else self._other(request)
 
     def split(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """The same: torch splits the world's communicator where the world is bound to a device."""
+        """Make a group as ``create``: torch splits the communicator of a world that is bound to a device."""
         return self.create(request, deadline)
 
     def _dry(self, request: GroupRequest) -> dist.ProcessGroup:
@@ -122,7 +122,7 @@ class MemberBackend:
         return True
 
     def local(self, request: GroupRequest) -> dist.ProcessGroup:
-        """A group that answers each collective at once."""
+        """Return a group that answers each collective at once."""
         return single_rank_group(
             rank=self._default.rank, name=request.name, desc=request.desc, backend=request.kind.backend
         )
@@ -162,7 +162,7 @@ class MemberBackend:
         """Have a gloo backend count its calls from zero, as torch does by itself."""
 
     def _split_source(self, backend: str) -> Any:
-        """The communicator from which torch splits a group of this backend, None where it splits none."""
+        """Return the communicator from which torch splits a group of this backend, None where it splits none."""
         source: Any = c10d._get_split_source
         return source(c10d._get_default_group(), backend)
 

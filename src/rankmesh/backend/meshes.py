@@ -22,7 +22,7 @@ __all__ = ["device_mesh", "flatten", "forget_meshes", "strided_shard", "symmetri
 def device_mesh(
     groups: list[dist.ProcessGroup], ranks: Any, axes: tuple[str, ...], device_type: str | None
 ) -> DeviceMesh:
-    """A ``DeviceMesh`` over process groups that exist; ``ranks`` has one axis for each of them."""
+    """Return a ``DeviceMesh`` over process groups that exist; ``ranks`` has one axis for each of them."""
     kind = device_type or ("cuda" if "nccl" in dist.get_backend(groups[0]) else "cpu")
     if len(groups) == 1:
         return DeviceMesh.from_group(groups[0], kind, mesh_dim_names=axes)
@@ -30,7 +30,7 @@ def device_mesh(
 
 
 def strided_shard(dim: int, split_factor: int) -> Placement:
-    """The placement of a mesh dimension that cuts after ones behind it, as FSDP2 cuts over tensor parallelism."""
+    """Return the placement of a mesh dimension that shards after later ones, as FSDP2 does over tensor parallelism."""
     # Loading torch's sharded tensors takes a third of the time of loading torch: each process would pay for it.
     from torch.distributed.tensor.placement_types import _StridedShard
 
@@ -40,7 +40,7 @@ def strided_shard(dim: int, split_factor: int) -> Placement:
 def unfold(
     root: DeviceMesh, axes: tuple[str, ...], sizes: tuple[int, ...], groups: Sequence[dist.ProcessGroup | None]
 ) -> DeviceMesh:
-    """A mesh of these dimensions over the ranks of a mesh of one, over groups that exist; None: there is none."""
+    """Return a mesh of these dimensions over a mesh of one, over groups that exist; None: there is none."""
     if _RESOURCES is not None:
         raise ConnectError(
             f"torch {torch.__version__} has no mesh of several views of its ranks, as torchtitan's is; "
@@ -74,20 +74,20 @@ _RESOURCES: Any = None if hasattr(DeviceMesh, "_get_root_mesh") else torch_meshe
 
 
 def _within(root: DeviceMesh, layout: Any, axes: tuple[str, ...]) -> DeviceMesh:
-    """A mesh of this layout of the ranks of its root."""
+    """Return a mesh of this layout of the ranks of its root."""
     how: dict[str, Any] = {"_layout": layout, "_rank_map": root._rank_map, "_root_mesh": root, "_init_backend": False}
     return DeviceMesh(root.device_type, mesh_dim_names=axes, **how)
 
 
 def _rows(kind: Any, sizes: tuple[int, ...]) -> Any:
-    """The layout of these sizes, the last adjacent; torch before 2.13 wants the strides, too."""
+    """Return the layout of these sizes, the last adjacent; torch before 2.13 wants the strides, too."""
     if hasattr(kind, "from_sizes_strides"):
         return kind.from_sizes_strides(sizes)
     return kind(sizes, tuple(math.prod(sizes[place + 1 :]) for place in range(len(sizes))))
 
 
 def _collapsed(layout: Any) -> Any:
-    """The layout whose one dimension joins those of another."""
+    """Return the layout whose one dimension joins those of another."""
     if hasattr(layout, "collapse"):
         return type(layout)([layout.collapse()])
     joined = layout.coalesce()
@@ -95,7 +95,7 @@ def _collapsed(layout: Any) -> Any:
 
 
 def _named(mesh: Any, groups: Sequence[Any]) -> DeviceMesh:
-    """The mesh, with these groups for its dimensions."""
+    """Return the mesh, with these groups for its dimensions."""
     mesh._dim_group_names = ["" if pg is None else pg.group_name for pg in groups]
     made: DeviceMesh = mesh
     return made

@@ -16,13 +16,13 @@ __all__ = ["check_backend", "config", "kinds_of", "nccl_options", "options_of"]
 
 @cache
 def config(backend: str) -> tuple[dict[str, str], str]:
-    """The backend of each device type, and the same in torch's words; torch reads the text anew for each group."""
+    """Return the backend of each device type, and torch's text of them, which torch parses for each group."""
     config = c10d.BackendConfig(c10d.Backend(backend))
     return dict(config.get_device_backend_map()), str(config)
 
 
 def kinds_of(backend: str) -> frozenset[str]:
-    """The backends that this one stands for: gloo and nccl for ``cpu:gloo,cuda:nccl``."""
+    """Return the backends that this one stands for: gloo and nccl for ``cpu:gloo,cuda:nccl``."""
     return frozenset(config(backend)[0].values())
 
 
@@ -92,7 +92,7 @@ def nccl_options(wanted: Options, backend: str) -> Any:
 
 
 def options_of(given: Any) -> Options:
-    """The ``Options`` that a ``ProcessGroupNCCL.Options`` stands for: the fields that are not as NCCL has them."""
+    """Return ``ProcessGroupNCCL.Options`` as ``Options``: the fields that differ from NCCL's defaults."""
     check_backend("nccl")
     plain = c10d.ProcessGroupNCCL.Options()
     if not isinstance(given, type(plain)):

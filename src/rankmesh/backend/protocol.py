@@ -82,16 +82,16 @@ class Backend(Protocol):
         """Raise ``PlanError`` or ``ConnectError`` for a kind that this backend cannot make; nothing is made here."""
 
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
-        """The group, made by its members; ``NotJoined`` where one does not join by ``deadline`` (of ``monotonic``)."""
+        """Make a group with its members; raise ``NotJoined`` if one does not join by ``deadline`` (of ``monotonic``)."""
 
     def split(self, request: GroupRequest, deadline: float) -> ProcessGroup:
-        """The group, made while every other rank of the world splits or declines the same kind."""
+        """Make a group, while every other rank of the world splits or declines this kind."""
 
     def decline(self, kind: Kind) -> None:
         """Take part in making the groups of a kind as a rank that is in none of them."""
 
     def local(self, request: GroupRequest) -> ProcessGroup:
-        """The group of this rank alone."""
+        """Make the group of this rank alone."""
 
     def destroy(self, pg: ProcessGroup, *, connected: bool = True) -> None:
         """Destroy a group; a world that was destroyed before took it along already.

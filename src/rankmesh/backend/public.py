@@ -58,7 +58,7 @@ class PublicBackend:
         raise ConnectError(f"group {request.desc!r} cannot be made by its members alone; this is a fault of rankmesh")
 
     def split(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """The group that this rank is in, of all groups of its kind."""
+        """Return the group that this rank is in, of all groups of its kind."""
         found = self._made(request.kind, tuple(request.ranks), request.desc)
         if found is None:
             raise ConnectError(f"this rank is in no group of kind {request.kind.name!r}; this is a fault of rankmesh")

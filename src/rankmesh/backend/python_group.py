@@ -51,11 +51,11 @@ class PythonGroup(dist.ProcessGroup):
         raise NotImplementedError
 
     def start_together(self) -> None:
-        """Calls that follow are one, until ``end_together``."""
+        """Make one call of those that follow, until ``end_together``."""
         raise NotImplementedError
 
     def end_together(self) -> dist.Work:
-        """The work of all calls since ``start_together``."""
+        """Return the work of all calls since ``start_together``."""
         raise NotImplementedError
 
     # -- how torch asks for it ----------------------------------------------------------------------------------
@@ -73,7 +73,7 @@ class PythonGroup(dist.ProcessGroup):
         return self.end_together()
 
     def _set_sequence_number_for_group(self) -> None:
-        """The number counts what this rank did."""
+        """Return the number counts what this rank did."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.calls_made
@@ -106,11 +106,11 @@ class PythonGroup(dist.ProcessGroup):
         self._desc = desc
 
     def getGroupName(self) -> str:  # noqa: N802  - as torch's C++ asks
-        """The same for C++."""
+        """Return the registered name to C++."""
         return self._name
 
     def getGroupDesc(self) -> str:  # noqa: N802  - as torch's C++ asks
-        """The same for C++."""
+        """Return the description to C++."""
         return self._desc
 
 
@@ -118,7 +118,7 @@ class PythonWork(dist.Work):
     """What a call on such a group returns."""
 
     def source_rank(self) -> int:
-        """The position of the member that sent what was received."""
+        """Return the position of the member that sent what was received."""
         raise NotImplementedError
 
     def _source_rank(self) -> int:

@@ -16,19 +16,19 @@ __all__ = ["call_facts", "calls_made", "frames_are_ready", "last_call", "recorde
 
 
 def recorded(*, frames: bool = True) -> tuple[bytes, ...]:
-    """What torch's flight recorders have kept, as pickles: that of gloo and, in a torch with NCCL, that of NCCL."""
+    """Return the pickles of torch's flight recorders: gloo's and, in a torch with NCCL, NCCL's."""
     nccl = getattr(c10d_native, "_dump_nccl_trace", None)
     generic = c10d_native._dump_fr_trace(True, frames, False)  # type: ignore[attr-defined]
     return (generic,) if nccl is None else (generic, nccl(True, frames, False))
 
 
 def under_way() -> list[dict[str, Any]]:
-    """The unfinished calls that the recorders have; reading a full one takes some 40 ms, in which no call is made."""
+    """Return the unfinished calls that are recorded; reading a full recorder takes 40 ms, without calls meanwhile."""
     return _calls_kept(active=True)
 
 
 def unfinished() -> dict[tuple[int, str], str]:
-    """The groups with collectives under way, by recorder and number, and the last that is complete; takes 10 µs."""
+    """Return the last complete collective of each group with one under way, by recorder and number; takes 10 µs."""
     status = (
         ((number, group), about)
         for number, kept in enumerate(_recorders(calls=False, active=True))
@@ -43,7 +43,7 @@ def _calls_kept(*, active: bool) -> list[dict[str, Any]]:
 
 
 def _recorders(*, calls: bool, active: bool) -> list[dict[str, Any]]:
-    """What the flight recorders of gloo and of NCCL hold of their groups and, where asked, of calls."""
+    """Return what the flight recorders of gloo and of NCCL hold of their groups and, where asked, of calls."""
     nccl = getattr(c10d_native, "_dump_nccl_trace_json", None)
     generic = c10d_native._dump_fr_trace_json(calls, active)  # type: ignore[attr-defined]
     return [json.loads(data) for data in ((generic,) if nccl is None else (generic, nccl(calls, active)))]

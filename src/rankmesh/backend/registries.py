@@ -76,7 +76,7 @@ def place_of(pg: Any) -> tuple[str, Any] | None:
 
 
 def tag_of(pg: Any) -> str | None:
-    """The tag under which torch has a process group."""
+    """Return the tag under which torch has a process group."""
     return c10d._world.pg_to_tag.get(pg)
 
 
@@ -95,7 +95,7 @@ def registries() -> dict[str, int]:
 
 
 def registered(known: Collection[str] = ()) -> dict[str, tuple[str, tuple[int, ...]]]:
-    """The process groups of this rank that are not ``known``: name, description, members by position."""
+    """Return the process groups of this rank that are not ``known``: name, description, members by position."""
     found = {}
     for pg, name in list(c10d._world.pg_names.items()):
         positions = c10d._world.pg_group_ranks.get(pg)
@@ -105,7 +105,7 @@ def registered(known: Collection[str] = ()) -> dict[str, tuple[str, tuple[int, .
 
 
 def every_group() -> list[dist.ProcessGroup]:
-    """The process groups of this rank that torch has now, whoever made them."""
+    """Return the process groups of this rank that torch has now, whoever made them."""
     return list(c10d._world.pg_map)
 
 

@@ -50,7 +50,7 @@ _PUBLIC = "RANKMESH_TEST_PUBLIC"
 
 
 def backend_of(default: DefaultGroup) -> Backend:
-    """The backend for the groups of this world; its choice is the same on every rank that has this torch."""
+    """Return the backend for the groups of this world; its choice is the same on every rank that has this torch."""
     reason = missing()
     if reason is None:
         return torch_threads.ThreadBackend(default) if torch_threads.is_rank() else _family()(default)
@@ -92,7 +92,7 @@ def missing() -> str | None:
 
 
 def _misbehaves() -> str | None:
-    """What goes wrong with a group of this rank alone, made, used and destroyed on a release that is not known."""
+    """Make, use and destroy a single-rank group on a release that is not known; return what goes wrong."""
     try:
         before, one = registries(), torch.ones(1)
         pg = single_rank_group(rank=dist.get_rank(), name=_PROBE, desc=_PROBE, backend="gloo")

@@ -45,19 +45,19 @@ class _Finished(Work):
         return True
 
     def is_completed(self) -> bool:
-        """It is."""
+        """Return True."""
         return True
 
     def is_success(self) -> bool:
-        """It was."""
+        """Return True."""
         return True
 
     def result(self) -> list[torch.Tensor]:
-        """The tensors."""
+        """Return the tensors."""
         return self._tensors
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
-        """A future that holds the tensors."""
+        """Return a future that holds the tensors."""
         future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
         future.set_result(self._tensors)
         return future
@@ -70,7 +70,7 @@ def finished(tensors: list[torch.Tensor]) -> dist.Work:
 
 
 def premultiplied(operation: Any) -> Any:
-    """The factor of a scaled sum, which torch keeps where only pickling shows it; None for any other reduction."""
+    """Return the factor of a scaled sum, which torch shows by pickling alone; None for another reduction."""
     scaled = dist.ReduceOp.RedOpType.PREMUL_SUM
     if operation is None or operation != scaled:
         return None
@@ -122,7 +122,7 @@ class SingleRankGroup(dist.ProcessGroup):
     recv_anysource = _no_peer
 
     def allreduce(self, tensors: Any, opts: Any = None, *_: Any, **__: Any) -> dist.Work:
-        """The tensors as they are; a scaled sum of one is the tensor times its factor."""
+        """Return the tensors as they are; a scaled sum of one is the tensor times its factor."""
         reduced = _listed(tensors)
         factor = premultiplied(getattr(opts, "reduceOp", opts))
         if factor is not None:
@@ -132,20 +132,20 @@ class SingleRankGroup(dist.ProcessGroup):
         return self._done(reduced)
 
     def barrier(self, *_: Any, **__: Any) -> dist.Work:
-        """Done at once."""
+        """Return at once."""
         return self._done([])
 
     def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
-        """Return at once: nobody can be late."""
+        """Return at once: there is no other member."""
 
     def set_timeout(self, timeout: Any) -> None:
-        """Nothing here can take long."""
+        """Do nothing: no call takes long."""
 
     def _get_backend(self, device: torch.device) -> Any:
         return _LocalBackend(super()._get_backend(device))
 
     def _set_sequence_number_for_group(self) -> None:
-        """The number counts what this process did."""
+        """Return the number counts what this process did."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._operations
@@ -158,10 +158,10 @@ class _LocalBackend:
         self._fake = fake
 
     def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def deregister_mem_pool(self, pool: Any) -> None:
-        """Nothing to do."""
+        """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fake, name)
@@ -176,7 +176,7 @@ def _flat(tensors: Any) -> list[torch.Tensor]:
 
 
 def single_rank_group(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:
-    """A process group whose one member is the global rank ``rank``."""
+    """Return a process group whose one member is the global rank ``rank``."""
     pg = SingleRankGroup()
     put_under(pg, fake_backend(0, 1), _DEVICES)
     register(pg, backend, HashStore(), name, desc, {rank: 0})

@@ -82,13 +82,13 @@ class Ranks(Protocol):
     """Who answers for the threads that are ranks; each method is called on the thread that it is about."""
 
     def world(self) -> RankWorld | None:
-        """The registrations of this thread's rank; None for a thread that is no rank."""
+        """Return the registrations of this thread's rank; None for a thread that is not a rank."""
 
     def identity(self) -> object:
-        """What tells this rank's device meshes from those of the others."""
+        """Return what tells this rank's device meshes from those of the others."""
 
     def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> Any:
-        """A process group of these ranks; with ``meet`` its members wait for each other."""
+        """Return a process group of these ranks; with ``meet`` its members wait for each other."""
 
     def rendezvous(self) -> tuple[Any, int, int]:
         """Store, rank and world size, for a rank that initialises the world itself."""
@@ -223,10 +223,10 @@ def _maker(original: Any) -> Any:
 
 
 def simulated(ranks: Sequence[int], name: str, desc: str, backend: Any, store: Any, *, meet: bool) -> Any:
-    """A process group of this thread's rank, registered; the thread is a rank."""
+    """Return a process group of this thread's rank, registered; the thread is a rank."""
     members, answers = list(ranks), answering()
     if answers is None:
-        raise ConnectError(f"group {name!r} is one of simulated ranks, and this thread is none")
+        raise ConnectError(f"group {name!r} is one of simulated ranks, and this thread is not one")
     pg = answers.make(name, members, desc, meet=meet)
     positions = {member: position for position, member in enumerate(members)}
     register(pg, backend, PrefixStore(f"{name}/", store), name, desc, positions)
@@ -237,14 +237,14 @@ class ThreadBackend(MemberBackend):
     """The groups of a simulated rank."""
 
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """The group, whose members are threads of this process."""
+        """Return the group, whose members are threads of this process."""
         pg: dist.ProcessGroup = simulated(
             request.ranks, request.name, request.desc, request.kind.backend, self._default.store, meet=False
         )
         return pg
 
     def local(self, request: GroupRequest) -> dist.ProcessGroup:
-        """A group that answers at once, or one whose calls are observed."""
+        """Return a group that answers at once, or one whose calls are observed."""
         return super().local(request) if self.shares else self.create(request, 0.0)
 
     @property

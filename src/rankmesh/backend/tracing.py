@@ -13,15 +13,15 @@ __all__ = ["TorchDispatchMode", "autograd_node", "storage_key", "values_of"]
 
 
 def autograd_node() -> Any:
-    """The node of the graph whose gradient is being computed on this thread, None outside a backward pass."""
+    """Return the node of the graph whose gradient is being computed on this thread, None outside a backward pass."""
     return torch._C._current_autograd_node()
 
 
 def values_of(frame: FrameType, names: Iterable[str]) -> list[object]:
-    """What these names stand for in a frame, None for one that it does not have now."""
+    """Return what these names stand for in a frame, None for one that it does not have now."""
     return [frame.f_locals.get(name) for name in names]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """What names the memory that a tensor is a view of, a meta tensor's too; valid while some tensor has it."""
+    """Return what names the memory that a tensor is a view of, a meta tensor's too; valid while some tensor has it."""
     return int(tensor.untyped_storage()._cdata)

@@ -17,7 +17,7 @@ KNOWN = tuple((2, second) for second in range(8, 16))
 
 
 def minor(version: str) -> tuple[int, int]:
-    """The release of a version of torch: ``2.14.1+cpu`` is of (2, 14)."""
+    """Return the release of a version of torch: ``2.14.1+cpu`` is of (2, 14)."""
     major, second = version.split(".")[:2]
     return int(major), int("".join(letter for letter in second if letter.isdigit()) or 0)
 

@@ -64,7 +64,7 @@ class Arrivals:
         return self._texts
 
     def document(self, digest: str) -> dict[str, Any]:
-        """What a digest stands for, as published by those that answered a probe; empty where none of them did."""
+        """Return the document of a digest, published by ranks that answered a probe; empty if none of them did."""
         key = self.step.key(f"document/{digest}")
         text = self._ask(lambda: self.round.channel.read(key))
         return parsed(text, key) if text else {}
@@ -91,8 +91,9 @@ class Arrivals:
         self._ask(lambda: self.round.respond(self.step))
 
     def unresponsive(self, seconds: float = 0.0, *, besides: Iterable[int] = ()) -> list[int]:
-        """The participants that have not answered a probe within so many seconds and a moment; others are not
-        waited for.
+        """Wait for answers to a probe for ``seconds`` and a moment; return the participants without one.
+
+        Those ``besides`` are not waited for.
         """
         return self._awaited("responsive", besides, seconds + self.round.moment)
 
@@ -111,7 +112,7 @@ class Arrivals:
         return None if differ else Outcome()
 
     def still_absent(self, seconds: float) -> list[int]:
-        """The participants that have not arrived within so many seconds more."""
+        """Wait ``seconds`` more for arrivals; return the participants that are absent then."""
         return self._awaited("arrived", (), seconds)
 
     def _awaited(self, name: str, besides: Iterable[int], seconds: float) -> list[int]:

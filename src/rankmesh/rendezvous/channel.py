@@ -35,47 +35,47 @@ class Channel(Protocol):
         """Whether a call may never return, as over a network that is cut."""
 
     def again(self) -> Channel:
-        """The same keys over a connection of its own: a call that was given up still occupies this one."""
+        """Return a channel of these keys over another connection: a call that was given up still occupies this one."""
 
     def arrive(self, key: str, participants: Sequence[int], rank: int, *, asks: bool = True) -> bool:
-        """Add a participant to a set; whether the set is complete by that, where it ``asks``. Again changes nothing."""
+        """Add a participant to a set, once; return whether that completes the set, where it ``asks``."""
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
-        """The participants that are not in a set."""
+        """Return the participants that are not in a set."""
 
     def post(self, key: str, rank: int, text: str) -> None:
         """Add a text of a rank, one line without a newline."""
 
     def posted(self, key: str, writers: int = 1) -> dict[int, list[str]]:
-        """The texts of each rank, in its order; the more ``writers`` there are, the more bytes are read."""
+        """Return the texts of each rank, in its order; the more ``writers`` there are, the more bytes are read."""
 
     def tick(self, key: str, amount: int) -> int:
-        """Add to a number that starts at 0; its new value."""
+        """Add to a number that starts at 0; return its new value."""
 
     def advance(self, key: str, number: int) -> None:
-        """Raise it by one from ``number``: once, whoever asks for it."""
+        """Raise a number by one from ``number``: once, whoever asks for it."""
 
     def first(self, key: str, text: str) -> str:
-        """Write a text if none is there; the text that is there then."""
+        """Write a text if there is none; return the text that is there then."""
 
     def announce(self, key: str, text: str) -> str:
-        """The same, which wakes those that wait for the key."""
+        """Like ``first``, and wake the ranks that wait for the key."""
 
     def write(self, key: str, text: str) -> None:
         """Write a text; it wakes those that wait for the key."""
 
     def read(self, key: str) -> str | None:
-        """The text under a key, None where there is none."""
+        """Return the text under a key, None where there is none."""
 
     def wait(self, key: str, seconds: float) -> bool:
-        """Wait until there is a text under a key; whether there is one within so many seconds."""
+        """Wait at most ``seconds`` for a text under a key; return whether there is one."""
 
     def delete(self, keys: Iterable[str], *, sets: Iterable[str] = (), participants: Sequence[int] = ()) -> None:
         """Remove keys, and sets of participants, whether they are there or not."""
 
 
 def foreign(key: str, what: str) -> AgreementError:
-    """The error for a value that no rank has written."""
+    """Return the error for a value that no rank has written."""
     return AgreementError(
         f"{key!r} holds {what}; another program writes under rankmesh's keys; give the job a store of its own", key=key
     )

@@ -43,7 +43,7 @@ class BoundedChannel:
         self._pending: Future[Any] | None = None
 
     def ask(self, call: Callable[[Channel], _Result]) -> _Result:
-        """What a call of the channel gives; ``ChannelLost`` where it fails, or is not back in time."""
+        """Return what a call of the channel gives; ``ChannelLost`` where it fails, or is not back in time."""
         if not self.channel.remote:
             return call(self.channel)
         if self._pending is not None and not self._pending.done():
@@ -61,12 +61,12 @@ class FallbackChannel:
         self._channels, self._pace, self._looks = tuple(channels), pace, 0
 
     def again(self) -> FallbackChannel:
-        """The same keys over connections of their own."""
+        """Return a channel of these keys over other connections."""
         again = [BoundedChannel(bounded.ask(lambda channel: channel.again())) for bounded in self._channels]
         return FallbackChannel(again, self._pace)
 
     def _asked(self, call: Callable[[Channel], _Result]) -> Iterator[_Result]:
-        """What each channel gives that answers, one after the other; ``ChannelLost`` where none does."""
+        """Return what each channel gives that answers, one after the other; ``ChannelLost`` where none does."""
         lost, answered = ChannelLost("there is neither a store nor a folder"), False
         for number, bounded in enumerate(self._channels):
             try:
@@ -95,7 +95,7 @@ class FallbackChannel:
         return any(complete)
 
     def absent(self, key: str, participants: Sequence[int]) -> list[int]:
-        """The participants that are in a set on no channel."""
+        """Return the participants that are in a set on no channel."""
         absent = set.intersection(*self._answers(lambda channel: set(channel.absent(key, participants))))
         return [rank for rank in participants if rank in absent]
 
@@ -105,7 +105,7 @@ class FallbackChannel:
         self._answers(lambda channel: channel.post(key, rank, text))
 
     def posted(self, key: str, writers: int = 1) -> dict[int, list[str]]:
-        """The texts of each rank, in its order, as the channel has them that has most of them."""
+        """Return the texts of each rank, in its order, as the channel has them that has most of them."""
         found: dict[int, list[str]] = {}
         for answer in self._answers(lambda channel: channel.posted(key, writers)):
             for rank, texts in answer.items():
@@ -126,11 +126,11 @@ class FallbackChannel:
         self._answers(lambda channel: channel.write(key, text))
 
     def read(self, key: str) -> str | None:
-        """The text under a key, as the first channel has it that has one; None where there is none."""
+        """Return the text under a key, as the first channel has it that has one; None where there is none."""
         return next((text for text in self._asked(lambda channel: channel.read(key)) if text is not None), None)
 
     def wait(self, key: str, seconds: float) -> bool:
-        """Look for a text under a key until there is one; whether there is one within so many seconds."""
+        """Look for a text under a key for at most ``seconds``; return whether there is one."""
         end = time.monotonic() + seconds
         while not (there := self._look(key)) and (left := end - time.monotonic()) > 0:
             time.sleep(min(self._pace, left))

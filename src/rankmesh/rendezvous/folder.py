@@ -37,12 +37,12 @@ class FolderChannel:
         self._folder = folder
 
     def again(self) -> FolderChannel:
-        """The same folder."""
+        """Return this channel: a folder has no connection."""
         return self
 
     @contextmanager
     def _opened(self, *sets: str, create: bool = False) -> Iterator[PrivateFolder]:
-        """The folder, or the one of a set in it. ``FileNotFoundError`` where there is none."""
+        """Return the folder, or the one of a set in it. ``FileNotFoundError`` where there is none."""
         make = PrivateFolder.create if create else PrivateFolder
         try:
             with ExitStack() as stack:
@@ -78,7 +78,7 @@ class FolderChannel:
         for name in self._names(key):
             rank, _, number = name.partition("-")
             if not (rank.isdecimal() and number.isdecimal()):
-                raise foreign(f"{self._folder}/{_name(key)}", f"a file {name[:60]!r}, which is no text of a rank")
+                raise foreign(f"{self._folder}/{_name(key)}", f"a file {name[:60]!r}, which is not a text of a rank")
             places.append((int(rank), int(number), name))
         found: dict[int, list[str]] = {}
         for writer, _, name in sorted(places):

@@ -32,7 +32,7 @@ _LOOKS = 4
 
 
 def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], seconds: float, what: str) -> Any:
-    """What ``conclude`` makes of the data of all participants, in their order, as JSON data on each of them.
+    """Return what ``conclude`` makes of the data of all participants, in their order, as JSON data on each of them.
 
     ``what`` names the call for messages. Raises ``AgreementError`` on every rank, naming those that do not arrive
     within ``seconds``, and ``StoreLost`` when the store does not answer.

@@ -103,7 +103,7 @@ class Round:
         return f"{self.name}/{self.epoch}/left"
 
     def _progress(self, epoch: int) -> str:
-        """What participants raise while they make progress, whichever step others wait for."""
+        """Return what participants raise while they make progress, whichever step others wait for."""
         return f"{self.name}/{epoch}/progress"
 
     def identity_key(self, rank: int) -> str:
@@ -175,7 +175,7 @@ class Round:
         return received or self.conclude(name, conclude)
 
     def arrivals(self, name: str) -> Arrivals:
-        """A step as somebody sees it who has not arrived in it."""
+        """Return a step as somebody sees it who has not arrived in it."""
         return Arrivals(self, self._begin(name))
 
     def _begin(self, name: str) -> Step:
@@ -281,11 +281,11 @@ class Round:
             return given.outcome
 
     def coordinator(self, step: Step) -> int:
-        """The rank that concludes: the first that asked."""
+        """Return the rank that concludes: the first that asked."""
         key = step.key("coordinator")
         text = self.ask(lambda: self.channel.first(key, str(self.rank)))
         if not text.isdecimal() or len(text) > 9:
-            raise foreign(key, f"{text[:60]!r}, which is no rank")
+            raise foreign(key, f"{text[:60]!r}, which is not a rank")
         return int(text)
 
     def announce(self, step: Step, outcome: Outcome) -> Outcome:
@@ -396,14 +396,14 @@ class Round:
         self.channel.delete(keys, sets=sets, participants=self.participants)
 
     def _digests(self, step: Step) -> set[str]:
-        """The digests of a step for which a document may have been written."""
+        """Return the digests of a step for which a document may have been written."""
         odd = {digest for listed in self.channel.posted(step.key("odd")).values() for digest in listed}
         return {step.proposal.digest, self.channel.read(step.key("reference")) or "", *odd} - {""}
 
     # -- calls of the channel -----------------------------------------------------------------------------------
 
     def ask(self, call: Callable[[], _Result], seconds: float = 0.0) -> _Result:
-        """What a call of the channel gives; ``StoreLost`` where it fails, or is not back in time."""
+        """Return what a call of the channel gives; ``StoreLost`` where it fails, or is not back in time."""
         try:
             if not self.channel.remote:
                 return call()
@@ -417,7 +417,7 @@ class Round:
             ) from error
 
     def _bounded(self, call: Callable[[], _Result], seconds: float) -> _Result:
-        """The same on a thread, which is left behind when it does not come back: a connection may be cut."""
+        """Make a call on a thread, which is left behind when the call does not return: a connection may be cut."""
         if self._owed is not None and not self._owed.done():
             self._owed = None
             self._worker.close()

@@ -209,11 +209,11 @@ class Step:
     until: float = 0.0
 
     def key(self, what: str) -> str:
-        """The key of one thing of the step."""
+        """Return the key of one thing of the step."""
         return f"{self.base}/{what}"
 
     def keys(self, digests: Iterable[str]) -> list[str]:
-        """What the step may have left, besides its sets."""
+        """Return what the step may have left, besides its sets."""
         # Documents first: the other keys say which there are, to who goes on where the one that deletes them dies.
         names = [f"document/{digest}" for digest in digests]
         names += ["after"] if self.probed else []

@@ -70,7 +70,7 @@ class StoreChannel:
             here = int(text) if text.isdecimal() and len(text) < _DIGITS else -1
             members = _members(participants, block)
             if not 0 <= here < 1 << 2 * len(members):
-                raise foreign(self._key(f"{key}/{block}"), f"{text[:60]!r}, which is no set of ranks")
+                raise foreign(self._key(f"{key}/{block}"), f"{text[:60]!r}, which is not a set of ranks")
             found += _absent(here, members)
         return found
 
@@ -84,7 +84,7 @@ class StoreChannel:
         for line in (self._read(key, max(LARGEST_LIST, writers * LARGEST_EACH)) or "").splitlines():
             rank, _, text = line.partition(" ")
             if not rank.isdecimal() or len(rank) > 9:
-                raise foreign(self._key(key), f"{line[:60]!r}, which is no text of a rank")
+                raise foreign(self._key(key), f"{line[:60]!r}, which is not a text of a rank")
             found.setdefault(int(rank), []).append(text)
         return found
 
@@ -134,7 +134,7 @@ class StoreChannel:
 
 
 def _answered(call: Callable[[], _Result]) -> _Result:
-    """What a store answers; ``ChannelLost`` where it has failed."""
+    """Return what a store answers; ``ChannelLost`` where it has failed."""
     try:
         return call()
     except (RuntimeError, ConnectionError) as error:

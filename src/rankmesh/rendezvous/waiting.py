@@ -5,7 +5,7 @@
 ```
 
 When a wait of torch's ``TCPStore`` times out, it asks DNS for the names of both ends of its connection, to write
-them in the log. Where DNS does not answer this takes longer than many a limit, and a rank that stands there answers no
+them in the log. Where DNS does not answer this takes longer than many a limit, and a rank that waits there answers no
 probe. So the end of a wait is never left to it. A ``FileStore`` looks once a second, so a rank asks it all the time.
 
 A call over a connection that is cut, or a collective of which a member is stopped, never returns: a ``Worker`` makes
@@ -99,7 +99,7 @@ def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:
 
 
 def answered_within(made: Future[_Result], seconds: float) -> _Result:
-    """What a submitted call returns, or raises; ``ChannelLost`` where it is not back in time."""
+    """Return what a submitted call returns, or raises; ``ChannelLost`` where it is not back in time."""
     # Not the time-out of `result`: the call may raise one of its own, or come back just after it.
     if not wait([made], seconds).done:
         leave_behind(made)
@@ -131,7 +131,7 @@ def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> N
 
 
 def wait_for(store: Any, keys: Sequence[str], seconds: float) -> bool:
-    """Whether all these keys are in the store within so many seconds; waits until they are."""
+    """Wait at most ``seconds`` for keys of the store; return whether all are there."""
     end, asked = time.monotonic() + seconds, _asked_for(underlying(store), seconds)
     if asked < seconds:
         there = _woken(store, keys, seconds - asked)
@@ -141,7 +141,7 @@ def wait_for(store: Any, keys: Sequence[str], seconds: float) -> bool:
 
 
 def underlying(store: Any) -> Any:
-    """The store in which those that only add a prefix keep their keys."""
+    """Return the store in which those that only add a prefix keep their keys."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store

@@ -230,7 +230,7 @@ def _differ(arrivals: Arrivals) -> Outcome:
 
 
 def differences(ours: object, theirs: object, path: str = "") -> list[tuple[str, str, str]]:
-    """The fields in which two plain documents differ: (path, ours, theirs).
+    """Return the fields in which two plain documents differ: (path, ours, theirs).
 
     >>> differences({"mesh": {"axes": [["tp", 2]]}}, {"mesh": {"axes": [["tp", 4]]}})
     [('mesh.axes.tp', '2', '4')]
@@ -248,7 +248,7 @@ def differences(ours: object, theirs: object, path: str = "") -> list[tuple[str,
 
 
 def _mapping(value: object) -> dict[str, Any] | None:
-    """A mapping as it is; lists of named things (axes, groups) by their names; else None."""
+    """Return a mapping as it is; lists of named things (axes, groups) by their names; else None."""
     if isinstance(value, dict):
         return value
     if not isinstance(value, list) or not value:

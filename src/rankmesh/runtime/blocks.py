@@ -22,7 +22,7 @@ __all__ = ["block", "kind_along"]
 
 
 def kind_along(plan: Plan, axis: str, view: str | None, local_kinds: Container[str]) -> str:
-    """The kind of the plan that is along an axis, of those that this rank is in: the one of that name, else the only.
+    """Return the kind along an axis, of those that this rank is in: the one of that name, else the only one.
 
     ``ConnectError`` where there is none, and where several have process groups of their own.
     """
@@ -48,7 +48,7 @@ def kind_along(plan: Plan, axis: str, view: str | None, local_kinds: Container[s
 
 
 def _along(plan: Plan, kind: str, axis: str, view: str | None) -> bool:
-    """Whether a kind is what an axis says: the groups along that axis, or, for a name that is no axis, its own."""
+    """Whether a kind is along an axis, or is the kind of this name, which is not an axis."""
     try:
         return plan.groups(kind).partition == plan.mesh.groups(axis, view=view).partition
     except RankmeshError:
@@ -56,7 +56,7 @@ def _along(plan: Plan, kind: str, axis: str, view: str | None) -> bool:
 
 
 def block(plan: Plan, kinds: Sequence[str], rank: int, axes: Sequence[str]) -> Any:
-    """The ranks of a device mesh over these kinds that has ``rank`` in it, one axis for each, first the slowest."""
+    """Return the ranks of a device mesh that contains ``rank``, one axis for each kind, the slowest first."""
     ranks = np.array(_nested(plan, kinds, rank)) if kinds else np.empty(0)
     if not kinds or len(set(axes)) < len(axes) or len(np.unique(ranks)) < ranks.size:
         raise ConnectError(

@@ -77,7 +77,7 @@ def connect(plan: Mapping[str, PlanLike], *, timeout: float | timedelta = DEFAUL
 def connect(
     plan: PlanLike | Mapping[str, PlanLike], *, timeout: float | timedelta = DEFAULT_TIMEOUT
 ) -> LiveGroups | LiveJob:
-    """The live groups of this rank: a mapping by name and a context manager.
+    """Return the live groups of this rank: a mapping by name and a context manager.
 
     ``plan`` is a ``Plan``; a SPEC or a ``Mesh``, which get a group for each axis (``*`` is inferred from the world);
     or, for a job, a mapping of those, whose result has the live groups of each plan under its key.
@@ -88,8 +88,8 @@ def connect(
     all have done so. Each of these steps may take ``timeout`` (seconds, or a timedelta). A world of ``backend="fake"``
     is a dry run, in which nobody is there to agree.
 
-    Raises ``PlanError`` for what is no plan or no time limit; ``ConnectError`` for a world that cannot serve the plans,
-    and on every rank when one could not make its groups; ``AgreementError`` on every rank when the ranks hold different
+    Raises ``PlanError`` for what is not a plan or a time limit; ``ConnectError`` for a world that cannot serve the
+    plans, and on every rank when one could not make its groups; ``AgreementError`` on every rank when the ranks hold different
     plans or one never arrives. A failed connect leaves nothing behind.
     """
     limit = time_limit(timeout)

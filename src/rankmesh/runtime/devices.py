@@ -76,7 +76,7 @@ class BackendDecision:
 def capabilities(
     rank: int, size: int, host: str, process: int, asked: str | None, local_rank: int | None
 ) -> Capabilities:
-    """What this process has."""
+    """Return what this process has."""
     shared = ranks_share()
     index, why = _device_index(local_rank, shared)
     device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
@@ -86,7 +86,7 @@ def capabilities(
 
 
 def loopback_address() -> str:
-    """The loopback address that this host's name stands for, at which gloo would listen; "" for any other.
+    """Return the loopback address to which this host's name resolves, where gloo would listen; "" for any other.
 
     Debian writes a host's own name as 127.0.1.1 into its hosts file. Where ``GLOO_SOCKET_IFNAME`` names an interface,
     gloo listens there.
@@ -125,7 +125,7 @@ def _device_index(local_rank: int | None, shared: bool) -> tuple[int | None, str
 
 
 def pick(seen: int, local_rank: int | None, *, shared: bool = False) -> tuple[int | None, str]:
-    """The index of the device of a rank that sees so many, or None and why; ``shared``: ranks take turns on them.
+    """Return the index of a rank's device of those ``seen``, or None and why; ``shared``: ranks take turns on them.
 
     >>> pick(8, 3), pick(1, 3), pick(2, 3)
     ((3, ''), (0, ''), (None, 'it sees 2 GPUs, and is the one with local rank 3'))
@@ -146,7 +146,7 @@ def pick(seen: int, local_rank: int | None, *, shared: bool = False) -> tuple[in
 
 
 def choose(gathered: Sequence[Capabilities]) -> BackendDecision:
-    """What ranks with these capabilities do together.
+    """Return what ranks with these capabilities do together.
 
     >>> one = Capabilities(0, 2, "h", 1, None, 0, "x", "")
     >>> choose([one, Capabilities(1, 2, "h", 2, None, None, None, "it sees no GPU")])
@@ -202,7 +202,7 @@ def _differing(gathered: Sequence[Capabilities], name: str) -> BackendDecision |
 
 
 def _without(gathered: Sequence[Capabilities]) -> tuple[tuple[int, ...], str]:
-    """The ranks that have no device of their own, and why the first of them has none."""
+    """Return the ranks that have no device of their own, and why the first of them has none."""
     taken: dict[tuple[str, str], int] = {}
     found: Mapping[int, str] = {}
     for one in gathered:
@@ -220,7 +220,7 @@ def _without(gathered: Sequence[Capabilities]) -> tuple[tuple[int, ...], str]:
 def decide(
     store: Store, prefix: str, local: Capabilities, seconds: float, *, serves: bool
 ) -> tuple[BackendDecision, str]:
-    """What all ranks do, once all have arrived; and a prefix for the keys of what they do.
+    """Return what all ranks do, once all have arrived; and a prefix for the keys of what they do.
 
     Raises ``ConnectError`` on every rank where what they have does not go together, ``AgreementError`` naming the
     ranks that do not arrive in time, ``StoreLost`` when the store is gone; its ``met`` says whether rank 0 was seen in

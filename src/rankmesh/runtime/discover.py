@@ -34,7 +34,7 @@ _BOOT, _MEMORY = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/ip
 
 
 def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
-    """The cluster of this world, the same on every rank, which all call it: hosts in natural order, and who is where.
+    """Discover the cluster of this world. Collective: every rank gets the same hosts, in natural order, and ranks.
 
     Each rank reports its host's name and boot, its device, its NVLink domain (where NVML is installed and knows one:
     ``pip install nvidia-ml-py``), and Slurm's address of its host in the network. What people should know, such as two
@@ -62,7 +62,7 @@ def _concluded(witnesses: list[Any]) -> dict[str, Any]:
 
 
 def witness(rank: int, environment: Mapping[str, str] = os.environ) -> Witness:
-    """What this process knows of its host and its device."""
+    """Return what this process knows of its host and its device."""
     return Witness(
         rank=rank,
         host=host_name(environment),
@@ -89,7 +89,7 @@ def _link(path: Path) -> str:
 
 
 def _slot(environment: Mapping[str, str], rank: int) -> int:
-    """The device where one is in use, else the number on the host from the launcher, else the rank."""
+    """Return the device where one is in use, else the number on the host from the launcher, else the rank."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.current_device()
     names = (row.local_rank for row in LAUNCHERS)
@@ -107,7 +107,7 @@ def _switches(environment: Mapping[str, str]) -> tuple[str, ...]:
 
 
 def _fabric() -> str:
-    """The NVLink domain of this rank's device: cluster and clique, as NVML reports them; empty where there is none."""
+    """Return the NVLink domain of this rank's device, its cluster and clique by NVML; empty where there is none."""
     if not torch.cuda.is_available():
         return ""
     with suppress(Exception):

@@ -15,7 +15,7 @@ __all__ = ["check_kinds", "check_lazy", "check_world", "participants"]
 
 
 def participants(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
-    """The ranks that agree on these plans: all of the world, for a job and for a plan with a ``world_size``.
+    """Return the ranks that agree on these plans: all of the world, for a job and for a plan with a ``world_size``.
 
     A plan without one may be for a part of the world, whose ranks then agree without the others.
     """

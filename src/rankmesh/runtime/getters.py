@@ -29,7 +29,7 @@ class Getters:
     """A state with getters; each has the name that it is given in the class."""
 
     def _group(self, kind: str) -> LiveGroup:
-        """The group that the getters of a kind read."""
+        """Return the group that the getters of a kind read."""
         raise NotImplementedError
 
     def __init_subclass__(cls) -> None:
@@ -41,29 +41,29 @@ class Getters:
 
 
 def group_of(kind: str) -> Callable[[Any], ProcessGroup]:
-    """A getter of the process group."""
+    """Return a getter of the process group."""
     return _getter(kind, lambda group: group.pg, "ProcessGroup", f"The process group ``{kind}`` that this rank is in.")
 
 
 def ranks_of(kind: str) -> Callable[[Any], list[int]]:
-    """A getter of the members, in the order of their positions."""
+    """Return a getter of the members, in the order of their positions."""
     return _getter(
         kind, lambda group: list(group.ranks), "list[int]", f"The global ranks of this rank's group ``{kind}``."
     )
 
 
 def size_of(kind: str) -> Callable[[Any], int]:
-    """A getter of the number of members."""
+    """Return a getter of the number of members."""
     return _getter(kind, lambda group: group.size, "int", f"How many ranks are in this rank's group ``{kind}``.")
 
 
 def rank_in(kind: str) -> Callable[[Any], int]:
-    """A getter of this rank's position among the members."""
+    """Return a getter of this rank's position among the members."""
     return _getter(kind, lambda group: group.rank, "int", f"The position of this rank in its group ``{kind}``.")
 
 
 def first_of(kind: str) -> Callable[[Any], int]:
-    """A getter of the first member, from which the group broadcasts."""
+    """Return a getter of the first member, from which the group broadcasts."""
     return _getter(
         kind, lambda group: group.first, "int", f"The global rank of the first member of this rank's ``{kind}``."
     )

@@ -109,7 +109,7 @@ class LiveGroup:
         return self.rank == self.size - 1
 
     def describe(self) -> dict[str, object]:
-        """The group as plain, picklable data for logs."""
+        """Return the group as plain, picklable data for logs."""
         return {
             "name": self.name,
             "description": str(self.local),

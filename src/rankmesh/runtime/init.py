@@ -135,7 +135,7 @@ def _started() -> Launch:
 
 
 def together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:
-    """The rendezvous of the ranks, the prefix of its keys, and the decision of all of them.
+    """Return the rendezvous of the ranks, the prefix of its keys, and the decision of all of them.
 
     A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
     """
@@ -174,7 +174,7 @@ def _single(local: Capabilities) -> BackendDecision:
 
 
 def _joined(launch: Launch, backend: str | None) -> LiveRank:
-    """A world that is there already: taken as it is, and left as it is."""
+    """Return a world that is there already: taken as it is, and left as it is."""
     there, rank, size = dist.get_backend(), dist.get_rank(), dist.get_world_size()
     if backend not in (None, there):
         raise ConnectError(
@@ -210,7 +210,7 @@ def _live(launch: Launch, device: torch.device, backend: str, why: str, store: S
 def _check_backend(backend: object) -> None:
     if backend is not None and not isinstance(backend, str):
         raise ConnectError(
-            f"backend is {quoted(backend)}, which is no name of a torch backend; "
+            f"backend is {quoted(backend)}, which is not a name of a torch backend; "
             "ask for 'gloo' or 'nccl', or leave it out",
             received=backend,
         )

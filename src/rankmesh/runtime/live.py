@@ -80,7 +80,7 @@ class LiveGroups(ByKind[LiveGroup]):
     # -- what they are for --------------------------------------------------------------------------------------
 
     def device_mesh(self, *axes: str, view: str | None = None, device_type: str | None = None) -> DeviceMesh:
-        """A torch ``DeviceMesh`` over these axes, first the slowest as torch has it, on the same process groups.
+        """Return a torch ``DeviceMesh`` over these axes, first the slowest as torch has it, on the same process groups.
 
         An axis is one of the mesh or the view, or a kind of the plan along several of them (``zero`` along dp and cp).
         Each must have a group in the plan, the one of that name if there is one: no process group is made here.
@@ -126,7 +126,7 @@ class LiveGroups(ByKind[LiveGroup]):
         return measure(self, SIZES if sizes is None else sizes, kinds, progress, time_limit(timeout))
 
     def report(self) -> Report:
-        """What exists, what is shared, the effective options, and what each phase cost."""
+        """Return what exists, what is shared, the effective options, and what each phase cost."""
         from rankmesh.runtime.report import report_of
 
         self._connection.check_open()

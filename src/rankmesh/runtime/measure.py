@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]
 
 
 def collectives_of(spec: GroupSpec) -> tuple[str, ...]:
-    """What a kind of group is for, by its axes.
+    """Return what a kind of group is for, by its axes.
 
     >>> [collectives_of(GroupSpec(name)) for name in ("pp", "ep", "embd")]
     [('send/recv',), ('all-to-all',), ('all-reduce', 'all-gather', 'reduce-scatter')]
@@ -129,7 +129,7 @@ def _timed(wait: Callable[[], None], run: _Call | None, what: str) -> float:
 
 
 def _isolated(groups: LiveGroups, name: str, run: _Call | None, wait: Callable[[], None]) -> float | None:
-    """The time of this rank's group alone, None where it is not among those that are taken."""
+    """Return the time of this rank's group alone, None where it is not among those that are taken."""
     every = groups.plan.groups(name)
     step = max(1, len(every) // _SINGLE)
     found = None

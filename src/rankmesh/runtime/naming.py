@@ -27,7 +27,7 @@ __all__ = ["Identity", "described", "identified", "process_group_name"]
 
 
 def process_group_name(digest: str, epoch: int, kind: str, place: str, key: str = "") -> str:
-    """The name under which all members register one process group: kind, epoch, 16 hexadecimal digits.
+    """Return the name under which all members register one process group: kind, epoch, 16 hexadecimal digits.
 
     ``place`` is the group in words, its kind and the coordinate of its members; ``key`` tells the plans of one job
     apart, which may be equal.
@@ -54,7 +54,7 @@ def described(plan: Plan, key: str, local: LocalGroup) -> str:
 
 
 def identified(text: str, plans: Mapping[tuple[str, int], Plan]) -> Identity:
-    """The group of these plans, by key and epoch, that a process group's name or description stands for."""
+    """Return the group of these plans, by key and epoch, that a process group's name or description stands for."""
     for (key, epoch), plan in reversed(list(plans.items())):
         for local in _groups(plan, text):
             named = process_group_name(plan.digest, epoch, local.name, str(local), key)

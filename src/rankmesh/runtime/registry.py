@@ -93,7 +93,7 @@ class Registry:
 
 
 def world_size(what: str) -> int:
-    """The size of the initialised world; ``NotInitialized`` where there is none."""
+    """Return the size of the initialised world; ``NotInitialized`` where there is none."""
     if not dist.is_initialized():
         raise NotInitialized(
             f"{what} needs an initialised torch.distributed world, whose ranks make the groups together; "
@@ -104,7 +104,7 @@ def world_size(what: str) -> int:
 
 @contextmanager
 def refusing_sizes() -> Iterator[None]:
-    """What a layout or a plan refuses inside is a ``SizesError``, and so an ``AssertionError`` too."""
+    """Return what a layout or a plan refuses inside is a ``SizesError``, and so an ``AssertionError`` too."""
     try:
         yield
     except (LayoutError, PlanError) as error:

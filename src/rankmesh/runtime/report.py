@@ -52,11 +52,11 @@ class Report:
     phases: dict[str, float]
 
     def to_json(self, *, indent: int | None = 2) -> str:
-        """The report as JSON text."""
+        """Return the report as JSON text."""
         return json.dumps(asdict(self), indent=indent)
 
     def rows(self) -> list[tuple[str, ...]]:
-        """The table of groups as text, the heads first."""
+        """Return the table of groups as text, the heads first."""
         head = ("group", "size", "position", "communicator", "options", "members")
         return [head, *(_row(group) for group in self.groups)]
 
@@ -87,7 +87,7 @@ def _row(group: GroupReport) -> tuple[str, ...]:
 
 
 def report_of(live: LiveGroups) -> Report:
-    """The report of one rank's live groups."""
+    """Return the report of one rank's live groups."""
     groups = tuple(_group(live, local) for local in live.local.values())
     made = {group.communicator for group in groups if group.created and group.communicator}
     return Report(

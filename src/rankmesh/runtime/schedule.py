@@ -80,7 +80,7 @@ def schedule(
     *,
     collective: bool = False,
 ) -> list[Step]:
-    """The steps of this rank; ``local`` has its part of each plan. Lazy kinds are left out.
+    """Return the steps of this rank; ``local`` has its part of each plan. Lazy kinds are left out.
 
     With a ``collective`` backend every rank takes part in every kind, lazy ones too.
     """

@@ -45,7 +45,7 @@ def is_served() -> bool:
 
 
 def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
-    """A connection to the job's store, and the launch with the rendezvous address that was found.
+    """Return a connection to the job's store, and the launch with the rendezvous address that was found.
 
     Raises ``ConnectError`` for a place that is not known, does not resolve, or does not answer within ``timeout``.
     """
@@ -62,7 +62,7 @@ def open_store(launch: Launch, timeout: timedelta) -> tuple[Launch, Store]:
 
 
 def open_at(address: str, port: int, timeout: timedelta, *, serves: bool) -> Store:
-    """A store that several jobs share: served by this process, or by another that may not have begun yet.
+    """Return a store that several jobs share: served by this process, or by another that may not have begun yet.
 
     Raises ``ConnectError`` where it does not answer within ``timeout``.
     """
@@ -74,7 +74,7 @@ def open_at(address: str, port: int, timeout: timedelta, *, serves: bool) -> Sto
 
 
 def _serve(launch: Launch, timeout: timedelta) -> TCPStore:
-    """The store, in this process; reached on this host whatever the others call it."""
+    """Return the store, in this process; reached on this host whatever the others call it."""
     return _opened(launch, str(launch.address) if _is_here(launch) else "localhost", launch.port, True, timeout)
 
 
@@ -83,7 +83,7 @@ def _connect(launch: Launch, timeout: timedelta) -> TCPStore:
 
 
 def _opened(launch: Launch, address: str, port: int, serves: bool, timeout: timedelta) -> TCPStore:
-    """The store, or ``ConnectError`` in time: torch's client tries for minutes where one accepts and says nothing."""
+    """Open the store, or raise ``ConnectError`` in time: torch's client tries for minutes where nobody answers."""
 
     def open_it() -> TCPStore:
         if serves and _is_numeric(address):
@@ -144,7 +144,7 @@ def _unreachable(launch: Launch, why: str) -> ConnectError:
 
 
 def _resolve(launch: Launch, end: float) -> Launch:
-    """The launch with an address that means something; a name in Kubernetes appears when its pod does."""
+    """Return the launch with an address that means something; a name in Kubernetes appears when its pod does."""
     while True:
         try:
             return resolved(launch, max(0.0, end - time.monotonic()))

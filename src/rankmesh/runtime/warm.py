@@ -66,7 +66,7 @@ def _works(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> list[dist
 
 
 def _all_reduce(group: LiveGroup, one: torch.Tensor, timeout: timedelta) -> dist.Work | None:
-    """An all-reduce that ends by itself: gloo can destroy no group that still waits in one."""
+    """Return an all-reduce that ends by itself: gloo can destroy no group that still waits in one."""
     if dist.get_backend(group.pg) != "gloo":
         # NCCL's watchdog ends the process at the time limit of a collective; there only the wait is limited.
         work: dist.Work | None = dist.all_reduce(one, group=group.pg, async_op=True)

@@ -66,7 +66,7 @@ class World:
 
     @classmethod
     def current(cls) -> World:
-        """The world of ``torch.distributed``'s default group; ``ConnectError`` where there is none."""
+        """Return the world of ``torch.distributed``'s default group; ``ConnectError`` where there is none."""
         pg = default_pg()
         return _worlds.get(pg) or _worlds.setdefault(pg, cls(default_group()))
 
@@ -76,7 +76,7 @@ class World:
         return tuple(self._live)
 
     def round(self, name: str, ranks: Sequence[int]) -> Round:
-        """A round of these ranks of the world, through its store."""
+        """Return a round of these ranks of the world, through its store."""
         return Round(StoreChannel(self.default.store), name, ranks, self.default.rank, self.serves)
 
     # -- connect ------------------------------------------------------------------------------------------------
@@ -133,7 +133,7 @@ class World:
         limit: timedelta,
         phases: dict[str, float],
     ) -> Agreement | None:
-        """The agreement of all ranks that the plans concern; None in a dry run, in which nobody is there to agree."""
+        """Agree with all ranks that the plans concern; return None in a dry run, which has no other ranks."""
         ranks = participants(plans.values(), self.default)
         if self.default.dry or (refusal is not None and self.default.rank not in ranks):
             return None
@@ -246,7 +246,7 @@ class World:
     # -- what there is ------------------------------------------------------------------------------------------
 
     def identify(self, text: str) -> Identity:
-        """The group that a name or description of a process group stands for, as logs and recordings show them.
+        """Return the group of a process group's name or description, as logs and recordings show them.
 
         Raises ``ConnectError`` where no plan that is connected here has such a group.
         """
