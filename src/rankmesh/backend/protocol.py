@@ -82,7 +82,7 @@ class Backend(Protocol):
         """Raise ``PlanError`` or ``ConnectError`` for a kind that this backend cannot make; nothing is made here."""
 
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
-        """Make a group with its members; raise ``NotJoined`` if one does not join by ``deadline`` (of ``monotonic``)."""
+        """Make a group with its members; raise ``NotJoined`` if one does not join by ``deadline`` (``monotonic``)."""
 
     def split(self, request: GroupRequest, deadline: float) -> ProcessGroup:
         """Make a group, while every other rank of the world splits or declines this kind."""

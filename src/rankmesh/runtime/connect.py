@@ -89,8 +89,8 @@ def connect(
     is a dry run, in which nobody is there to agree.
 
     Raises ``PlanError`` for what is not a plan or a time limit; ``ConnectError`` for a world that cannot serve the
-    plans, and on every rank when one could not make its groups; ``AgreementError`` on every rank when the ranks hold different
-    plans or one never arrives. A failed connect leaves nothing behind.
+    plans, and on every rank when one could not make its groups; ``AgreementError`` on every rank when the ranks hold
+    different plans or one never arrives. A failed connect leaves nothing behind.
     """
     limit = time_limit(timeout)
     # Plans first: whether something is a Mapping takes Python half a millisecond, once for each new class.
