@@ -21,7 +21,7 @@ from rankmesh.rendezvous import Round
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.live import run
 from rankmesh.transfer.live.agreement import TransferAgreement
-from rankmesh.transfer.live.exchange import GroupWire
+from rankmesh.transfer.live.exchange import GroupTransport
 
 
 def _moved(moves, rank, budget=1 << 20, **how):
@@ -78,7 +78,7 @@ def test_sixteen_ranks_to_eight(ranks):
 
 def _refit(me):
     moves = live.refit()
-    run.itinerary_of.cache_clear()
+    run.schedule_of.cache_clear()
     steps = []
     for _ in range(2):
         steps.clear()
@@ -88,7 +88,7 @@ def _refit(me):
     bad = live.wrong(into, moves.target, me.rank)
     left = sum(me.store.check([f"world/rankmesh/job/transfer/{dist.group.WORLD.group_name}/{g}/end"]) for g in range(2))
     del keys
-    return bad, result.memory, run.itinerary_of.cache_info().misses, result.bytes_out, left, steps
+    return bad, result.memory, run.schedule_of.cache_info().misses, result.bytes_out, left, steps
 
 
 def test_failures_are_named_on_every_rank(ranks):
@@ -282,7 +282,7 @@ def test_all_ranks_connect_where_rounds_start_together(ranks):
 def _together(me, gpus=True):
     counted = []
 
-    class Wire(GroupWire):
+    class Transport(GroupTransport):
         parts = 0
 
         def staging(self, tensors):
@@ -296,7 +296,7 @@ def _together(me, gpus=True):
             counted.append(1)
             dist.all_reduce(torch.zeros(1))
 
-    run.GroupWire = Wire
+    run.GroupTransport = Transport
     one = [{"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (1000, 3))} for offset in (0, 1)]
     moves = Transfer(*one)
     whole = torch.arange(3000.0).view(1000, 3)
@@ -319,7 +319,7 @@ def _gpu_stands_still(me):
             check()
             time.sleep(0.01)
 
-    class Wire(GroupWire):
+    class Transport(GroupTransport):
         def staging(self, tensors):
             return torch.device("cpu")
 
@@ -329,7 +329,7 @@ def _gpu_stands_still(me):
         def meet(self):
             dist.all_reduce(torch.zeros(1))
 
-    run.GroupWire, nccl.device_done = Wire, works
+    run.GroupTransport, nccl.device_done = Transport, works
     moves = Transfer(*({"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (8,))} for offset in (0, 1)))
     tensors, into = ({"w": torch.ones(8)} if me.rank == rank else {} for rank in (0, 1))
     me.meet("all have loaded what a run takes")

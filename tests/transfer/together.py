@@ -6,7 +6,7 @@ many there are, and of how many bytes.
 
 import torch
 
-from rankmesh.transfer.live.exchange import Underway
+from rankmesh.transfer.live.exchange import PendingMessage
 from rankmesh.transfer.live.stream import Message
 from rankmesh.transfer.sync import direct
 
@@ -41,7 +41,7 @@ class _OverGloo:
         return _Batch(works, counts, given)
 
     def _started(self, tensor, peer, sending):
-        message = Underway(Message(peer, (), tensor.nbytes, tensor.nbytes), tensor, None, sending)
+        message = PendingMessage(Message(peer, (), tensor.nbytes, tensor.nbytes), tensor, None, sending)
         self._group.start([message], together=False)
         return message.work
 

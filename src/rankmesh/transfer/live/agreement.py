@@ -4,7 +4,7 @@
 start   rank 0  ── digest, arrive ─────────┐ wait          agreed: one transfer, and the tensors of it on all
         rank 1  ── digest, arrive: complete ── conclude
 end     rank 0  ── arrive ─────────────────┐ wait          agreed: all have sent and received everything
-        rank 1  ── fault: conclude at once ┘               failed: who, and why; the same on every rank
+        rank 1  ── failure: conclude now ──┘               failed: who, and why; the same on every rank
 ```
 
 A rank that waits at the end gives up when no other makes progress for the timeout. Of ranks that accuse each other, the
@@ -23,14 +23,14 @@ from typing import Any
 from rankmesh.errors import AgreementError, TransferError, first_line, in_words
 from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, WaitPolicy, WhileProgress
 
-__all__ = ["Fault", "TransferAgreement", "in_one_line"]
+__all__ = ["ExchangeError", "TransferAgreement", "in_one_line"]
 
 # How long a rank that lost another waits for the reports of other ranks, seconds; less where the timeout is short.
 _SETTLE = 1.0
 _SHOWN = 4
 
 
-class Fault(Exception):
+class ExchangeError(Exception):
     """Raised when a rank cannot do its part: it failed itself, or it ``lost`` other ranks."""
 
     def __init__(self, message: str, lost: Sequence[int] = ()) -> None:
@@ -132,33 +132,35 @@ class TransferAgreement:
 
     # -- end ----------------------------------------------------------------------------------------------------
 
-    def end(self, fault: Fault | None) -> Outcome:
+    def end(self, failure: ExchangeError | None) -> Outcome:
         """Wait until all ranks have finished, or one has failed."""
-        if fault is None:
+        if failure is None:
             proposal = Proposal()
             policy: WaitPolicy = WhileProgress(self._seconds)
         else:
-            proposal = Proposal(text=json.dumps({"message": fault.message, "lost": list(fault.lost)}))
-            policy = WaitPolicy(min(_SETTLE, self._seconds / 4) if fault.lost else 0.0)
+            proposal = Proposal(text=json.dumps({"message": failure.message, "lost": list(failure.lost)}))
+            policy = WaitPolicy(min(_SETTLE, self._seconds / 4) if failure.lost else 0.0)
         outcome = self._round.step("end", proposal, self._end, policy)
         self._round.leave(outcome, stay=True)
         return outcome
 
     def _end(self, arrivals: Arrivals) -> Outcome:
         """Conclude which ranks failed: those that report it or lost one that finished; else lost; else absent ranks."""
-        faults = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
-        if not faults and arrivals.complete:
+        reports = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
+        if not reports and arrivals.complete:
             return Outcome()
         absent = arrivals.absent
-        finished = set(self._round.participants).difference(absent, faults)
-        failures = {rank: fault["message"] for rank, fault in faults.items() if finished.issuperset(fault["lost"])}
-        away = {other: (rank, fault) for rank, fault in faults.items() for other in fault["lost"]}
+        finished = set(self._round.participants).difference(absent, reports)
+        failures = {
+            rank: failure["message"] for rank, failure in reports.items() if finished.issuperset(failure["lost"])
+        }
+        away = {other: (rank, failure) for rank, failure in reports.items() for other in failure["lost"]}
         unresponsive = {other: by for other, by in away.items() if other in absent} or away
         if failures:
             return Outcome("failed", tuple(failures), message=_by_rank(failures))
         if unresponsive:
-            by, fault = next(iter(unresponsive.values()))
-            message = f"{in_words(unresponsive)} was lost ({in_words([by])}: {fault['message']})"
+            by, failure = next(iter(unresponsive.values()))
+            message = f"{in_words(unresponsive)} was lost ({in_words([by])}: {failure['message']})"
             return Outcome("failed", tuple(unresponsive), tuple(unresponsive), message=message)
         message = f"{in_words(absent)} made no progress for {self._seconds:g} s"
         return Outcome("missing", tuple(absent), tuple(absent), message=message)

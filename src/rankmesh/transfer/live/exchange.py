@@ -23,14 +23,14 @@ from torch import Tensor
 
 from rankmesh.backend.nccl import Batch, device_done_within
 from rankmesh.errors import first_line, in_words
-from rankmesh.transfer.live.agreement import Fault, in_one_line
+from rankmesh.transfer.live.agreement import ExchangeError, in_one_line
 from rankmesh.transfer.live.shards import same_place
 from rankmesh.transfer.live.stream import Message, Slices
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Copy", "Exchange", "GroupWire", "Underway", "Wire", "Write", "batches"]
+__all__ = ["Copy", "Exchange", "GroupTransport", "P2PTransport", "PendingMessage", "Write", "batches"]
 
 # Sends and receives of one call: NCCL hangs above some 8,000.
 _OPERATIONS = 4000
@@ -54,7 +54,7 @@ class Copy(NamedTuple):
 
 
 @dataclass(eq=False)
-class Underway:
+class PendingMessage:
     """A message that was posted: what travels, its buffer if it has one, and the work to wait for."""
 
     message: Message
@@ -71,7 +71,7 @@ class Waitable(Protocol):
         """Wait for it; ``RuntimeError`` where it failed, or takes too long."""
 
 
-class Wire(Protocol):
+class P2PTransport(Protocol):
     """What an exchange needs of a process group."""
 
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
@@ -80,11 +80,11 @@ class Wire(Protocol):
     def together(self, device: torch.device) -> bool:
         """Whether the messages of a round are started together, with buffers there; they may wait for each other."""
 
-    def start(self, row: Sequence[Underway], *, together: bool) -> None:
+    def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
         """Start messages, each a ``work``, in order; ``together`` in few calls, as NCCL needs a whole round."""
 
 
-class GroupWire:
+class GroupTransport:
     """A process group of torch's; None: the world."""
 
     def __init__(self, group: ProcessGroup | None) -> None:
@@ -102,7 +102,7 @@ class GroupWire:
         """Connect all members over NCCL, which leaves it undefined what a first call does that only some make."""
         dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
 
-    def start(self, row: Sequence[Underway], *, together: bool) -> None:
+    def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
         peers = [(self._ranks[one.message.peer], one.sending) for one in row]
         if not together:
             for one, (peer, sending) in zip(row, peers, strict=True):
@@ -124,7 +124,7 @@ class Exchange:
 
     def __init__(
         self,
-        wire: Wire,
+        transport: P2PTransport,
         tensors: Mapping[str, Tensor],
         into: Mapping[str, Tensor],
         timeout: timedelta,
@@ -133,10 +133,10 @@ class Exchange:
         write: Write | None = None,
     ) -> None:
         self._direct, self._write = write is None, write or Tensor.copy_
-        self._wire, self._tensors, self._into, self._timeout = wire, tensors, into, timeout
+        self._transport, self._tensors, self._into, self._timeout = transport, tensors, into, timeout
         self._advance, self._progress = advance, progress
-        self._device = wire.staging((*tensors.values(), *into.values()))
-        self._together = wire.together(self._device)
+        self._device = transport.staging((*tensors.values(), *into.values()))
+        self._together = transport.together(self._device)
         self._ahead = 2 if self._together else _AHEAD
         self._free: list[Tensor] = []
         self._lost: dict[int, str] = {}
@@ -146,11 +146,11 @@ class Exchange:
         self.memory = 0
 
     def all(self, sends: Sequence[Round], receives: Sequence[Round], copies: Sequence[Copy]) -> None:
-        """Every round and every copy. Raises ``Fault``, in the end, when this rank failed or lost others."""
+        """Every round and every copy. Raises ``ExchangeError``, in the end, when this rank failed or lost others."""
         self._total = sum(message.payload for row in receives for message in row)
         self._longest = max((message.bytes for row in (*sends, *receives) for message in row), default=0)
         self._arrived = 0
-        rows: deque[list[Underway]] = deque()
+        rows: deque[list[PendingMessage]] = deque()
         buffered = 0
         for number in range(len(sends)):
             while buffered >= 2 or len(rows) >= self._ahead:
@@ -168,9 +168,9 @@ class Exchange:
         for device in {tensor.device for tensor in self._into.values()}:
             self.attempt(device_done_within, device, self._timeout)
         if self._error:
-            raise Fault(self._error)
+            raise ExchangeError(self._error)
         if self._lost:
-            raise Fault("; ".join(sorted(set(self._lost.values())))[:200], tuple(self._lost))
+            raise ExchangeError("; ".join(sorted(set(self._lost.values())))[:200], tuple(self._lost))
 
     def attempt(self, work: Callable[..., object], *given: object) -> None:
         """Do something that may fail on this rank; after a failure the rank only goes on exchanging messages."""
@@ -183,32 +183,33 @@ class Exchange:
 
     # -- rounds -----------------------------------------------------------------------------------------------------
 
-    def _post(self, sends: Round, receives: Round) -> list[Underway]:
+    def _post(self, sends: Round, receives: Round) -> list[PendingMessage]:
         """Start a round: receives first, so that what arrives finds its place."""
-        underway = [
-            Underway(message, *self._place(message, self._into, self._direct), sending=False) for message in receives
+        row = [
+            PendingMessage(message, *self._place(message, self._into, self._direct), sending=False)
+            for message in receives
         ]
         for message in sends:
-            one = Underway(message, *self._place(message, self._tensors, True), sending=True)
+            one = PendingMessage(message, *self._place(message, self._tensors, True), sending=True)
             if one.buffer is not None:
                 self.attempt(self._pack, message, one.buffer)
-            underway.append(one)
-        underway = [one for one in underway if one.message.peer not in self._lost]
+            row.append(one)
+        row = [one for one in row if one.message.peer not in self._lost]
         if self._together:
-            self._wire.start(underway, together=True)
-            return underway
-        for one in underway:
+            self._transport.start(row, together=True)
+            return row
+        for one in row:
             started = time.monotonic()
             try:
-                self._wire.start([one], together=False)
+                self._transport.start([one], together=False)
             except RuntimeError as error:
                 self._lose(one, error, started, {one.message.peer})
-        return [one for one in underway if one.work is not None]
+        return [one for one in row if one.work is not None]
 
-    def _finish(self, underway: Sequence[Underway]) -> None:
+    def _finish(self, row: Sequence[PendingMessage]) -> None:
         """Wait for a round, and unpack it."""
-        for one in underway:
-            if one.message.peer not in self._lost and self._waited(one, underway) and not one.sending:
+        for one in row:
+            if one.message.peer not in self._lost and self._waited(one, row) and not one.sending:
                 if one.buffer is not None:
                     self.attempt(self._unpack, one.message, one.buffer)
                 if not self._error:
@@ -218,10 +219,10 @@ class Exchange:
                 self._free.append(one.buffer)
         if self._advance is not None:
             self._advance()
-        if self._progress is not None and underway:
+        if self._progress is not None and row:
             self.attempt(self._progress, self._arrived, self._total)
 
-    def _waited(self, one: Underway, row: Sequence[Underway]) -> bool:
+    def _waited(self, one: PendingMessage, row: Sequence[PendingMessage]) -> bool:
         started = time.monotonic()
         try:
             if one.work is not None:
@@ -232,14 +233,14 @@ class Exchange:
             return False
         return True
 
-    def _lose(self, one: Underway, error: RuntimeError, started: float, peers: Collection[int]) -> None:
+    def _lose(self, one: PendingMessage, error: RuntimeError, started: float, peers: Collection[int]) -> None:
         """Count the peer of a message as lost; all ``peers`` if the timeout has passed since ``started``."""
         reason = first_line(error)
         if time.monotonic() - started >= _WHOLE * self._timeout.total_seconds():
             # gloo closes the connections to all peers when one of them times out: nothing more arrives.
             why = f"no message from or to {in_words(sorted(peers))} ended within {self._timeout.total_seconds():g} s"
             self._lost = dict.fromkeys(peers, why)
-            raise Fault(why, tuple(self._lost)) from error
+            raise ExchangeError(why, tuple(self._lost)) from error
         self._lost.setdefault(one.message.peer, reason.rpartition("] ")[2][:120])
 
     # -- memory -----------------------------------------------------------------------------------------------------
@@ -276,7 +277,7 @@ class Exchange:
         self.copied = True
 
 
-def _has_buffer(row: Sequence[Underway]) -> bool:
+def _has_buffer(row: Sequence[PendingMessage]) -> bool:
     return any(one.buffer is not None for one in row)
 
 

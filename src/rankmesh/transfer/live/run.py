@@ -35,8 +35,8 @@ from rankmesh.core.options import time_limit
 from rankmesh.errors import PlanError, TransferError
 from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
-from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
-from rankmesh.transfer.live.exchange import Copy, Exchange, GroupWire, Write
+from rankmesh.transfer.live.agreement import ExchangeError, TransferAgreement, in_one_line
+from rankmesh.transfer.live.exchange import Copy, Exchange, GroupTransport, Write
 from rankmesh.transfer.live.shards import apart, local, mark, problem_of, shards_of
 from rankmesh.transfer.live.stream import Message, located, messages
 from rankmesh.transfer.planning.local import LocalMoves
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from rankmesh.transfer.planning.transfer import Transfer
 
-__all__ = ["Itinerary", "Moved", "itinerary", "itinerary_of", "longest_message", "run"]
+__all__ = ["MessageSchedule", "Moved", "longest_message", "run", "schedule", "schedule_of"]
 
 # Messages beyond this length gain nothing, and longer ones are later to be packed while others travel.
 _LONGEST = 4 << 20
@@ -69,7 +69,7 @@ class Moved:
 
 
 @dataclass(frozen=True, eq=False)
-class Itinerary:
+class MessageSchedule:
     """What one rank does under one budget, planned once: messages by round, and copies."""
 
     sends: tuple[tuple[Message, ...], ...]
@@ -104,45 +104,49 @@ def run(
     group = dist.group.WORLD if group is None else group
     ranks = dist.get_process_group_ranks(group)
     side = _Side(moves, tensors, into, world.rank, kept or {})
-    itinerary = itinerary_of(moves, world.rank, longest)
-    agreement, wire = None, GroupWire(group)
+    schedule = schedule_of(moves, world.rank, longest)
+    agreement, transport = None, GroupTransport(group)
     if not world.dry and len(ranks) > 1:
         serves, name = World.current().serves, group.group_name  # type: ignore[union-attr]
         # Some ranks have no tensors: all must know whether the messages of others start together.
         agreement = TransferAgreement(
             world.store, name, world.rank, ranks, limit, serves=serves, value=lambda texts: any(texts.values())
         )
-        together = wire.together(wire.staging((*side.tensors.values(), *side.into.values())))
+        together = transport.together(transport.staging((*side.tensors.values(), *side.into.values())))
         what: dict[str, str | int] = {"digest": moves.digest, "budget": int(budget)}
         if agreement.start(what, side.problem or _outside(moves, ranks), "together" if together else "").value:
-            wire.meet()
+            transport.meet()
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
-    exchange = Exchange(wire, side.tensors, side.into, limit, agreement.advance if agreement else None, progress, write)
-    fault = _moved(side, exchange, itinerary, agreement)
+    exchange = Exchange(
+        transport, side.tensors, side.into, limit, agreement.advance if agreement else None, progress, write
+    )
+    failure = _moved(side, exchange, schedule, agreement)
     if agreement is not None:
-        outcome = agreement.end(fault)
+        outcome = agreement.end(failure)
     else:
-        outcome = Outcome("failed", (world.rank,), message=str(fault)) if fault else Outcome()
+        outcome = Outcome("failed", (world.rank,), message=str(failure)) if failure else Outcome()
     if not outcome.agreed:
-        raise side.failed(exchange, itinerary, outcome)
+        raise side.failed(exchange, schedule, outcome)
     mark(into, ())
     part, memory = moves.of(world.rank), exchange.memory + side.memory
-    seconds, rounds = time.perf_counter() - began, len(itinerary.sends)
+    seconds, rounds = time.perf_counter() - began, len(schedule.sends)
     return Moved(part.bytes_in, part.bytes_out, part.bytes_copied, memory, seconds, rounds)
 
 
-def _moved(side: _Side, exchange: Exchange, itinerary: Itinerary, agreement: TransferAgreement | None) -> Fault | None:
+def _moved(
+    side: _Side, exchange: Exchange, schedule: MessageSchedule, agreement: TransferAgreement | None
+) -> ExchangeError | None:
     """Exchange everything, and return what failed."""
     try:
         exchange.attempt(side.prepare)
-        exchange.all(itinerary.sends, itinerary.receives, itinerary.copies)
-    except Fault as fault:
-        return fault
+        exchange.all(schedule.sends, schedule.receives, schedule.copies)
+    except ExchangeError as failure:
+        return failure
     except BaseException as error:
         # An interrupted rank does not wait for the others; they learn why it left.
         if agreement is not None:
-            agreement.end(Fault(in_one_line(error)))
+            agreement.end(ExchangeError(in_one_line(error)))
         raise
     return None
 
@@ -182,18 +186,18 @@ class _Side:
             self.tensors[name] = self.tensors[name].clone()
             self.memory += self.tensors[name].nbytes
 
-    def failed(self, exchange: Exchange, itinerary: Itinerary, outcome: Outcome) -> TransferError:
+    def failed(self, exchange: Exchange, schedule: MessageSchedule, outcome: Outcome) -> TransferError:
         """Return the error of a transfer that failed: what is incomplete came from ranks that failed, or not at all."""
         ranks = outcome.ranks
         missing = {
             piece.name
-            for row in itinerary.receives
+            for row in schedule.receives
             for message in row
             if message.peer in ranks or message not in exchange.received
             for piece in message.pieces
         }
         if not exchange.copied:
-            missing |= {copy.into for copy in itinerary.copies}
+            missing |= {copy.into for copy in schedule.copies}
         incomplete = tuple(sorted(missing))
         mark(self.given, incomplete)
         return TransferError(
@@ -231,12 +235,12 @@ def longest_message(moves: Transfer, budget: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def itinerary_of(moves: Transfer, rank: int, longest: int) -> Itinerary:
+def schedule_of(moves: Transfer, rank: int, longest: int) -> MessageSchedule:
     """Return the messages of one rank by round, and its copies."""
-    return itinerary(moves, moves.of(rank), longest)
+    return schedule(moves, moves.of(rank), longest)
 
 
-def itinerary(moves: Transfer, local_moves: LocalMoves, longest: int) -> Itinerary:
+def schedule(moves: Transfer, local_moves: LocalMoves, longest: int) -> MessageSchedule:
     """Return the messages of some of a rank's moves, which its peers choose equally."""
     rank = local_moves.rank
     ours, theirs = (
@@ -254,7 +258,7 @@ def itinerary(moves: Transfer, local_moves: LocalMoves, longest: int) -> Itinera
         Copy(*located(ours[move.name], move.box), *located(theirs[move.name], move.box)) for move in local_moves.copies
     )
     rounds = max((len(stream) for stream in (*sends, *receives)), default=0)
-    return Itinerary(_by_round(sends, rounds), _by_round(receives, rounds), copies)
+    return MessageSchedule(_by_round(sends, rounds), _by_round(receives, rounds), copies)
 
 
 def _kept(moves: Transfer, rank: int) -> dict[int, list[str]]:

@@ -37,9 +37,9 @@ from rankmesh.errors import AgreementError, PlanError, StoreLost, first_line
 from rankmesh.launch.job_key import VARIABLE, JobKey
 from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.waiting import answered_within, submit
-from rankmesh.transfer.live.agreement import Fault
-from rankmesh.transfer.live.exchange import Exchange, Underway, Wire, batches
-from rankmesh.transfer.live.run import Itinerary, itinerary, itinerary_of, longest_message
+from rankmesh.transfer.live.agreement import ExchangeError
+from rankmesh.transfer.live.exchange import Exchange, P2PTransport, PendingMessage, batches
+from rankmesh.transfer.live.run import MessageSchedule, longest_message, schedule, schedule_of
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, restricted
@@ -58,14 +58,14 @@ _Result = TypeVar("_Result")
 _PAUSE, _LONGEST_PAUSE, _SLICE, _MOMENT = 0.0005, 0.005, 1.0, 5.0
 
 
-class Group(Wire, Protocol):
-    """A wire between a trainer and one engine."""
+class Group(P2PTransport, Protocol):
+    """A transport between a trainer and one engine."""
 
     def close(self, failed: bool) -> None:
         """End it; after a failure every call that waits in it returns with an error."""
 
 
-# Makes the wire ``key`` of the ranks ``members``, in their order; all of them do. The tensors of this rank are on
+# Makes the transport ``key`` of the ranks ``members``, in their order; all of them do. The tensors of this rank are on
 # ``device``. (store, key, members, rank, timeout, device)
 Connect = Callable[[Any, str, Sequence[int], int, timedelta, torch.device], Group]
 
@@ -96,7 +96,7 @@ class GlooGroup:
             )
         except NotJoined as error:
             self.close(failed=True)
-            raise Fault(f"the ranks did not connect ({first_line(error)})") from error
+            raise ExchangeError(f"the ranks did not connect ({first_line(error)})") from error
 
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
         return torch.device("cpu")
@@ -104,7 +104,7 @@ class GlooGroup:
     def together(self, device: torch.device) -> bool:
         return False
 
-    def start(self, row: Sequence[Underway], *, together: bool) -> None:
+    def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
         for one in row:
             call = self._group.send if one.sending else self._group.recv
             one.work = call([one.tensor], self._places[one.message.peer], 0)
@@ -136,7 +136,7 @@ class NcclGroup:
         try:
             self._made = Communicator(part, self._place, len(members), name=key, limit=timeout, device=device)
         except NotJoined as error:
-            raise Fault(f"the ranks did not connect ({first_line(error)})") from error
+            raise ExchangeError(f"the ranks did not connect ({first_line(error)})") from error
 
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
         return self._device
@@ -144,7 +144,7 @@ class NcclGroup:
     def together(self, device: torch.device) -> bool:
         return True
 
-    def start(self, row: Sequence[Underway], *, together: bool) -> None:
+    def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
         calls = [(one.tensor, self._places[one.message.peer], one.sending) for one in row]
         for batch in batches([call[1:] for call in calls], self._place, len(self._places)):
             work = self._made.start([calls[number] for number in batch])
@@ -156,7 +156,7 @@ class NcclGroup:
 
 
 @dataclass(frozen=True)
-class Wiring:
+class MemberSetup:
     """What both sides need for messages: ``rank`` is this one in the transfer, ``device`` has its tensors."""
 
     store: Any
@@ -171,10 +171,10 @@ class Wiring:
 class _Member:
     """What both sides do: messages over the group of one engine."""
 
-    def __init__(self, wiring: Wiring) -> None:
-        longest_message(wiring.moves, wiring.budget)
-        self._wiring, self._moves, self._rank = wiring, wiring.moves, wiring.rank
-        self._channel, self._job_key = BoundedChannel(StoreChannel(wiring.store, PREFIX)), JobKey.of_environment()
+    def __init__(self, setup: MemberSetup) -> None:
+        longest_message(setup.moves, setup.budget)
+        self._setup, self._moves, self._rank = setup, setup.moves, setup.rank
+        self._channel, self._job_key = BoundedChannel(StoreChannel(setup.store, PREFIX)), JobKey.of_environment()
         self.memory = 0
 
     def _ask(self, call: Callable[[Channel], _Result]) -> _Result:
@@ -205,17 +205,17 @@ class _Member:
         self._ask(lambda channel: channel.write(key, self._sealed(key, text)))
 
     def _connected(self, key: str) -> Group:
-        """Return the wire of this name, once all its members have connected."""
-        one, members = self._wiring, (*ranks_of(self._moves.source), *ranks_of(self._moves.target))
+        """Return the transport of this name, once all its members have connected."""
+        one, members = self._setup, (*ranks_of(self._moves.source), *ranks_of(self._moves.target))
         make = partial(one.connect, one.store, key, members, one.rank, one.timeout, one.device)
         return answered_within(submit(make, "rankmesh-sync"), one.timeout.total_seconds() + _MOMENT)
 
-    def _itinerary(self, delta: Delta | None, budget: int) -> Itinerary:
+    def _schedule(self, delta: Delta | None, budget: int) -> MessageSchedule:
         """Return the messages that carry what a delta has changed."""
         longest = longest_message(self._moves, budget)
         if delta is None:
-            return itinerary_of(self._moves, self._rank, longest)
-        return itinerary(self._moves, restricted(self._moves.of(self._rank), delta), longest)
+            return schedule_of(self._moves, self._rank, longest)
+        return schedule(self._moves, restricted(self._moves.of(self._rank), delta), longest)
 
 
 def _all_requests(channel: Channel) -> dict[str, str | None]:
@@ -226,8 +226,8 @@ def _all_requests(channel: Channel) -> dict[str, str | None]:
 class Publisher(_Member):
     """A trainer rank that sends; the first version waits for ``least`` engines."""
 
-    def __init__(self, wiring: Wiring, tensors: Mapping[str, Tensor], run: str, least: int) -> None:
-        super().__init__(wiring)
+    def __init__(self, setup: MemberSetup, tensors: Mapping[str, Tensor], run: str, least: int) -> None:
+        super().__init__(setup)
         self._tensors, self.run, self._least = tensors, run, least
         self._groups: dict[str, tuple[str, Group]] = {}
         self._served: dict[str, int] = {}  # the last request of each engine that was served
@@ -243,7 +243,7 @@ class Publisher(_Member):
         groups_of = [json.loads(text) for text in texts.values()]
         served: dict[str, Any] = {}
         found = self._requests()
-        budget = self._wiring.budget // max(1, len(found))
+        budget = self._setup.budget // max(1, len(found))
         for engine, request in found.items():
             key = request["group"]
             if not key or any(groups.get(engine) != key for groups in groups_of):
@@ -256,7 +256,7 @@ class Publisher(_Member):
 
     def _requests(self) -> dict[str, Any]:
         """Wait for requests, and return those that are not served yet, by engine."""
-        end, found, pause = time.monotonic() + self._wiring.timeout.total_seconds(), dict[str, Any](), _PAUSE
+        end, found, pause = time.monotonic() + self._setup.timeout.total_seconds(), dict[str, Any](), _PAUSE
         while True:
             texts = self._ask(_all_requests)
             there = dict(self._read(texts))
@@ -284,10 +284,8 @@ class Publisher(_Member):
         """Send a version to the engines that were chosen; return why it did not reach an engine, by engine."""
         served: dict[str, Any] = json.loads(value)
         self.memory = 0
-        if (
-            self._wiring.device.type == "cuda"
-        ):  # what this thread has given the GPU is done before other threads send it
-            torch.cuda.current_stream(self._wiring.device).synchronize()
+        if self._setup.device.type == "cuda":  # what this thread has given the GPU is done before other threads send it
+            torch.cuda.current_stream(self._setup.device).synchronize()
         for engine in self._groups.keys() - served.keys():
             self._drop(engine, failed=False)
         self._served.update({engine: one["number"] for engine, one in served.items()})
@@ -309,8 +307,8 @@ class Publisher(_Member):
             self._drop(engine, failed=True)
             self._groups[engine] = one["group"], self._connected(one["group"])
         tensors = {name: local(tensor) for name, tensor in self._tensors.items()}
-        steps = self._itinerary(history.since(one["since"]), one["budget"])
-        exchange = Exchange(self._groups[engine][1], tensors, {}, self._wiring.timeout)
+        steps = self._schedule(history.since(one["since"]), one["budget"])
+        exchange = Exchange(self._groups[engine][1], tensors, {}, self._setup.timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory += exchange.memory
 
@@ -349,8 +347,8 @@ class Announced:
 class Requester(_Member):
     """One rank of an engine that asks, and receives; ``engine`` is the engine's id."""
 
-    def __init__(self, wiring: Wiring, engine: str) -> None:
-        super().__init__(wiring)
+    def __init__(self, setup: MemberSetup, engine: str) -> None:
+        super().__init__(setup)
         self.engine = engine
         self._number, self._key = 0, ""
         self._group: Group | None = None
@@ -381,13 +379,13 @@ class Requester(_Member):
                 return None if text is None else Announced(self._unsealed(key, text))
 
     def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Any]]]:
-        """Receive what changed; return its bytes, and where they are. Raises ``Fault``."""
+        """Receive what changed; return its bytes, and where they are. Raises ``ExchangeError``."""
         if self._key != announced.group or self._group is None:
             self.drop(failed=True)
             self._group = self._connected(announced.group)
             self._key = announced.group
-        steps = self._itinerary(announced.delta, announced.budget)
-        exchange = Exchange(self._group, {}, into, self._wiring.timeout)
+        steps = self._schedule(announced.delta, announced.budget)
+        exchange = Exchange(self._group, {}, into, self._setup.timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory = exchange.memory
         pieces = [piece for row in steps.receives for message in row for piece in message.pieces]

@@ -34,7 +34,7 @@ from rankmesh.errors import AgreementError, ConnectError, PlanError, TransferErr
 from rankmesh.rendezvous import Outcome, Round, StoreChannel
 from rankmesh.runtime.served_store import open_at
 from rankmesh.runtime.world import World
-from rankmesh.transfer.live.agreement import Fault, TransferAgreement, in_one_line
+from rankmesh.transfer.live.agreement import ExchangeError, TransferAgreement, in_one_line
 from rankmesh.transfer.live.shards import problem_of, shards_of
 from rankmesh.transfer.planning.transfer import BUDGET
 from rankmesh.transfer.sync import direct, stored
@@ -83,7 +83,7 @@ class Sync:
 
     ``update``: ``"copy"`` keeps the tensors of an engine and writes into them, ``"swap"`` keeps two sets, which change
     places. ``budget`` (bytes) bounds the buffers of a rank, ``timeout`` (seconds) every wait. ``connect`` makes the
-    wires of a store: ``direct.GlooGroup``, or ``direct.NcclGroup`` between GPUs, the same on both sides.
+    transports of a store: ``direct.GlooGroup``, or ``direct.NcclGroup`` between GPUs, the same on both sides.
 
     Raises ``PlanError`` for layouts or options that do not fit.
     """
@@ -180,7 +180,7 @@ class Sync:
         if isinstance(self._at, Path):
             return stored.Publisher(self._at, self._layouts.stored, rank, tensors, run)
         return direct.Publisher(
-            self._wiring(rank, serves=rank == self._layouts.trainer_ranks[0]), tensors, run, self._least
+            self._setup(rank, serves=rank == self._layouts.trainer_ranks[0]), tensors, run, self._least
         )
 
     # -- an engine ----------------------------------------------------------------------------------------------------
@@ -208,7 +208,7 @@ class Sync:
         rank = self._rank + self._layouts.shift
         if isinstance(self._at, Path):
             return stored.Reader(self._at, self._layouts.stored, rank)
-        return direct.Requester(self._wiring(rank, serves=False), name)
+        return direct.Requester(self._setup(rank, serves=False), name)
 
     def _read(self, reader: stored.Reader, started: float, end: float) -> Received | None:
         """Receive from files: all ranks lock the files of one version, and copy them."""
@@ -250,13 +250,13 @@ class Sync:
             return None
         agreement = self._agreement("receive")
         agreement.start({"version": announced.version, "group": announced.group}, "")
-        fault, arrived = None, None
+        failure, arrived = None, None
         try:
             arrived = requester.fill(announced, self._weights.begin(announced.delta, staged=True))
         except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
-            fault = error if isinstance(error, Fault) else Fault(in_one_line(error))
+            failure = error if isinstance(error, ExchangeError) else ExchangeError(in_one_line(error))
             requester.drop(failed=True)
-        outcome = agreement.end(fault)
+        outcome = agreement.end(failure)
         self._asked = False
         requester.answered(announced, whole=outcome.agreed, first=self._rank == self._layouts.engine_ranks[0])
         if not outcome.agreed or arrived is None:
@@ -327,10 +327,10 @@ class Sync:
             value=value,
         )
 
-    def _wiring(self, rank: int, *, serves: bool) -> direct.Wiring:
+    def _setup(self, rank: int, *, serves: bool) -> direct.MemberSetup:
         """Return what both sides need for messages; ``rank`` is this one's number in the transfer."""
         store, device = self._open(serves=serves), self._weights.device
-        return direct.Wiring(store, self._layouts.direct, rank, self._timeout, self._budget, self._connect, device)
+        return direct.MemberSetup(store, self._layouts.direct, rank, self._timeout, self._budget, self._connect, device)
 
     def _open(self, *, serves: bool) -> Store:
         """Return the store that trainer and engines share."""
