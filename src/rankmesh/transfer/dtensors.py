@@ -32,17 +32,17 @@ __all__ = ["cut_of", "mesh_of", "placements_of", "sharding_of", "shardings"]
 
 
 def shardings(tensors: Mapping[str, DTensor]) -> dict[str, Sharding]:
-    """The sharding of each DTensor, by name. Raises ``LayoutError`` for partial ones, and meshes with holes."""
+    """Return the sharding of each DTensor, by name. Raises ``LayoutError`` for partial ones, and meshes with holes."""
     return {name: sharding_of(tensor) for name, tensor in tensors.items()}
 
 
 def sharding_of(tensor: DTensor) -> Sharding:
-    """How one DTensor is sharded: its global shape on its mesh."""
+    """Return the sharding of one DTensor: its global shape on its mesh."""
     return Sharding(mesh_of(tensor.device_mesh), cut_of(tensor), tuple(tensor.shape), str(tensor.dtype))
 
 
 def cut_of(tensor: DTensor) -> tuple[str | None, ...]:
-    """The axes of the mesh that cut each dimension of a DTensor, outermost first: ``"dp-tp"``."""
+    """Return the axes of the mesh that cut each dimension of a DTensor, outermost first: ``"dp-tp"``."""
     sizes = dict(zip(_names(tensor.device_mesh), tensor.device_mesh.mesh.shape, strict=True))
     cuts: list[list[str]] = [[] for _ in tensor.shape]
     # From the last mesh dimension to the first: a plain shard cuts before those behind it, a strided one after some.
@@ -55,7 +55,7 @@ def cut_of(tensor: DTensor) -> tuple[str | None, ...]:
 
 
 def mesh_of(device_mesh: DeviceMesh) -> Mesh:
-    """The mesh of a DeviceMesh, whose last dimension is adjacent; its ranks must have no holes between them."""
+    """Return the mesh of a DeviceMesh, whose last dimension is adjacent; its ranks must have no gaps."""
     ranks = device_mesh.mesh.flatten().tolist()
     offset = min(ranks)
     if sorted(ranks) != list(range(offset, offset + len(ranks))):
@@ -69,7 +69,7 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
 
 
 def placements_of(sharding: Sharding, device_mesh: DeviceMesh) -> tuple[Placement, ...]:
-    """The placements of a sharding, one for each dimension of a ``DeviceMesh`` of the same ranks and axes."""
+    """Return the placements of a sharding, one for each dimension of a ``DeviceMesh`` of the same ranks and axes."""
     _refuse_more_than_cuts(sharding)
     there = mesh_of(device_mesh)
     if there != sharding.mesh or sharding.view:
@@ -118,7 +118,7 @@ def _dim(placement: Placement, dimensions: int) -> int:
 
 
 def _place(axes: Sequence[str], sizes: Mapping[str, int], placement: Placement) -> int:
-    """Behind how many of the axes that were placed a placement cuts: those that its split factor counts."""
+    """Return how many of the placed axes cut before a placement: those that its split factor counts."""
     factor, passed = getattr(placement, "split_factor", 1), 1
     for place in range(len(axes) + 1):
         if passed == factor:

@@ -62,7 +62,7 @@ class Opened(ExitStack):
         self._files: dict[Path, Any] = {}
 
     def file(self, path: Path) -> Any:
-        """The open file."""
+        """Return the open file of a path."""
         with extra("files"):
             from safetensors import safe_open
         if path not in self._files:
@@ -73,7 +73,7 @@ class Opened(ExitStack):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """What a folder holds: shape and dtype of each tensor, and where its boxes are."""
+    """A checkpoint in a folder: shape and dtype of each tensor, and where its boxes are."""
 
     folder: Path
     shapes: Mapping[str, tuple[int, ...]]
@@ -83,7 +83,7 @@ class Checkpoint:
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
-        """The checkpoint in a folder. Raises ``TransferError`` for a folder that has none."""
+        """Open the checkpoint in a folder. Raises ``TransferError`` for a folder that has none."""
         place = Path(folder)
         with refused_as(TransferError, f"the index of checkpoint {str(place)!r}", _ANOTHER, folder=place):
             if (place / INDEX).exists():
@@ -113,7 +113,7 @@ def save(
     about: Mapping[str, Any] | None = None,
     meet_all: Callable[[], object] | None = None,
 ) -> int:
-    """Write this rank's boxes, of copies one rank's alone; the bytes written. Every rank calls it.
+    """Write this rank's boxes, of copies one rank's alone, and return their bytes. Every rank calls it.
 
     ``about`` is kept in the index; ``meet_all`` waits for all ranks (None: ``torch.distributed.barrier``): the index is
     written when all files are on the disk, and an older one is deleted first: a machine may fail at any moment.
@@ -150,7 +150,7 @@ def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
 
 
 def _sync(folder: Path) -> None:
-    """Have the names in a folder written to the disk, where its file system can."""
+    """Write the names in a folder to the disk, if its file system can."""
     descriptor = os.open(folder, os.O_RDONLY)
     with suppress(OSError):
         os.fsync(descriptor)
@@ -158,7 +158,7 @@ def _sync(folder: Path) -> None:
 
 
 def _safetensors_of(boxes: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """The bytes of a safetensors file, one box after the other: eight bytes of length, JSON, then the boxes."""
+    """Yield the bytes of a safetensors file: eight bytes of length, JSON, then one box after the other."""
     # Readers map the file: the widest elements come first, so that each box is aligned.
     ordered = sorted(boxes.items(), key=lambda item: (-item[1].element_size(), item[0]))
     header, end = dict[str, Any](), 0
@@ -214,7 +214,7 @@ def load(
     rank: int,
     names: Mapping[str, str] | None = None,
 ) -> int:
-    """Fill this rank's shards from a checkpoint of any layout; the bytes read. No rank waits for another.
+    """Fill this rank's shards from a checkpoint of any layout, and return the bytes read. No rank waits for another.
 
     ``names`` gives the name in the checkpoint where it is another. A tensor of another dtype is converted. Raises
     ``TransferError`` for names and shapes that the checkpoint does not have, and for boxes that are not all there.

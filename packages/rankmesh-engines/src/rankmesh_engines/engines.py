@@ -37,7 +37,7 @@ def default_dtype(dtype: torch.dtype) -> Iterator[None]:
 
 @contextmanager
 def quiet() -> Iterator[None]:
-    """Nothing of an engine's log."""
+    """Silence the engine's logging inside this block."""
     logging.disable(logging.CRITICAL)
     try:
         yield
@@ -87,19 +87,19 @@ class Quantised:
         }
 
     def get_name(self) -> Any:
-        """What the engine calls it."""
+        """Return the engine's name of it."""
         return "unquantised"
 
     def get_supported_act_dtypes(self) -> list[torch.dtype]:
-        """All that a plain layer can have."""
+        """Return every dtype that a plain layer can have."""
         return [torch.bfloat16, torch.float16, torch.float32]
 
     @classmethod
     def get_min_capability(cls) -> int:
-        """Of the device: none is needed."""
+        """Return 0: no device is needed."""
         return 0
 
     @staticmethod
     def get_config_filenames() -> list[str]:
-        """The files that the engine reads beside ``config.json``: none."""
+        """Return no files beside ``config.json``."""
         return []

@@ -182,7 +182,7 @@ def _bridge(kind: Any, options: Mapping[str, Any], tied: bool) -> Any:
 
 
 def _as_te(chunk: Any) -> Any:
-    """What mbridge looks at of a model, under the names of Transformer Engine's modules: those that it knows."""
+    """Return the parts of a model that mbridge reads, under the names of Transformer Engine's modules."""
     tensors = {_te_name(name, chunk): tensor.detach() for name, tensor in _saved(chunk).items()}
     return SimpleNamespace(decoder=chunk.decoder, state_dict=lambda: tensors)
 
@@ -224,7 +224,7 @@ def _state(tp: int, cp: int, pp: int, vpp: int, ep: int, etp: int) -> Iterator[N
 
 @contextmanager
 def _without_gpu(device: torch.device) -> Iterator[None]:
-    """What Megatron asks of CUDA as it constructs a model; the variables NVTE_* that it sets are as before again."""
+    """Answer Megatron's calls of CUDA while it constructs a model; restore the variables NVTE_* that it sets."""
     with (
         mock.patch.object(torch.cuda, "Stream"),  # of shared experts and dispatchers
         mock.patch.object(torch.cuda, "current_device", return_value=device),
@@ -236,6 +236,6 @@ def _without_gpu(device: torch.device) -> Iterator[None]:
 
 @contextmanager
 def _quiet() -> Iterator[None]:
-    """What is printed goes to stderr: stdout is for data."""
+    """Print to stderr inside this block: stdout is for data."""
     with redirect_stdout(sys.stderr):
         yield

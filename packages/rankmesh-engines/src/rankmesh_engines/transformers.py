@@ -151,7 +151,7 @@ def _empty(config: Any) -> Any:
 
 @contextmanager
 def _once() -> Iterator[None]:
-    """Where a rank's shards of one shape begin is computed once, and not for each expert of each layer."""
+    """Compute where a rank's shards of one shape begin once, and not for each expert of each layer."""
     computed = functools.cache(sharding_utils.compute_local_shape_and_global_offset)
     with mock.patch.object(sharding_utils, "compute_local_shape_and_global_offset", computed):
         yield

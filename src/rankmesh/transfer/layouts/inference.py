@@ -144,7 +144,7 @@ def _padded(
 
 
 def _varies(cut: Mapping[int, Ranges], where: Mapping[int, Mapping[str, int]], axis: str) -> bool:
-    """Whether two ranks that differ along this axis only hold different ranges."""
+    """Return whether two ranks that differ along this axis only hold different ranges."""
     seen: dict[tuple[int, ...], Ranges] = {}
     for rank, owned in cut.items():
         rest = tuple(place for name, place in where[rank].items() if name != axis)

@@ -59,7 +59,7 @@ class Piece(NamedTuple):
 
 
 class Place(NamedTuple):
-    """Where a rank's shard of this ``shape`` is: a parameter of shape ``whole``, and the pieces in it."""
+    """The place of a rank's shard of this ``shape``: a parameter of shape ``whole``, and the pieces in it."""
 
     parameter: str
     whole: tuple[int, ...]
@@ -74,7 +74,7 @@ class Place(NamedTuple):
 
 @dataclass(frozen=True)
 class Layout:
-    """How one side shards a model.
+    """The layout of a model under one side.
 
     ``shardings``   by checkpoint name
     ``refused``     checkpoint names that have no sharding, with the reason
@@ -92,7 +92,7 @@ class Layout:
     hook: str = Side.hook
 
     def views(self, parameters: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-        """A rank's shards by checkpoint name, as views of the side's own parameters: what a transfer reads or writes.
+        """Return a rank's shards by checkpoint name, as views of the side's own parameters, for a transfer.
 
         ``parameters`` are ``dict(model.named_parameters())`` of that rank, after loading and before any change of
         their form. Raises ``LayoutError`` for a parameter that is missing or has another shape, and where a shard is
@@ -110,9 +110,9 @@ class Layout:
         return made
 
     def shards(self, parameters: Mapping[str, Tensor], rank: int) -> dict[str, Tensor]:
-        """A rank's shards by checkpoint name: views of the parameters, or copies of those that are in several pieces.
+        """Return a rank's shards by checkpoint name: views of parameters, or copies where a shard is in several pieces.
 
-        So are those of another dtype than the checkpoint's, such as the float32 biases of a bfloat16 model. Call `fill`
+        A parameter of another dtype than the checkpoint, such as a float32 bias, is copied, too. Call `fill`
         after a transfer has written into them. Raises ``LayoutError`` as `views` does.
         """
         import torch
@@ -195,7 +195,7 @@ def _kernel(parameter: Tensor, sharding: Sharding) -> str | None:
 
 
 class _Loaded(NamedTuple):
-    """What one rank holds of one tensor."""
+    """The part of one tensor that one rank holds."""
 
     parameter: str
     fragments: list[Fragment]
@@ -290,7 +290,7 @@ def _sharding(
 
 
 def _plain(loaded: _Loaded, dimensions: int) -> bool:
-    """Whether a parameter has the dimensions of the one tensor that it holds, in their order."""
+    """Return whether a parameter has the dimensions of the one tensor that it holds, in their order."""
     steps = contiguous(loaded.shape)
     return len(steps) == dimensions and all(
         step in (0, of) for fragment in loaded.fragments for step, of in zip(fragment.strides, steps, strict=True)

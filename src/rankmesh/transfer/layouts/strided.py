@@ -50,7 +50,7 @@ class Copy:
 
     @property
     def size(self) -> int:
-        """How many elements it maps."""
+        """The number of elements that it maps."""
         return prod(size for size, _, _ in self.dims)
 
     @cached_property
@@ -60,7 +60,7 @@ class Copy:
 
     @cached_property
     def run(self) -> int:
-        """How many elements it maps, if adjacent ones to adjacent ones in order; otherwise 0."""
+        """The number of elements that it maps, if adjacent ones to adjacent ones in order; otherwise 0."""
         length = 1
         for size, to, start in reversed(self.dims):
             if size != 1:
@@ -89,7 +89,7 @@ def view(offset: int, shape: Sequence[int], strides: Sequence[int]) -> Copy:
 
 
 def turned(copy: Copy) -> Copy:
-    """The same pairs from the other side."""
+    """Swap the two memories."""
     return Copy(copy.start, copy.to, tuple(Dim(size, start, to) for size, to, start in copy.dims))
 
 
@@ -114,7 +114,7 @@ def compose(first: Copy, then: Copy) -> list[Copy]:
 
 
 def outside(copy: Copy, written: Copy) -> list[Copy]:
-    """What is left of a copy after another has written, of the memory that both write."""
+    """Return what is left of a copy after another has written to the memory that both write."""
     if _apart(copy, written):
         return [copy]
     units = _units([dim[1] for dim in copy.dims], [dim[1] for dim in written.dims])
@@ -229,7 +229,7 @@ def _minus(box: _Box, hole: _Box) -> Iterator[_Box]:
 
 
 def _joined(copy: Copy) -> Copy:
-    """The same pairs in as few dimensions as say them, the longest step first."""
+    """Join dimensions that one step describes; the longest step comes first."""
     dims: list[Dim] = []
     for size, to, start in sorted((Dim(*dim) for dim in copy.dims if dim[0] != 1), key=lambda dim: (dim.to, dim.start)):
         if dims and to == dims[-1].size * dims[-1].to and start == dims[-1].size * dims[-1].start:
@@ -248,7 +248,7 @@ class Fragment(NamedTuple):
 
 
 def fragments(copy: Copy, shape: Sequence[int]) -> list[Fragment]:
-    """What a copy reads of a contiguous tensor of this shape, as boxes of it.
+    """Return the boxes of a contiguous tensor of this shape that a copy reads.
 
     >>> fragments(Copy(0, 8, ((2, 1, 4), (4, 2, 1))), (4, 4))
     [Fragment(box=((2, 4), (0, 4)), offset=0, strides=(1, 2))]
@@ -262,7 +262,7 @@ def fragments(copy: Copy, shape: Sequence[int]) -> list[Fragment]:
 
 
 def merged(found: Iterable[Fragment]) -> list[Fragment]:
-    """The same elements in fewer boxes: neighbours along one dimension, a step apart, are one.
+    """Join boxes that are neighbours along one dimension, a step apart.
 
     >>> merged([Fragment(((0, 1), (0, 4)), 0, (0, 1)), Fragment(((1, 2), (0, 4)), 4, (0, 1))])
     [Fragment(box=((0, 2), (0, 4)), offset=0, strides=(4, 1))]
@@ -279,7 +279,7 @@ def merged(found: Iterable[Fragment]) -> list[Fragment]:
 
 
 def union(boxes: Iterable[tuple[tuple[int, int], ...]]) -> list[tuple[tuple[int, int], ...]]:
-    """The same elements in fewer boxes, wherever they are in a parameter.
+    """Join boxes that are neighbours, wherever they are in a parameter.
 
     >>> union([((0, 2), (0, 4)), ((2, 4), (0, 4))])
     [((0, 4), (0, 4))]
@@ -305,7 +305,7 @@ def _join(one: Fragment, other: Fragment, dim: int) -> Fragment | None:
 
 
 def _fragment(box: _Box, shape: Sequence[int], strides: Sequence[int]) -> list[Fragment]:
-    """One box of digits as a box of the tensor: each of its dimensions is some digits, of which one is cut."""
+    """Return a box of digits as boxes of the tensor, each of whose dimensions is some digits."""
     ranges, steps = [], []
     for dim, stride in enumerate(strides):
         above = min((strides[d] for d in range(dim) if strides[d] > stride), default=stride * shape[dim])

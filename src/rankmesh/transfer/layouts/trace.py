@@ -48,7 +48,7 @@ class _Memory:
 
 
 class Trace(TorchDispatchMode):
-    """What ran while it was entered, as copies from sources; tensors of other origin are constants."""
+    """A record of what ran inside ``with``, as copies from sources; tensors of other origin are constants."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
@@ -65,7 +65,7 @@ class Trace(TorchDispatchMode):
         return tensor
 
     def fragments(self, tensor: Tensor) -> dict[str, list[Fragment]]:
-        """By source, the boxes of it that a tensor holds; offsets and strides are of the tensor's elements.
+        """Return the boxes of each source that a tensor holds; offsets and strides are in the tensor's elements.
 
         Raises ``LayoutError`` where it holds values that were computed, naming the operation.
         """
@@ -141,7 +141,7 @@ class Trace(TorchDispatchMode):
         return memory.pieces if memory else []
 
     def _read(self, tensor: Tensor) -> list[tuple[str, Copy]]:
-        """What a view holds: its elements, counted row by row, from sources."""
+        """Return where the elements of a view, counted row by row, are in sources."""
         where = view(int(tensor.storage_offset()), tensor.shape, tensor.stride())
         return [(name, met) for name, piece in self._pieces(tensor) for met in compose(piece, where)]
 
@@ -201,7 +201,7 @@ _JOINS: dict[str, Callable[[Trace, tuple[Any, ...], dict[str, Any]], Tensor]] = 
 
 
 def _tensors(values: Any) -> Iterator[Tensor]:
-    """Those in arguments or results, which are tensors, lists of them, or other values."""
+    """Yield the tensors in arguments or results, which are tensors, lists of them, or other values."""
     if isinstance(values, Tensor):
         yield values
     elif isinstance(values, list | tuple):

@@ -72,13 +72,13 @@ class Waitable(Protocol):
 
 
 class P2PTransport(Protocol):
-    """What an exchange needs of a process group."""
+    """The calls of a process group that an exchange makes."""
 
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
-        """Where buffers are: on the GPU of the tensors where messages are sent from there, else in main memory."""
+        """Return where buffers are: on the GPU of the tensors if messages are sent from there, else in main memory."""
 
     def together(self, device: torch.device) -> bool:
-        """Whether the messages of a round are started together, with buffers there; they may wait for each other."""
+        """Return whether the messages of a round start together, with buffers there, and may wait for each other."""
 
     def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
         """Start messages, each a ``work``, in order; ``together`` in few calls, as NCCL needs a whole round."""
@@ -282,7 +282,7 @@ def _has_buffer(row: Sequence[PendingMessage]) -> bool:
 
 
 def batches(peers: Sequence[tuple[int, bool]], rank: int, size: int, limit: int = _OPERATIONS) -> list[list[int]]:
-    """The messages of a round, by number, in batches of at most ``limit``; ``peers`` has each one's peer and direction.
+    """Return the messages of a round, by number, in batches of at most ``limit``; ``peers`` has peer and direction.
 
     Both ends of a message put it into the same batch: by how far apart they are, and by how many were before it between
     them in its direction. So a rank in one batch never waits for a rank in a later one.

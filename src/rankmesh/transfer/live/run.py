@@ -55,7 +55,7 @@ _SHORTEST = 64
 
 @dataclass(frozen=True)
 class Moved:
-    """What one rank did: bytes received, sent and copied, bytes of ``memory`` that it took, seconds, rounds.
+    """The result of a transfer on one rank: bytes received, sent, copied, bytes of ``memory``, seconds, rounds.
 
     ``memory``: buffers, at most the budget; and sources that were copied first, out of the way of a target.
     """
@@ -70,7 +70,7 @@ class Moved:
 
 @dataclass(frozen=True, eq=False)
 class MessageSchedule:
-    """What one rank does under one budget, planned once: messages by round, and copies."""
+    """The messages of one rank by round under one budget, and its copies; planned once."""
 
     sends: tuple[tuple[Message, ...], ...]
     receives: tuple[tuple[Message, ...], ...]

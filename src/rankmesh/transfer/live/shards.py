@@ -30,7 +30,7 @@ class Shards(dict[str, Tensor]):
 
 
 def allocate(shardings: Mapping[str, Sharding], rank: int, device: str | torch.device | None) -> Shards:
-    """Empty tensors of the shards of one rank, of which none is complete; padding is zero."""
+    """Return empty tensors of the shards of one rank, none of them complete; padding is zero."""
     made = Shards()
     for name, sharding in shardings.items():
         if sharding.holds(rank):
@@ -41,13 +41,13 @@ def allocate(shardings: Mapping[str, Sharding], rank: int, device: str | torch.d
 
 
 def mark(tensors: Mapping[str, Tensor], incomplete: Iterable[str]) -> None:
-    """Say which tensors are incomplete, where they are ``Shards``."""
+    """Record which tensors are incomplete, if they are ``Shards``."""
     if isinstance(tensors, Shards):
         tensors.incomplete = tuple(incomplete)
 
 
 def local(tensor: Tensor) -> Tensor:
-    """The tensor of this rank itself, where it is given as a DTensor."""
+    """Return the local tensor of a DTensor, any other tensor detached."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
@@ -67,7 +67,7 @@ def shards_of(shardings: Mapping[str, Sharding], rank: int) -> dict[str, Shard]:
 def problem_of(
     tensors: Mapping[str, object], shardings: Mapping[str, Sharding], shards: Mapping[str, Shard], what: str
 ) -> str:
-    """What is wrong with the tensors that a rank gives, in words; nothing where all are as their shardings say."""
+    """Return what is wrong with the tensors that a rank gives; an empty text if all fit their shardings."""
     for name, shard in shards.items():
         dtype = getattr(torch, shardings[name].dtype)
         if name not in tensors:
@@ -87,7 +87,7 @@ def problem_of(
 def apart(
     sources: Mapping[str, Tensor], targets: Iterable[tuple[str, Tensor]], same_sharding: Mapping[str, bool]
 ) -> set[str]:
-    """The sources that must be copied first, since a target in the same memory would be written over them.
+    """Return the sources to copy first, since a target in the same memory would overwrite them.
 
     ``same_sharding``: names whose source and target shards are the same, so that where they share memory, each element
     of the target is at its own place.
@@ -108,11 +108,11 @@ def apart(
 
 
 def same_place(one: Tensor, other: Tensor) -> bool:
-    """Whether two tensors are the same memory, element by element."""
+    """Return whether two tensors are the same memory, element by element."""
     return (one.data_ptr(), one.shape, one.stride()) == (other.data_ptr(), other.shape, other.stride())
 
 
 def _memory(tensor: Tensor) -> tuple[int, int]:
-    """The addresses between which the elements of a tensor are."""
+    """Return the addresses between which the elements of a tensor are."""
     reach = sum((length - 1) * stride for length, stride in zip(tensor.shape, tensor.stride(), strict=True))
     return tensor.data_ptr(), tensor.data_ptr() + (reach + 1) * tensor.element_size()

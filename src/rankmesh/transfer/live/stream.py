@@ -47,12 +47,12 @@ class Message:
 
 
 def where(shard: Shard, box: Box) -> Slices:
-    """Where a box of the whole tensor is in the rank's own tensor."""
+    """Return where a box of the whole tensor is in the rank's own tensor."""
     return located({"": shard}, box)[1]
 
 
 def located(shards: Mapping[str, Shard], box: Box) -> tuple[str, Slices]:
-    """The first of a rank's shards of one tensor that has a box of it, by name, and where in it the box is."""
+    """Return the first of a rank's shards of one tensor that has a box, by name, and where in it the box is."""
     for name, shard in shards.items():
         for whole, place in zip(shard.boxes, shard.places, strict=True):
             if all(start <= low and high <= stop for (low, high), (start, stop) in zip(box, whole, strict=True)):
@@ -68,7 +68,7 @@ def messages(
     shardings: Mapping[str, Sharding],
     limit: int,
 ) -> list[Message]:
-    """The moves between this rank and one peer as messages of at most ``limit`` bytes; ``shards`` of each tensor."""
+    """Return the moves between this rank and one peer as messages of at most ``limit`` bytes; ``shards`` by tensor."""
     done: list[Message] = []
     pieces: list[Piece] = []
     end = 0
@@ -97,7 +97,7 @@ def messages(
 
 
 def _fitting(box: Box, limit: int) -> Iterator[Box]:
-    """A box in boxes of at most so many elements: whole rows of it where a row fits."""
+    """Cut a box into boxes of at most ``limit`` elements: whole rows if a row fits."""
     count = size(box)
     if count <= limit:
         yield box

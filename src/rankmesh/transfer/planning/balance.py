@@ -90,7 +90,7 @@ def _fill(sets: Sets, shares: Floats, blocks: list[IntArray]) -> None:
 
 
 def _level(of: IntArray, others: Floats, asked: IntArray) -> Floats:
-    """Up to where the least busy members of each set are filled when they send what it is asked for."""
+    """Return the level to which the least busy members of each set are filled when they send what is asked of it."""
     order = np.lexsort((others, of))
     owner, base = of[order], others[order]
     first = np.flatnonzero(np.append(True, owner[1:] != owner[:-1]))
@@ -116,7 +116,7 @@ def _bound(sets: Sets, load: Floats) -> float:
 
 
 def _whole(sets: Sets, shares: Floats, unit: int) -> IntArray:
-    """The same in whole units: what rounding down leaves of a set goes to its least busy members."""
+    """Round shares down to whole units, and give the rest of each set to its least busy members."""
     whole = (shares / unit + 1e-9).astype(np.int64) * unit
     of = sets.of
     left = (sets.asked - np.bincount(of, whole, minlength=len(sets.asked)).astype(np.int64)) // unit

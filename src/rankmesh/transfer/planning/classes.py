@@ -77,7 +77,7 @@ class TensorClass:
         return [local] * (local >= 0) + [shard for shard, ranks in self.kept.items() if rank in ranks]
 
     def away(self, source: IntArray, ranks: IntArray) -> npt.NDArray[np.bool_]:
-        """Whether each of the ranks (pairs, copies) does not have the source shard of its pair."""
+        """Return whether each rank (pairs, copies) lacks the source shard of its pair."""
         away = np.asarray(self.source.shard_map.shard_of(ranks) != source[:, None])
         if self.copies:
             shards = prod(self.source.shard_map.shards)
@@ -100,7 +100,7 @@ class TensorClass:
         return source, target, elements
 
     def boxes(self, source: int, target: int) -> list[Box]:
-        """What a pair of shards has in common, as boxes of the whole tensor, in order."""
+        """Return the boxes of the whole tensor that a pair of shards has in common, in order."""
         sides = []
         for shared, ours, theirs in zip(
             self._overlaps[::-1], self.source.cuts[::-1], self.target.cuts[::-1], strict=True
@@ -114,7 +114,7 @@ class TensorClass:
 def classes_of(
     source: Mapping[str, Sharding], target: Mapping[str, Sharding], copies: Mapping[str, Copies]
 ) -> tuple[TensorClass, ...]:
-    """The classes of a transfer, wide elements first, whatever the order in which the names are given."""
+    """Return the classes of a transfer, wide elements first, whatever the order of the names."""
     found: dict[tuple[object, ...], list[str]] = {}
     known: dict[tuple[object, ...], tuple[object, ...]] = {}
     for name in sorted(target):
@@ -133,7 +133,7 @@ def classes_of(
 
 
 def _stated(sharding: Sharding) -> tuple[object, ...]:
-    """A sharding as a key that is equal where it is equal, however often it was made."""
+    """Return a key that is equal for equal shardings."""
     where = sharding.shard_map
     return where.mesh, where.axes, where.at, sharding.cuts, sharding.dtype
 
@@ -152,7 +152,7 @@ def _check(name: str, source: Sharding, target: Sharding) -> None:
 
 
 def digest_of(classes: tuple[TensorClass, ...], cluster: object, **further: object) -> str:
-    """64 hexadecimal digits, equal for equal transfers: the meshes once, and each class with its names.
+    """Return 64 hexadecimal digits, equal for equal transfers: of the meshes once, and each class with its names.
 
     What a transfer has ``further``, such as lost ranks, is stated where there is any.
     """

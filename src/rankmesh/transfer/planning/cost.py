@@ -24,7 +24,7 @@ __all__ = ["Link", "links", "seconds"]
 
 @dataclass(frozen=True)
 class Link:
-    """What passes between one unit and the level around it: ``unit`` by name, bytes out and in."""
+    """The traffic between one unit and the level around it: ``unit`` by name, bytes out and in."""
 
     level: str
     unit: str

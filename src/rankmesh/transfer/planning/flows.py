@@ -35,7 +35,7 @@ __all__ = ["Flows", "flows_of"]
 
 @dataclass(frozen=True, eq=False)
 class Flows:
-    """Who sends what to whom: parallel arrays in the order of the sequence.
+    """The flows of a transfer: parallel arrays in the order of the sequence.
 
     Flow f is bytes ``low[f]`` to ``high[f] - 1`` of what ``target[f]`` needs of source shard ``shard[f]`` of tensors of
     class ``tensor_class[f]``, one after the other; ``source[f]`` sends it, over level ``level[f]`` of the cluster.
@@ -61,7 +61,7 @@ class Flows:
 
 @dataclass(eq=False)
 class _Asked:
-    """What ranks ask of sets: parallel arrays. ``group`` is a set of copies, before any nearness."""
+    """Requests of ranks to sets: parallel arrays. ``group`` is a set of copies, before any nearness."""
 
     tensor_class: IntArray
     shard: IntArray
@@ -110,7 +110,7 @@ class _Copies:
         self._blocks += int(blocks.max()) + 1
 
     def members(self, lost: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
-        """Where the members of each set start, the members but for the lost ones, and the block of each set."""
+        """Return where the members of each set start, the members except lost ones, and the block of each set."""
         blocks, sizes, ranks = map(np.concatenate, (self._block_of, self._sizes, self._ranks))
         if lost:
             kept = ~np.isin(ranks, lost)
@@ -152,7 +152,7 @@ def flows_of(classes: Sequence[TensorClass], cluster: Cluster | None, lost: Sequ
 
 
 def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
-    """What the ranks that hold a class in the end do not hold in the beginning."""
+    """Return what the target ranks of a class do not hold as source ranks."""
     source, target, elements = one.pairs()
     ranks = one.target.shard_map.ranks[target]
     away = one.away(source, ranks)
@@ -215,7 +215,7 @@ def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | 
 
 
 def _places(length: IntArray, new: IntArray, unit: int) -> IntArray:
-    """Where each record starts in the sequence: one after the other, each rank's first at a whole unit."""
+    """Return where each record starts in the sequence: one after the other, each rank's first at a whole unit."""
     first = np.flatnonzero(new)
     totals = np.add.reduceat(length, first)
     starts = np.append(0, np.cumsum(-(-totals // unit) * unit)[:-1])

@@ -36,7 +36,7 @@ class Move(NamedTuple):
 
 @dataclass(frozen=True)
 class LocalMoves:
-    """What one rank does: ``sends`` and ``receives`` in the order in which each pair of ranks exchanges them.
+    """The moves of one rank: ``sends`` and ``receives`` in the order in which each pair of ranks exchanges them.
 
     ``missing`` are the boxes that it needs and nobody has, by tensor, of a transfer that is ``partial``.
     """

@@ -42,7 +42,7 @@ def read_tensors(path: str | Path, source: Mesh, target: Mesh) -> tuple[Sharding
 
 
 def shardings_of(document: object, source: Mesh, target: Mesh, what: str = "tensors") -> tuple[Shardings, Shardings]:
-    """The same of a document that was read."""
+    """Return the shardings of a document that was read, on both meshes."""
     if not isinstance(document, Mapping) or not document:
         raise _refused(what, "no tensor is named")
     ours: Shardings = {}

@@ -149,7 +149,7 @@ class Transfer:
 
     @property
     def missing(self) -> tuple[Missing, ...]:
-        """What is needed and nobody has who is left: (name, box, ranks that had it), for each target shard by itself.
+        """The boxes that are needed and that no rank is left to send: (name, box, ranks that had it), by target shard.
 
         Every rank can read it, whether the transfer is ``partial`` or not.
         """
@@ -161,7 +161,7 @@ class Transfer:
         return tuple(sorted(found))
 
     def of(self, rank: int) -> LocalMoves:
-        """What one rank sends, receives and copies, as boxes; nothing for a rank that takes no part."""
+        """Return the boxes that one rank sends, receives and copies; none for a rank that takes no part."""
         number = integer(rank, "rank", least=0)
         if self._local is None or self._local[0] != number:
             self._local = (number, local_moves(self.classes, self.flows, number))
@@ -221,7 +221,7 @@ class Transfer:
         return digest_of(self.classes, cluster, lost=self.lost, partial=self.partial)
 
     def reversed(self) -> Transfer:
-        """The transfer back: of the same names, from target to source.
+        """Return the transfer back, from target to source.
 
         Raises ``PlanError`` where a rank of the source is lost.
         """
@@ -259,7 +259,7 @@ class Transfer:
         timeout: float | timedelta = 300.0,
         device: str | torch.device | None = None,
     ) -> Bridge:
-        """The transfer as a function that gradients go back through: activations between two meshes of a job.
+        """Return the transfer as a differentiable function: activations between two meshes of a job.
 
         Every rank of ``group`` makes it and calls it, as it calls ``run``. See `rankmesh.transfer.live.bridge`.
         """
@@ -268,7 +268,7 @@ class Transfer:
         return Bridge(self, budget, group=group, timeout=timeout, device=device)
 
     def allocate(self, rank: int, *, device: str | torch.device | None = None) -> Shards:
-        """Empty tensors of a rank's target shards, by name: what ``into`` may be."""
+        """Return empty tensors of a rank's target shards, by name, as ``into`` of `run`."""
         with extra("torch"):
             from rankmesh.transfer.live.shards import allocate
         return allocate(self.target, rank, device)
@@ -295,7 +295,7 @@ class Transfer:
 
 
 def _copies(copies: Mapping[str, Mapping[int, Iterable[int]]]) -> dict[str, Copies]:
-    """Who keeps copies of whose shard, by name; the same object where it is the same, as many names have it."""
+    """Return the ranks that keep copies, by name and owner; equal ones are one object, since many names share it."""
     known: dict[int, Copies] = {}
     for of in copies.values():
         if id(of) not in known:
@@ -320,7 +320,7 @@ def _check(shardings: object, what: str) -> None:
 
 
 def _needed(one: TensorClass) -> int:
-    """What the target ranks of a class hold, less what they held."""
+    """Return the bytes that the target ranks of a class lack."""
     source, target, elements = one.pairs()
     away = one.away(source, one.target.shard_map.ranks[target]).sum(axis=1)
     return int((away * elements).sum()) * one.itemsize * len(one.names)

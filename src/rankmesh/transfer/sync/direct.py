@@ -157,7 +157,7 @@ class NcclGroup:
 
 @dataclass(frozen=True)
 class MemberSetup:
-    """What both sides need for messages: ``rank`` is this one in the transfer, ``device`` has its tensors."""
+    """The setup of messages on both sides: ``rank`` is this one in the transfer, ``device`` has its tensors."""
 
     store: Any
     moves: Transfer
@@ -169,7 +169,7 @@ class MemberSetup:
 
 
 class _Member:
-    """What both sides do: messages over the group of one engine."""
+    """One rank of either side, with messages over the group of one engine."""
 
     def __init__(self, setup: MemberSetup) -> None:
         longest_message(setup.moves, setup.budget)

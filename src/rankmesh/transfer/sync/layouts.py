@@ -40,19 +40,19 @@ class Layouts:
 
     @cached_property
     def stored(self) -> Transfer:
-        """The same where one rank alone has each element: of replicas, those of different tensors take turns."""
+        """The transfer in which one rank alone sends each element: the replicas of different tensors take turns."""
         unique = {name: single(s, number) for number, (name, s) in enumerate(self.trainer.items())}
         return Transfer(unique, self.moved)
 
 
 def ranks_of(shardings: Mapping[str, Sharding]) -> tuple[int, ...]:
-    """The ranks of all meshes, ascending."""
+    """Return the ranks of all meshes, ascending."""
     meshes = {s.mesh for s in shardings.values()}
     return tuple(sorted({rank for mesh in meshes for rank in mesh.rank_range.members}))
 
 
 def single(sharding: Sharding, turn: int) -> Sharding:
-    """The sharding without replicas: those of the ``turn``-th of them, counted round.
+    """Return the sharding of one replica alone, the ``turn``-th, counted round.
 
     >>> up = Sharding(Mesh(tp=2, dp=2), ("tp",), shape=(8,))
     >>> [[rank for rank in range(4) if single(up, turn).holds(rank)] for turn in (0, 1, 2)]

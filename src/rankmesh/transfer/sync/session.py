@@ -50,7 +50,7 @@ _LOOKS = 100
 
 @dataclass(frozen=True)
 class Published:
-    """What one trainer rank did for a version: ``failed`` has the engines that it did not reach, and why."""
+    """The result of `publish` on one rank: ``failed`` has the engines that it did not reach, and why."""
 
     version: int
     seconds: float
@@ -60,7 +60,7 @@ class Published:
 
 @dataclass(frozen=True)
 class Received:
-    """What one rank of an engine has now: the ``version``; ``bytes`` that arrived, ``memory`` for buffers."""
+    """The result of `receive` on one rank: the ``version``, ``bytes`` that arrived, ``memory`` for buffers."""
 
     version: int
     bytes: int

@@ -78,7 +78,7 @@ def _opened(folder: Path, *, create: bool = False) -> Iterator[PrivateFolder]:
 
 
 class Place(NamedTuple):
-    """Where a rank's tensor is in its file: bytes ``start`` to ``stop - 1``."""
+    """The place of a rank's tensor in its file: bytes ``start`` to ``stop - 1``."""
 
     start: int
     stop: int

@@ -38,7 +38,7 @@ class Weights:
 
     @property
     def device(self) -> torch.device:
-        """Where the tensors of this rank are; of one that has none, where new ones would be on a GPU."""
+        """The device of this rank's tensors, or the current GPU if it has none."""
         known = next((local(tensor).device for tensor in self.tensors.values()), None)
         if known is None and torch.cuda.is_available():
             return torch.device("cuda", torch.cuda.current_device())
