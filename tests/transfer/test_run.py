@@ -84,10 +84,8 @@ def _refit(me):
         steps.clear()
         result, into = _moved(moves, me.rank, budget=1 << 16, progress=lambda *step: steps.append(step))
     me.meet("all are through")
-    keys = me.store.num_keys() if me.rank == 0 else 0
     bad = live.wrong(into, moves.target, me.rank)
     left = sum(me.store.check([f"world/rankmesh/job/transfer/{dist.group.WORLD.group_name}/{g}/end"]) for g in range(2))
-    del keys
     return bad, result.memory, run.schedule_of.cache_info().misses, result.bytes_out, left, steps
 
 
@@ -273,14 +271,9 @@ def test_a_budget_that_holds_no_message():
     sim.run(small, 2)
 
 
-def test_all_ranks_connect_where_rounds_start_together(ranks):
-    """3 ranks, as if their tensors were on GPUs: also the one without a part makes the call that connects all."""
-    assert ranks(3, _together) == [[1, []], [1, []], [1, []]]
-    assert ranks(3, _together, False) == [[0, []], [0, []], [0, []]]
-
-
-def _together(me, gpus=True):
-    counted = []
+def _as_if_on_gpus(together):
+    """Replace the transport of transfers by one that has buffers on the CPU and starts rounds as on GPUs."""
+    connected = []
 
     class Transport(GroupTransport):
         parts = 0
@@ -290,19 +283,29 @@ def _together(me, gpus=True):
             return torch.device("cpu")
 
         def together(self, device):
-            return gpus and self.parts > 0
+            return together(self.parts)
 
         def meet(self):
-            counted.append(1)
+            connected.append(1)
             dist.all_reduce(torch.zeros(1))
 
     run.GroupTransport = Transport
-    one = [{"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (1000, 3))} for offset in (0, 1)]
-    moves = Transfer(*one)
+    return connected
+
+
+def test_all_ranks_connect_where_rounds_start_together(ranks):
+    """3 ranks, as if their tensors were on GPUs: also the one without a part makes the call that connects all."""
+    assert ranks(3, _together) == [[1, []], [1, []], [1, []]]
+    assert ranks(3, _together, False) == [[0, []], [0, []], [0, []]]
+
+
+def _together(me, gpus=True):
+    connected = _as_if_on_gpus(lambda parts: gpus and parts > 0)
+    moves = Transfer(*({"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (1000, 3))} for offset in (0, 1)))
     whole = torch.arange(3000.0).view(1000, 3)
     into = {"w": torch.zeros(1000, 3)} if me.rank == 1 else {}
     moves.run({"w": whole} if me.rank == 0 else {}, into, budget=4096)
-    return [len(counted), [] if me.rank != 1 or torch.equal(into["w"], whole) else ["w"]]
+    return [len(connected), [] if me.rank != 1 or torch.equal(into["w"], whole) else ["w"]]
 
 
 def test_a_transfer_ends_when_the_gpu_has_ended(ranks):
@@ -313,23 +316,15 @@ def test_a_transfer_ends_when_the_gpu_has_ended(ranks):
         assert 1.0 < result["seconds"] < limits.AT_ONCE
 
 
+def _stands_still(device, check):
+    while True:
+        check()
+        time.sleep(0.01)
+
+
 def _gpu_stands_still(me):
-    def works(device, check):
-        while me.rank == 1:
-            check()
-            time.sleep(0.01)
-
-    class Transport(GroupTransport):
-        def staging(self, tensors):
-            return torch.device("cpu")
-
-        def together(self, device):
-            return True
-
-        def meet(self):
-            dist.all_reduce(torch.zeros(1))
-
-    run.GroupTransport, nccl.device_done = Transport, works
+    _as_if_on_gpus(lambda parts: True)
+    nccl.device_done = _stands_still if me.rank == 1 else lambda device, check: None
     moves = Transfer(*({"w": rm.Sharding(rm.Mesh(dp=1, offset=offset), None, (8,))} for offset in (0, 1)))
     tensors, into = ({"w": torch.ones(8)} if me.rank == rank else {} for rank in (0, 1))
     me.meet("all have loaded what a run takes")
@@ -338,13 +333,7 @@ def _gpu_stands_still(me):
 
 def test_what_is_copied_counts_once_the_gpu_has_done_it(monkeypatch):
     """1 simulated rank, as if on a GPU that stands still: copies that end nowhere are an error at the timeout."""
-
-    def works(device, check):
-        while True:
-            check()
-            time.sleep(0.01)
-
-    monkeypatch.setattr(nccl, "device_done", works)
+    monkeypatch.setattr(nccl, "device_done", _stands_still)
     one = {"w": rm.Sharding(rm.Mesh(dp=1), None, (8,))}
 
     def copied():

@@ -70,7 +70,12 @@ def mesh_of(device_mesh: DeviceMesh) -> Mesh:
 
 def placements_of(sharding: Sharding, device_mesh: DeviceMesh) -> tuple[Placement, ...]:
     """Return the placements of a sharding, one for each dimension of a ``DeviceMesh`` of the same ranks and axes."""
-    _refuse_more_than_cuts(sharding)
+    for option in ("at", "parts", "padded"):
+        if value := getattr(sharding, option):
+            raise LayoutError(
+                f"a DTensor has cuts only, and this sharding has {option}={quoted(dict(value))}; describe it with "
+                "Sharding.to_dict()"
+            )
     there = mesh_of(device_mesh)
     if there != sharding.mesh or sharding.view:
         raise LayoutError(
@@ -90,16 +95,6 @@ def placements_of(sharding: Sharding, device_mesh: DeviceMesh) -> tuple[Placemen
         factor = prod(there.axes[axis] for axis in before)
         made.append(Shard(dim) if factor == 1 else strided_shard(dim, factor))
     return tuple(made)
-
-
-def _refuse_more_than_cuts(sharding: Sharding) -> None:
-    """Raise ``LayoutError`` for a sharding with ``at``, ``parts`` or ``padded``."""
-    for option in ("at", "parts", "padded"):
-        if value := getattr(sharding, option):
-            raise LayoutError(
-                f"a DTensor has cuts only, and this sharding has {option}={quoted(dict(value))}; describe it with "
-                "Sharding.to_dict()"
-            )
 
 
 def _names(device_mesh: DeviceMesh) -> Sequence[str]:

@@ -107,7 +107,7 @@ class Sync:
         self._least, self._budget = integer(engines, "engines", least=0), integer(budget, "budget", least=1)
         self._timeout, self._connect = time_limit(timeout), connect
         self._at = _place_of(at)
-        self._weights = Weights(tensors, swaps=update == "swap")
+        self._weights = Weights(tensors, swaps=update == "swap", staged=not isinstance(self._at, Path))
         self._history, self._everything = History(), True
         self._publisher: stored.Publisher | direct.Publisher | None = None
         self._receiver: stored.Reader | direct.Requester | None = None
@@ -230,10 +230,10 @@ class Sync:
             if announced is None:
                 return None
             try:
-                into = self._weights.begin(announced.delta, staged=False)
-                with self._weights.writing(staged=False):
+                into = self._weights.begin(announced.delta)
+                with self._weights.writing():
                     total = reader.fill(announced, into)
-                    self._weights.commit(version, announced.delta, (), staged=False)
+                    self._weights.commit(version, announced.delta)
             finally:
                 announced.release()
             reader.hold(announced)
@@ -252,7 +252,7 @@ class Sync:
         agreement.start({"version": announced.version, "group": announced.group}, "")
         failure, arrived = None, None
         try:
-            arrived = requester.fill(announced, self._weights.begin(announced.delta, staged=True))
+            arrived = requester.fill(announced, self._weights.begin(announced.delta))
         except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
             failure = error if isinstance(error, ExchangeError) else ExchangeError(in_one_line(error))
             requester.drop(failed=True)
@@ -268,7 +268,7 @@ class Sync:
                 version=announced.version,
             )
         total, written = arrived
-        self._weights.commit(announced.version, announced.delta, written, staged=True)
+        self._weights.commit(announced.version, announced.delta, written)
         return Received(announced.version, total, time.perf_counter() - started, requester.memory)
 
     # -- agreement ----------------------------------------------------------------------------------------------------

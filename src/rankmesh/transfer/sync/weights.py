@@ -25,13 +25,16 @@ __all__ = ["Weights"]
 
 
 class Weights:
-    """The ``tensors`` in use, of ``version``; ``lock`` is held while tensors in use change."""
+    """The ``tensors`` in use, of ``version``; ``lock`` is held while tensors in use change.
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, swaps: bool) -> None:
+    What arrives is ``staged`` where it may stop halfway, over a group; files of a version are there whole.
+    """
+
+    def __init__(self, tensors: Mapping[str, Tensor], *, swaps: bool, staged: bool) -> None:
         self.tensors: dict[str, Tensor] = dict(tensors)
         self.version: int | None = None
         self.lock = threading.RLock()
-        self._swaps = swaps
+        self._swaps, self._in_place = swaps, not swaps and not staged
         self._other: dict[str, Tensor] | None = None
         # What the other set lacks of the version in use.
         self._behind: Delta | None = None
@@ -44,13 +47,13 @@ class Weights:
             return torch.device("cuda", torch.cuda.current_device())
         return known or torch.device("cpu")
 
-    def writing(self, *, staged: bool) -> AbstractContextManager[object]:
+    def writing(self) -> AbstractContextManager[object]:
         """Return what to hold while the tensors of ``begin`` are written."""
-        return nullcontext() if staged or self._swaps else self.lock
+        return self.lock if self._in_place else nullcontext()
 
-    def begin(self, delta: Delta | None, *, staged: bool) -> dict[str, Tensor]:
-        """Return where the next version is written: the tensors in use with ``copy`` and not ``staged``."""
-        if not staged and not self._swaps:
+    def begin(self, delta: Delta | None) -> dict[str, Tensor]:
+        """Return where the next version is written: the tensors in use, or others beside them."""
+        if self._in_place:
             return {name: local(tensor) for name, tensor in self.tensors.items()}
         if self._other is None:
             self._other = {name: torch.empty_like(local(tensor)) for name, tensor in self.tensors.items()}
@@ -65,13 +68,13 @@ class Weights:
         self._behind = merged(self._behind, delta)
         return other
 
-    def commit(self, version: int, delta: Delta | None, written: Iterable[tuple[str, Slices]], *, staged: bool) -> None:
+    def commit(self, version: int, delta: Delta | None, written: Iterable[tuple[str, Slices]] = ()) -> None:
         """Change to the version that was begun: ``written`` are the boxes of it."""
         with self.lock:
             if self._other is not None and self._swaps:
                 self.tensors, self._other = self._other, {n: local(t) for n, t in self.tensors.items()}
                 self._behind = delta
-            elif self._other is not None and staged:
+            elif self._other is not None:
                 for name, where in written:
                     local(self.tensors[name])[where].copy_(self._other[name][where])
             self.version = version
