@@ -4,6 +4,7 @@ import json
 import os
 import pickle
 import stat
+import sys
 import threading
 import zipfile
 from pathlib import Path
@@ -19,7 +20,7 @@ from tests.transfer.strategies import pairs, world_of
 
 import rankmesh as rm
 from rankmesh.core.sharding import DTYPES
-from rankmesh.errors import TransferError
+from rankmesh.errors import MissingExtra, TransferError
 from rankmesh.transfer import files
 
 
@@ -357,3 +358,15 @@ def test_only_regular_files_of_a_checkpoint_are_opened(tmp_path, name, kind):
     {"fifo": os.mkfifo, "folder": os.mkdir, "device": lambda p: p.symlink_to("/dev/zero")}[kind](path)
     with pytest.raises(TransferError, match=f"is a {'FIFO' if kind == 'fifo' else kind}, and only regular files"):
         files.Checkpoint.open(tmp_path)
+
+
+def test_a_missing_safetensors_is_named_with_its_extra(tmp_path, monkeypatch):
+    """Whether a checkpoint is opened or read, the error is what to install, and nothing of the checkpoint."""
+    _saved(tmp_path / "ours", WHOLE, 1)
+    (tmp_path / "theirs").mkdir()
+    save_file({"w": torch.zeros(8, 4)}, tmp_path / "theirs" / "model.safetensors")
+    monkeypatch.setitem(sys.modules, "safetensors", None)
+    for folder in ("ours", "theirs"):
+        with pytest.raises(MissingExtra) as caught:
+            files.load(tmp_path / folder, {"w": torch.zeros(8, 4)}, WHOLE, rank=0)
+        assert caught.value.extra == "files"

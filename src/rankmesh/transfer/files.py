@@ -31,7 +31,7 @@ from rankmesh.core import documents
 from rankmesh.core.boxes import Box, meet, size, uncovered
 from rankmesh.core.documents import Unreadable, open_regular, parse_json, read_text, refused_as
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import TransferError, extra, first_line, quoted
+from rankmesh.errors import MissingExtra, TransferError, extra, first_line, quoted
 from rankmesh.transfer.live.shards import Shards, local, mark
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.torch_checkpoint import METADATA, Chunk, chunks_of, read_chunk
@@ -54,7 +54,7 @@ class Stored:
     chunk: Chunk | None = None
 
 
-class Opened(ExitStack):
+class _Opened(ExitStack):
     """The safetensors files that one ``load`` has opened, each once."""
 
     def __init__(self) -> None:
@@ -64,10 +64,13 @@ class Opened(ExitStack):
     def file(self, path: Path) -> Any:
         """Return the open file of a path."""
         with extra("files"):
-            from safetensors import safe_open
+            from safetensors import SafetensorError, safe_open
         if path not in self._files:
             open_regular(path).close()
-            self._files[path] = self.enter_context(safe_open(path, framework="pt"))
+            try:
+                self._files[path] = self.enter_context(safe_open(path, framework="pt"))
+            except SafetensorError as error:
+                raise Unreadable(f"has {path.name}, which safetensors cannot read ({first_line(error)})") from error
         return self._files[path]
 
 
@@ -229,7 +232,7 @@ def load(
     incomplete = dict.fromkeys((*(into.incomplete if isinstance(into, Shards) else ()), *wanted))
     mark(into, incomplete)
     total = 0
-    with Opened() as opened:
+    with _Opened() as opened:
         for name, sharding in wanted.items():
             total += _fill(checkpoint, opened, there[name], targets[name], sharding, rank)
             del incomplete[name]
@@ -237,7 +240,7 @@ def load(
     return total
 
 
-def _fill(checkpoint: Checkpoint, opened: Opened, name: str, target: Tensor, sharding: Sharding, rank: int) -> int:
+def _fill(checkpoint: Checkpoint, opened: _Opened, name: str, target: Tensor, sharding: Sharding, rank: int) -> int:
     shard, missing, total = sharding.of(rank), 0, 0
     for box in shard.boxes:
         found = [(one, shared) for one in checkpoint.stored[name] if (shared := meet(box, one.box)) is not None]
@@ -257,12 +260,14 @@ def _fill(checkpoint: Checkpoint, opened: Opened, name: str, target: Tensor, sha
     return total
 
 
-def _read(checkpoint: Checkpoint, opened: Opened, one: Stored, inside: Slices) -> Tensor:
+def _read(checkpoint: Checkpoint, opened: _Opened, one: Stored, inside: Slices) -> Tensor:
     """Return a part of a stored box. Raises ``TransferError`` where the file does not have it as the index says."""
     try:
         part = _part(checkpoint.folder, opened, one, inside)
         if list(part.shape) != [side.stop - side.start for side in inside]:
             raise Unreadable("has another shape there than its index says")
+    except MissingExtra:
+        raise
     except Exception as error:
         raise TransferError(
             f"{one.key!r} cannot be read from {str(checkpoint.folder / one.file)!r} ({first_line(error)}); the "
@@ -273,7 +278,7 @@ def _read(checkpoint: Checkpoint, opened: Opened, one: Stored, inside: Slices) -
     return part
 
 
-def _part(folder: Path, opened: Opened, one: Stored, inside: Slices) -> Tensor:
+def _part(folder: Path, opened: _Opened, one: Stored, inside: Slices) -> Tensor:
     """Return a part of a stored box: a safetensors file is mapped, so that the rest is not read."""
     if one.chunk is not None:
         return read_chunk(folder, one.chunk)[inside]
@@ -356,12 +361,9 @@ def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
     shapes: dict[str, tuple[int, ...]] = {}
     dtypes: dict[str, str] = {}
     stored: dict[str, list[Stored]] = {}
-    with Opened() as opened:
+    with _Opened() as opened:
         for path in files:
-            try:
-                file = opened.file(path)
-            except Exception as error:
-                raise Unreadable(f"has {path.name}, which safetensors cannot read ({first_line(error)})") from error
+            file = opened.file(path)
             for name in file.keys():  # noqa: SIM118  - it is no mapping
                 if name in shapes:
                     raise Unreadable(f"has {quoted(name)} twice, in {stored[name][0].file} and in {path.name}")
