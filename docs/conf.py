@@ -62,7 +62,10 @@ nitpick_ignore_regex = [
     # The class, or one derived from it, of which a class method makes an object.
     (r"py:class", r"rankmesh\.dialects\.torchtitan\.degrees\._Degrees"),
     # Values of the inside that a public one holds.
-    (r"py:class", r"Weights|rankmesh\.transfer\.(layouts\.strided\.Fragment|sync\.direct\.Group)"),
+    (
+        r"py:class",
+        r"Weights|rankmesh\.transfer\.(layouts\.strided\.Fragment|sync\.direct\.Group|torch_checkpoint\.Chunk)",
+    ),
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
     (r"py:class", r"Column|Ints|Bools|GroupName|Signature|InCall"),  # of a recording
     (r"py:class", r"rankmesh\.(core\.options\.GivenOptions|rendezvous\.round\.Round|runtime\.schedule\.\w+)"),

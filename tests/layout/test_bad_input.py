@@ -123,6 +123,8 @@ REFUSED = [
     (split(a=0, b=...), {"received": 0, "what": "size of axis 'a'", "least": 1}),
     (split(tp=2, b=2), {"axis": "dp"}),
     (split(dp=4), {"axis": "dp"}),
+    (lambda: Mesh(tp=2, dp=2, pp=1).reorder("tp-pp"), {"order": ("tp", "pp"), "missing": ["dp"]}),
+    (lambda: Mesh(cp=4).split("cp", a=2, b=2).groups("cp-a"), {"received": ["a", "b", "a"], "axis": "a"}),
     # levels and picks of groups
     (level((3, 2), 0), {"sizes": (3, 2), "size": 4}),
     (level((2, 2), 2), {"level": 2}),
@@ -140,6 +142,7 @@ REFUSED = [
     (lambda: Job(world_size=8), {}),
     (lambda: Job(world_size=0, a=Mesh(dp=1)), {"received": 0, "what": "world_size", "least": 1}),
     (lambda: Job(world_size=8, a="dp=8"), {"name": "a", "received": "dp=8"}),
+    (lambda: Job(world_size=8, a=Mesh(dp=8, offset=4)), {"name": "a", "last": 11, "world_size": 8}),
     (lambda: Job(world_size=8, a=Mesh(dp=8)).of(8), {"rank": 8, "world_size": 8}),
     (lambda: Job(world_size=8, a=Mesh(dp=8)).of(-1), {"received": -1, "what": "rank", "least": 0}),
     # saved meshes

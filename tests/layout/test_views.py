@@ -90,12 +90,6 @@ def test_split_of_a_view():
     assert Mesh.from_dict(mesh.to_dict()) == mesh
 
 
-def test_a_parent_and_its_part_are_the_same_axis_twice():
-    """Naming a split axis together with one of its sub-axes names that sub-axis twice."""
-    with pytest.raises(LayoutError, match="axes 'inner-outer-inner' name 'inner' twice"):
-        Mesh(cp=4).split("cp", inner=2, outer=2).groups("cp-inner")
-
-
 @pytest.mark.parametrize("shared", [("pp",), None])
 def test_expert_view_of_the_design(shared):
     """Experts refactor the ranks of one pipeline stage; the pipeline groups stay."""
