@@ -194,7 +194,7 @@ def test_other_ways_to_say_it(text, world_size, name, plan):
 
 
 REFUSED = [
-    ("{}", None, "this is no training config; a config is a Megatron"),
+    ("{}", None, "this is no training config"),
     ("general: {project: x}", None, "no key of a training config"),
     ("tensor_model_parallel_size: 2\nzero_optimization: {stage: 1}\n", 8, "keys of megatron and of deepspeed"),
     ("parallelism: {dp: 2, tp: 2, pp: 1, tensor_parallel_degree: 2}", None, "keys of nanotron and of torchtitan"),

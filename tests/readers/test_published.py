@@ -2,6 +2,7 @@
 
 import pytest
 
+import rankmesh as rm
 from rankmesh.core import recipes
 from rankmesh.errors import PlanError
 from rankmesh.readers import read_config
@@ -30,7 +31,26 @@ HETERO = "tensor_model_parallel_size: 4\nhetero: {hetero_process_meshes: [2, 1, 
 SLIME = "#!/bin/bash\nray job submit -- python3 train.py --actor-num-nodes 1 --actor-num-gpus-per-node 8 {sizes}"
 LLAVA = "#!/bin/bash\ndeepspeed --num_gpus 8 train_mem.py --pretrain_mm_mlp_adapter ./a.bin --output_dir o\n"
 
+TITAN = """#!/bin/bash
+torchrun --nproc_per_node=8 -m torchtitan.train --module graph --config small \
+ --parallelism.data_parallel_shard_degree{0}4 --parallelism.{1} --parallelism.expert_parallel_degree{0}2
+"""
+SERVE = "#!/bin/bash\nvllm serve org/model {sizes} --kv-cache-dtype fp8 --block-size 256\n"
+SGLANG = "#!/bin/bash\npython3 -m sglang.launch_server --model-path m --tp 8 --ep-size 4 --dp 2 {more}\n"
+PICOTRON = '{"distributed": {"tp_size": 2, "cp_size": 2, "pp_size": 2, "dp_size": 2, "pp_engine": "1f1b"}}'
+
 READ = [
+    (TITAN.format("=", "tensor_parallel_degree=2"), "a.sh", {}, recipes.torchtitan(8, dp_shard=4, tp=2, ep=2)),
+    (TITAN.format(" ", "pipeline_parallel_degree 2 --parallelism.num_pp_microbatches 8"), "a.sh", {},
+     recipes.torchtitan(8, dp_shard=4, pp=2, ep=2)),
+    (SERVE.format(sizes="--tensor-parallel-size 3 --enable-expert-parallel"), "a.sh", {}, recipes.vllm(tp=3)),
+    (SERVE.format(sizes="-pp 3"), "a.sh", {}, recipes.vllm(pp=3)),
+    (SERVE.format(sizes="-tp 2 --data-parallel-size=8 --data-parallel-size-local 4"), "a.sh", {},
+     recipes.vllm(tp=2, dp=8)),
+    (SERVE.format(sizes="--tensor_parallel_size 4"), "a.sh", {"world_size": 16}, recipes.vllm(16, tp=4)),
+    (SGLANG.format(more="--enable-dp-attention"), "a.sh", {}, recipes.sglang(tp=8, ep=4, attn_dp=2)),
+    (SGLANG.format(more=""), "a.sh", {}, recipes.sglang(tp=8, ep=4)),
+    (PICOTRON, "config.json", {}, recipes.axes(rm.Mesh(tp=2, cp=2, pp=2, dp=2))),
     (BRIDGE.format(kind="pretrain", more=""), "a.sh", {}, recipes.megatron(32, tp=2, pp=4)),
     (BRIDGE.format(kind="sft", more="model.expert_model_parallel_size=4 model.expert_tensor_parallel_size=1"), "a.sh",
      {}, recipes.megatron(32, tp=2, pp=4, ep=4, etp=1)),
@@ -48,6 +68,11 @@ REFUSED = [
     (HETERO, "train.yaml", 2, "each of its meshes has sizes of its own"),
     (LLAVA, "finetune.sh", 2, "the run has no argument of Megatron"),
     (PRIMUS.replace("${PRIMUS_TP:2}", "${PRIMUS_TP}"), "exp.yaml", 6, "--set PRIMUS_TP=2$"),
+    (SERVE.format(sizes="--tensor-parallel-sizes 2"), "a.sh", 2, "did you mean '--tensor-parallel-size'"),
+    (SERVE.format(sizes="--tensor-parallel-size $(nproc)"), "a.sh", 2, "run it"),
+    ("#!/bin/bash\npython3 -m openrlhf.cli.train_ppo_ray --ds.tensor_parallel_size 2", "a.sh", None, "of OpenRLHF"),
+    ("#!/bin/bash\ncolossalai run --nproc_per_node 8 train.py", "a.sh", None, "of ColossalAI"),
+    ("distributed: {strategy: fsdp2, tp_size: 1, ep_size: 64}", "run.yaml", None, "of NeMo Automodel"),
     (ACCELERATE + "parallelism_config: {parallelism_config_tp_size: 2}\n", "one.yaml", 5, "NO starts one process"),
 ]  # fmt: skip
 
@@ -63,7 +88,19 @@ def test_what_could_change_a_size_is_no_default(text, path, line, why):
     """A word that may change a size, and is not understood, is refused with its line."""
     with pytest.raises(PlanError, match=why) as caught:
         read_config(text, path, world_size=16)
-    assert caught.value.line == line
+    assert caught.value.values.get("line") == line
+
+
+def test_the_file_that_deepspeed_is_given(tmp_path):
+    """The layout of a run with --deepspeed is that of the file, beside the script; one that is missing is named."""
+    script = tmp_path / "run.sh"
+    script.write_text(LLAVA.replace("--output_dir", "--deepspeed ./zero3.json --output_dir"), encoding="utf-8")
+    with pytest.raises(PlanError, match=r"zero3\.json, which cannot be read") as caught:
+        read_config(script.read_text(encoding="utf-8"), str(script), world_size=8)
+    assert caught.value.line == 2
+    (tmp_path / "zero3.json").write_text('{"zero_optimization": {"stage": 3}, "tensor_parallel": {"autotp_size": 2}}')
+    config = read_config(script.read_text(encoding="utf-8"), str(script), world_size=8)
+    assert config.plan == recipes.deepspeed(8, tp=2)
 
 
 def test_files_that_may_set_sizes_are_named():

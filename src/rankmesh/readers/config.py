@@ -13,18 +13,20 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.readers import accelerate, deepspeed, frameworks, megatron, verl
+from rankmesh.readers.commands import PROGRAMS, check_known, check_readable
 from rankmesh.readers.documents import entries
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import Missing, Reading, Settled, place
-from rankmesh.readers.run import Run, check_unknown, read_arguments, read_run
-from rankmesh.readers.tokens import shown
+from rankmesh.readers.reading import Reading, Settled, place
+from rankmesh.readers.run import Run, read_arguments, read_run
 
 __all__ = ["Config", "read_config", "read_launch"]
 
+_SCRIPT = "a Megatron launch script"
 _FORMS = (
-    "a config is a Megatron launch script, argument file or argument YAML, a GPT-NeoX, NeMo-RL, verl, "
-    "axolotl or nanotron YAML, a torchtitan TOML, a DeepSpeed JSON, or an Accelerate YAML"
+    "a config is a launch script of Megatron, torchtitan, verl, DeepSpeed, vLLM or SGLang, a file or YAML of "
+    "Megatron's arguments, a GPT-NeoX, NeMo-RL, verl, axolotl or nanotron YAML, a torchtitan TOML, a DeepSpeed or "
+    "picotron JSON, or an Accelerate YAML"
 )
 
 
@@ -74,7 +76,7 @@ def _source(reading: Reading) -> str:
 
 @dataclass(frozen=True)
 class _Format:
-    """A format: what makes its plan, the argument without which that needs the world size, and what reads it.
+    """A format: what makes its plan, the argument without which that needs the world size (none: never), its reader.
 
     Those that nothing reads are layouts that files of another format may have.
     """
@@ -110,6 +112,10 @@ def _verl(world: int | None, sp: int = 1, fsdp: int | None = None) -> Plan:
     return recipes.axes(_sharded(Mesh.parse(f"sp={sp},dp=*", world_size=world), fsdp))
 
 
+def _picotron(world: int | None, tp: int = 1, cp: int = 1, pp: int = 1, dp: int | None = None) -> Plan:
+    return recipes.axes(Mesh.parse(f"tp={tp},cp={cp},pp={pp},dp={dp or '*'}", world_size=world))
+
+
 _FORMATS: Mapping[str, _Format] = {
     "megatron": _Format(recipes.megatron, "dp", "a YAML of Megatron's arguments", megatron),
     "gpt_neox": _Format(_neox, "world_size", "a GPT-NeoX config", frameworks.GPT_NEOX),
@@ -122,9 +128,12 @@ _FORMATS: Mapping[str, _Format] = {
         frameworks.AXOLOTL,
     ),
     "nanotron": _Format(recipes.nanotron, "dp", "a nanotron config", frameworks.NANOTRON),
+    "picotron": _Format(_picotron, "dp", "a picotron config", frameworks.PICOTRON),
     "torchtitan": _Format(recipes.torchtitan, "dp_shard", "a torchtitan config", frameworks.TORCHTITAN),
     "deepspeed": _Format(recipes.deepspeed, "dp", "a DeepSpeed config", deepspeed),
     "accelerate": _Format(recipes.accelerate, "dp_shard", "an Accelerate config", accelerate),
+    "vllm": _Format(recipes.vllm, ""),
+    "sglang": _Format(recipes.sglang, ""),
     "experts": _Format(lambda world, ep: recipes.axes(Mesh.parse(f"ep={ep}", world_size=world))),
     "sequences": _Format(lambda world, sp: recipes.deepspeed(world, sp=sp, dp=world // sp), "world_size"),
     "replicas": _Format(lambda world: recipes.accelerate(world, dp_replicate=world, dp_shard=1)),
@@ -158,7 +167,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
                 problem = f"this script starts no training in a plain line; run it: rankmesh show --run {path}"
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path)
         given = " ".join(f"{name}={value}" for name, value in variables.items())
-        return read_launch(run, path, "a Megatron launch script" + (f" with {given}" if given else ""), world_size)
+        return read_launch(run, path, _SCRIPT + (f" with {given}" if given else ""), world_size)
     known = Interpolations(with_parents(found, path), variables)
     found = known.resolved()
     if unused := [name for name in variables if name not in known.used]:
@@ -171,6 +180,8 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     # A file that has these holds keys of the other beside its own.
     for name, other in (("gpt_neox", "deepspeed"), ("nemo_rl", "megatron"), ("verl", "megatron")):
         names = [one for one in names if one != other or name not in names]
+    if not names:
+        check_readable(found, path)
     if len(names) != 1:
         keys = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
         raise PlanError(f"{path}: this file has {keys}; {_FORMS}; give one of them", path=path, formats=tuple(names))
@@ -179,17 +190,13 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
 
 
 def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Config:
-    """Return the plan of one run of a launch script."""
-    words = [shown(word) for word in run.command.words]
-    if not verl.starts_verl(words):
+    """Return the plan of one run of a launch script; ``title``: what it is where it is of Megatron."""
+    check_known(run, path)
+    program = next((program for program in PROGRAMS if program.matches(run)), None)
+    if program is None:
         return _made("megatron", title, megatron.from_run(run, path), path, world_size, run)
-    check_unknown(run, verl.states_sizes, path)
-    options = " ".join(word for word in words if verl.SETTING.fullmatch(word) is None)
-    settled = verl.from_document(run.settings, path, options)
-    settled.notes += run.notes
-    if "world_size" not in settled.arguments and run.world_size and not isinstance(run.world_size.value, Missing):
-        settled.add("world_size", run.world_size.value, run.world_size, path)
-    return _made("verl", title.replace("Megatron", "verl"), settled, path, world_size, run)
+    title = title.replace(_SCRIPT, program.title)
+    return _made(program.format, title, program.settle(run, path), path, world_size, run)
 
 
 def _is_script(text: str, path: str) -> bool:
@@ -239,7 +246,7 @@ def _overruled(settled: Settled, world_size: int | None) -> Settled:
 def _check_world(
     title: str, recipe: str, arguments: dict[str, Any], world: int | None, path: str, run: Run | None
 ) -> None:
-    if world is None and _FORMATS[recipe].data not in arguments:
+    if world is None and _FORMATS[recipe].data not in ("", *arguments):
         missing = run.missing if run is not None else None
         why = f"{missing.why}; " if missing else ""
         fix = (

@@ -3,6 +3,7 @@
 ```
 nanotron     parallelism: {tp, pp, dp, ...}
 gpt_neox     model-parallel-size, pipe-parallel-size      hyphens or underscores
+picotron     distributed: {tp_size, cp_size, ...}      a JSON
 torchtitan   [parallelism], [training], [experimental]    shards of -1 are what is left of the world
 axolotl      sizes beside base_model                      Accelerate's mesh, or expert_parallel_size alone
 nemo_rl      policy.megatron_cfg, policy.dtensor_cfg      the layout of Megatron, or of torchtitan
@@ -22,7 +23,7 @@ from rankmesh.errors import PlanError
 from rankmesh.readers import megatron
 from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, refused, settle, unless
 
-__all__ = ["AXOLOTL", "GPT_NEOX", "NANOTRON", "NEMO_RL", "TORCHTITAN"]
+__all__ = ["AXOLOTL", "GPT_NEOX", "NANOTRON", "NEMO_RL", "PICOTRON", "TORCHTITAN"]
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,25 @@ _NANOTRON = Table(
 NANOTRON = _Framework(
     lambda entries: {"tp", "pp", "dp"} <= {_in_parallelism(entry) for entry in entries},
     lambda entries, path: settle(_NANOTRON, entries, path),
+)
+
+
+# -- picotron -------------------------------------------------------------------------------------------------------
+
+
+def _in_distributed(entry: Entry) -> str | None:
+    return entry.path[1] if entry.path[0] == "distributed" and len(entry.path) == 2 else None
+
+
+_PICOTRON = Table(
+    reads={f"{axis}_size": Read(axis) for axis in ("tp", "cp", "pp", "dp")},
+    mentioned={"pp_engine": "is a schedule; the groups are the same"},
+    key=_in_distributed,
+    closed=True,
+)
+PICOTRON = _Framework(
+    lambda entries: {"tp_size", "dp_size", "pp_engine"} <= {_in_distributed(entry) for entry in entries},
+    lambda entries, path: settle(_PICOTRON, entries, path),
 )
 
 
@@ -133,6 +153,7 @@ _TORCHTITAN = Table(
                 "pipeline_parallel_first_stage_less_layers",
                 "pipeline_parallel_last_stage_less_layers",
                 "pipeline_parallel_schedule",
+                "num_pp_microbatches",
             ),
             "is a schedule; the groups are the same",
         ),

@@ -59,6 +59,11 @@ _MODULE = ("-m", "--module")
 _OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
 # What torchrun takes from its environment where it is not given the option.
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
+# What starts no ranks by one of these launchers: engines, and the programs of systems that are known.
+_STARTS = re.compile(
+    r"[\s/](vllm|sglang)\s+serve\s|\s-m\s+(vllm\.entrypoints|sglang\.launch_server|openrlhf\.cli|areal)[.\s]"
+    r"|[\s/]colossalai\s+run\s|[\s/]automodel\s|[\s/]llamafactory-cli\s+train\s"
+)
 # slime's training ranks, which Ray starts.
 _ACTORS: _Counts = ((("--actor-num-nodes",), None), (("--actor-num-gpus-per-node",), None))
 # Commands that start as many ranks as the environment has.
@@ -233,6 +238,7 @@ def _is_run(command: Command, marks: frozenset[str]) -> bool:
     launched = any(re.search(_LAUNCHERS[name][0], line) for name in _STARTS_RANKS)
     return (
         launched
+        or _STARTS.search(f" {line}") is not None
         or any(_PROGRAM.fullmatch(name) for name in names)
         or any(name.partition("=")[0] in marks for name in names)
         or verl.starts_verl(names)

@@ -58,6 +58,9 @@ STAND_INS = (
     "swift",
     "axolotl",
     "llamafactory-cli",
+    "vllm",
+    "sglang",
+    "colossalai",
 )
 # Where shells look for programs, whatever this process's PATH is.
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
