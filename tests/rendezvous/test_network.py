@@ -81,7 +81,7 @@ def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
     assert "does not answer" in str(answers[1][0])
     for rank in (0, 2):
         assert answers[rank][0].missing == ((3,) if moment == "while it waits" else (1,)), answers
-    assert all(seconds < 2 + 4 * 1.5 for _, seconds in answers.values()), answers
+    assert all(seconds < 2 + limits.AT_ONCE for _, seconds in answers.values()), answers
 
 
 def _server_reads_first(me, serves):

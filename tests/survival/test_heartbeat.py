@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.limits import AT_ONCE, LONG
 from tests.sockets import descriptors
 
 from rankmesh.launch.job_key import JobKey
@@ -65,7 +66,7 @@ def test_who_replies_is_alive(heartbeat, stalled):
     started = time.monotonic()
     replies = exchange(addresses, {"what": "ping"}, 0.3)
     assert replies == {1: {"got": PING}, 2: "unresponsive", 3: "gone"}
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < AT_ONCE
 
 
 def test_many_at_once(heartbeat):
@@ -127,7 +128,7 @@ def _noticed(address, timeout):
         event.set()
 
     watcher.watch(address, timeout, lambda: late.append(time.monotonic() - started), lost)
-    event.wait(20)
+    event.wait(LONG)
     watcher.close()
     return found, time.monotonic() - started, late
 
@@ -136,10 +137,10 @@ def test_a_process_that_is_gone_is_noticed_at_once(heartbeat):
     """Its connection closes, long before the timeout."""
     timer = threading.Timer(0.3, heartbeat.close)
     timer.start()
-    found, seconds, late = _noticed(_at(heartbeat.port), 60)
+    found, seconds, late = _noticed(_at(heartbeat.port), LONG)
     timer.join()
     assert (found, late) == (["gone"], [])
-    assert seconds < 10
+    assert seconds < AT_ONCE
 
 
 def test_others_have_a_moment_to_end_a_step(heartbeat, monkeypatch):
@@ -203,10 +204,10 @@ from rankmesh.survival.heartbeat import Heartbeat
 heartbeat = Heartbeat("127.0.0.1", dict)
 heartbeat.start(JobKey("the key of the job of these tests"))
 if os.fork() == 0:  # as the worker of a DataLoader, which looks only now and then whether its parent lives
-    time.sleep(60)
+    time.sleep(600)
     os._exit(0)
 print(heartbeat.port, heartbeat.liveness, flush=True)
-time.sleep(60)
+time.sleep(600)
 """
 
 
@@ -218,10 +219,10 @@ def test_a_killed_process_is_gone_while_a_child_of_it_lives():
         try:
             timer = threading.Timer(0.3, killed.kill)
             timer.start()
-            found, seconds, _ = _noticed(address, 10)
+            found, seconds, _ = _noticed(address, LONG)
             assert exchange({1: address}, PING, 1.0) == {1: "gone"}
             assert (found, Path(f"/proc/{children[0]}").exists()) == (["gone"], True)
-            assert seconds < 8
+            assert seconds < AT_ONCE
         finally:
             for child in children:
                 os.kill(int(child), 9)
@@ -257,8 +258,8 @@ def test_a_liveness_port_is_looked_at_where_no_reply_comes(stalled):
     assert exchange({1: address}, PING, 0.3) == {1: "unresponsive"}
     one.close()
     started = time.monotonic()
-    assert exchange({1: address}, PING, 20) == {1: "gone"}
-    assert time.monotonic() - started < 10
+    assert exchange({1: address}, PING, LONG) == {1: "gone"}
+    assert time.monotonic() - started < AT_ONCE
 
 
 def test_a_liveness_port_that_cannot_be_reached_shows_nothing(heartbeat, monkeypatch):
@@ -274,10 +275,10 @@ def test_a_liveness_port_that_cannot_be_reached_shows_nothing(heartbeat, monkeyp
     assert exchange({1: address}, PING, 10) == {1: {"got": PING}}
     timer = threading.Timer(1.0, heartbeat.close)
     timer.start()
-    found, seconds, _ = _noticed(address, 30)
+    found, seconds, _ = _noticed(address, LONG)
     timer.join()
     assert found == ["gone"]
-    assert 1.0 <= seconds < 20
+    assert 1.0 <= seconds < AT_ONCE
 
 
 def test_a_system_that_shares_all_descriptors(monkeypatch):

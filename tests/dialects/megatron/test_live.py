@@ -112,7 +112,7 @@ def _disagree(me):
     size = 2 if me.rank else 4
     started = time.perf_counter()
     error = me.error(rm.AgreementError, parallel_state.initialize_model_parallel, tensor_model_parallel_size=size)
-    return [error["kind"], time.perf_counter() - started < 15, parallel_state.is_initialized()]
+    return [error["kind"], time.perf_counter() - started < 60, parallel_state.is_initialized()]
 
 
 def test_ranks_that_differ_are_named(ranks):
