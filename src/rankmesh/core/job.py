@@ -54,7 +54,9 @@ class Job(Mapping[str, Mesh]):
             raise LayoutError("the job has no meshes; give at least one, such as Job(world_size=8, llm=Mesh(dp=8))")
         for name, mesh in self._meshes.items():
             if not isinstance(mesh, Mesh):
-                raise LayoutError(f"mesh {name!r} is {quoted(mesh)}; give a Mesh, such as Mesh(dp=8)", received=mesh)
+                raise LayoutError(
+                    f"mesh {name!r} is {quoted(mesh)}; give a Mesh, such as Mesh(dp=8)", name=name, received=mesh
+                )
             _inside(name, mesh, self.world_size)
         for one, other in combinations(self._meshes, 2):
             _disjoint_or_colocated(one, self._meshes[one], other, self._meshes[other])
