@@ -5,7 +5,8 @@ from importlib.metadata import entry_points
 
 import pytest
 
-pytestmark = pytest.mark.long  # each test starts a pytest of its own
+# Each test starts a pytest of its own.
+pytestmark = [pytest.mark.long, pytest.mark.timeout(350)]
 
 pytest_plugins = ["pytester"]
 
@@ -81,7 +82,7 @@ def run(pytester):
 
     def run(text, *arguments):
         pytester.makepyfile(text)
-        return pytester.runpytest_subprocess(*plugin, "-p", "no:randomly", *arguments, timeout=100)
+        return pytester.runpytest_subprocess(*plugin, "-p", "no:randomly", *arguments, timeout=300)
 
     return run
 
