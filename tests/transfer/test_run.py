@@ -17,7 +17,7 @@ import rankmesh as rm
 from rankmesh import sim
 from rankmesh.backend import nccl
 from rankmesh.errors import AgreementError, PlanError, TransferError
-from rankmesh.rendezvous import Round
+from rankmesh.rendezvous import StoreChannel
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.live import run
 from rankmesh.transfer.live.agreement import TransferAgreement
@@ -195,10 +195,8 @@ def _ends_its_store(me):
         me.store.set("port", str(store.port))
     else:
         store = dist.TCPStore("127.0.0.1", int(me.store.get("port")), wait_for_workers=False)
-        read = Round._read
-        Round._read = lambda among, step, seconds: (
-            time.sleep(1.5 * step.base.endswith("end")) or read(among, step, seconds)
-        )
+        read = StoreChannel.read
+        StoreChannel.read = lambda channel, key: time.sleep(1.5 * key.endswith("/end/outcome")) or read(channel, key)
     agreement = TransferAgreement(store, "test", me.rank, (0, 1), timedelta(seconds=20), serves=me.rank == 0)
     agreement.start({"what": "a transfer"}, "")
     me.meet("started")
