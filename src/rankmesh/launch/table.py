@@ -63,84 +63,77 @@ class Launcher:
     source: str = ""
 
 
+def _row(name: str, marks: str, variables: str, source: str = "") -> Launcher:
+    """Return a row; ``variables`` are the rank, the world size, and the rank and size on the host where there are."""
+    rank, size, local_rank, local_size, *_ = [*variables.split(), "", ""]
+    return Launcher(name, tuple(marks.split()), rank, size, local_rank, local_size, source)
+
+
+_USUAL = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
+_HYDRA = "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"
+_KUBERNETES = "KUBERNETES_SERVICE_HOST"
+_KUBEFLOW = "https://www.kubeflow.org/docs/components/trainer (TrainJob); recorded"
+
 LAUNCHERS = (
-    Launcher(
+    _row(
         "torchrun",
-        ("TORCHELASTIC_RUN_ID", "RANK", "WORLD_SIZE"),
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        source="https://docs.pytorch.org/docs/stable/elastic/run.html; run",
+        "TORCHELASTIC_RUN_ID RANK WORLD_SIZE",
+        _USUAL,
+        "https://docs.pytorch.org/docs/stable/elastic/run.html; run",
     ),
-    Launcher(
-        "ray",
-        ("RAY_JOB_ID", "RANK", "WORLD_SIZE"),
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        source="ray.train.torch.config of Ray 2.60; run",
-    ),
-    Launcher(
+    _row("ray", "RAY_JOB_ID RANK WORLD_SIZE", _USUAL, "ray.train.torch.config of Ray 2.60; run"),
+    _row(
         "jsrun",
-        ("JSM_NAMESPACE_RANK",),
-        *("JSM_NAMESPACE_RANK", "JSM_NAMESPACE_SIZE", "JSM_NAMESPACE_LOCAL_RANK", "JSM_NAMESPACE_LOCAL_SIZE"),
-        source="https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=jsm; recorded",
+        "JSM_NAMESPACE_RANK",
+        "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE",
+        "https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=jsm; recorded",
     ),
-    Launcher(
+    _row(
         "openmpi",
-        ("OMPI_COMM_WORLD_RANK",),
         "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_SIZE",
-        "OMPI_COMM_WORLD_LOCAL_RANK",
-        "OMPI_COMM_WORLD_LOCAL_SIZE",
-        source="https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; run",
+        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE",
+        "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; run",
     ),
-    Launcher(
+    _row(
         "intelmpi",
-        ("PMI_RANK", "MPI_LOCALRANKID", "I_MPI_MPIRUN"),
-        *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        source="Intel MPI Library Developer Reference, Hydra environment variables; recorded",
+        "PMI_RANK MPI_LOCALRANKID I_MPI_MPIRUN",
+        _HYDRA,
+        "Intel MPI Library Developer Reference, Hydra environment variables; recorded",
     ),
-    Launcher(
-        "mpich",
-        ("PMI_RANK", "MPI_LOCALRANKID"),
-        *("PMI_RANK", "PMI_SIZE", "MPI_LOCALRANKID", "MPI_LOCALNRANKS"),
-        source="Hydra of MPICH 4.0; run",
-    ),
-    Launcher(
+    _row("mpich", "PMI_RANK MPI_LOCALRANKID", _HYDRA, "Hydra of MPICH 4.0; run"),
+    _row(
         "pals",
-        ("PALS_RANKID",),
-        *("PALS_RANKID", "PMI_SIZE", "PALS_LOCAL_RANKID", "PALS_LOCAL_SIZE"),
-        source="https://docs.alcf.anl.gov/aurora/running-jobs-aurora; recorded",
+        "PALS_RANKID",
+        "PALS_RANKID PMI_SIZE PALS_LOCAL_RANKID PALS_LOCAL_SIZE",
+        "https://docs.alcf.anl.gov/aurora/running-jobs-aurora; recorded",
     ),
-    Launcher(
+    _row(
         "flux",
-        ("FLUX_TASK_RANK",),
-        *("FLUX_TASK_RANK", "FLUX_JOB_SIZE", "FLUX_TASK_LOCAL_ID"),
-        source="flux-core, src/shell/task.c and flux-environment(7); recorded",
+        "FLUX_TASK_RANK",
+        "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID",
+        "flux-core, src/shell/task.c and flux-environment(7); recorded",
     ),
-    Launcher(
+    _row(
         "slurm",
-        ("SLURM_PROCID",),
-        *("SLURM_PROCID", "SLURM_STEP_NUM_TASKS", "SLURM_LOCALID"),
-        source="https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES; run",
+        "SLURM_PROCID",
+        "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID",
+        "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES; run",
     ),
-    Launcher("pmix", ("PMIX_RANK",), "PMIX_RANK", "WORLD_SIZE", source="PMIx standard, PMIx_Init; recorded"),
-    Launcher(
+    _row("pmix", "PMIX_RANK", "PMIX_RANK WORLD_SIZE", "PMIx standard, PMIx_Init; recorded"),
+    _row(
         "kubernetes",
-        ("KUBERNETES_SERVICE_HOST", "RANK", "WORLD_SIZE"),
-        *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"),
-        source="kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go (PyTorchJob); recorded",
+        f"{_KUBERNETES} RANK WORLD_SIZE",
+        _USUAL,
+        "kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go (PyTorchJob); recorded",
     ),
-    Launcher(
+    _row("kubernetes", f"{_KUBERNETES} PET_NODE_RANK PET_NNODES", "PET_NODE_RANK PET_NNODES", _KUBEFLOW),
+    _row(
         "kubernetes",
-        ("KUBERNETES_SERVICE_HOST", "PET_NODE_RANK", "PET_NNODES"),
-        *("PET_NODE_RANK", "PET_NNODES"),
-        source="https://www.kubeflow.org/docs/components/trainer (TrainJob); recorded",
+        "JOB_COMPLETION_INDEX",
+        "JOB_COMPLETION_INDEX WORLD_SIZE",
+        "https://kubernetes.io/docs/concepts/workloads/controllers/job (Indexed), JobSet; recorded",
     ),
-    Launcher(
-        "kubernetes",
-        ("JOB_COMPLETION_INDEX",),
-        *("JOB_COMPLETION_INDEX", "WORLD_SIZE"),
-        source="https://kubernetes.io/docs/concepts/workloads/controllers/job (Indexed), JobSet; recorded",
-    ),
-    Launcher("environment", ("RANK", "WORLD_SIZE"), *("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE")),
+    _row("environment", "RANK WORLD_SIZE", _USUAL),
 )
 ENVIRONMENT = LAUNCHERS[-1]
 
