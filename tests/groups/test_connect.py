@@ -438,7 +438,7 @@ def _shared(me, plan):
 @kept_order
 def test_one_communicator_for_equal_members_and_options(ranks):
     """8 ranks, 9 kinds: five communicators along dp, one along tp, one local group; report() says so."""
-    for rank, (registered, same, apart, text, table, seen) in enumerate(ranks(8, _shared, SHARING)):
+    for rank, (registered, same, apart, text, table, seen) in enumerate(ranks(8, _shared, SHARING, timeout=20.0)):
         assert (registered, same, apart) == (7, True, 5)
         assert seen["turned"] == seen["dp"][::-1]
         report = json.loads(text)
@@ -456,7 +456,7 @@ def test_one_communicator_for_equal_members_and_options(ranks):
             "pp": None,
         }
         timeouts = {group["name"]: group["timeout"] for group in report["groups"]}
-        assert (timeouts["slow"], timeouts["dp"]) == (77.0, limits.LONG)
+        assert (timeouts["slow"], timeouts["dp"]) == (77.0, 20.0)
         assert [group["ranks"] for group in report["groups"]] == list(seen.values())
         lines = {line.split()[0]: line for line in table.splitlines()[2:]}
         assert "9 groups, 6 communicators" in table

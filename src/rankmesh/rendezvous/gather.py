@@ -38,7 +38,7 @@ def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], 
     within ``seconds``, and ``StoreLost`` when the store does not answer.
     """
     outcome = _gathered(among, data, conclude, seconds, what)
-    _leave(among, outcome)
+    among.leave(outcome, stay=True, all_read=True)
     if not outcome.agreed:
         raise AgreementError(
             f"rank {among.rank}: {outcome.message}", rank=among.rank, ranks=outcome.ranks, missing=outcome.missing
@@ -70,7 +70,7 @@ def gather_results(
         if outcome is None and made.done() and failed is None:
             outcome = _gathered(among, made.result(), conclude, seconds, what)
         outcome = outcome or among.conclude(_STEP, lambda arrivals: _blamed(arrivals, seconds, what, failed))
-        _leave(among, outcome)
+        among.leave(outcome, stay=True, all_read=True)
         if not outcome.agreed:
             if outcome.ranks == (among.rank,) and isinstance(failed, RankmeshError):
                 raise failed
@@ -94,11 +94,6 @@ def _gathered(
 
     every = or_missing(all_arrived, seconds, what)
     return among.step(_STEP, Proposal(text=json.dumps(data)), every, WaitPolicy(seconds))
-
-
-def _leave(among: Round, outcome: Outcome) -> None:
-    """Leave a round whose outcome all participants read that are not missing, those that still work included."""
-    among.leave(outcome, stay=True, readers=set(among.participants).difference(outcome.missing))
 
 
 def _listen(among: Round, made: futures.Future[object], seconds: float) -> Outcome | None:

@@ -316,12 +316,12 @@ class Round:
 
     # -- the end ------------------------------------------------------------------------------------------------
 
-    def leave(self, outcome: Outcome, *, stay: bool = False, readers: Iterable[int] | None = None) -> bool:
+    def leave(self, outcome: Outcome, *, stay: bool = False, all_read: bool = False) -> bool:
         """Leave the round: the last participant deletes its keys, and those of failed rounds before it.
 
         After a failure the participant that serves the channel waits until the others have its outcome; with ``stay``
-        after any outcome. The others are the ``readers``, by default those that arrived in the last step. As far as
-        the channel answers. Whether this rank was the last.
+        after any outcome. The others are those that arrived in the last step; with ``all_read`` also those that still
+        work, but for the missing. As far as the channel answers. Return whether this rank was the last.
         """
         if self._twice is not None:
             return False
@@ -330,7 +330,7 @@ class Round:
                 self.ask(lambda: self._forget(outcome))
                 return True
             if self.serves and self.channel.remote and (stay or not outcome.agreed):
-                self.ask(lambda: self._stay(outcome, readers), self.moment)
+                self.ask(lambda: self._stay(outcome, all_read=all_read), self.moment)
         except (ConnectError, AgreementError):
             pass
         finally:
@@ -349,11 +349,10 @@ class Round:
             self.channel.delete([self.identity_key(self.rank)])
         return self.channel.arrive(self._left, self.participants, self.rank)
 
-    def _stay(self, outcome: Outcome, readers: Iterable[int] | None) -> None:
-        if readers is None:
-            away = {*outcome.missing, *self.channel.absent(self.steps[-1].key("arrived"), self.participants)}
-        else:
-            away = set(self.participants).difference(readers)
+    def _stay(self, outcome: Outcome, *, all_read: bool) -> None:
+        away = set(outcome.missing)
+        if not all_read:
+            away.update(self.channel.absent(self.steps[-1].key("arrived"), self.participants))
         end, pause = time.monotonic() + self.moment, _SOON
         while time.monotonic() < end:
             staying = set(self.channel.absent(self._left, self.participants))

@@ -146,7 +146,7 @@ class Agreement:
 
         outcome = self._round.step("make", Proposal(), conclude, WaitPolicy(seconds))
         self._failed = not outcome.agreed
-        self._leave(outcome)
+        self._round.leave(outcome, all_read=True)
         self._raise_unless_agreed(outcome)
 
     def give_up(self, error: BaseException, seconds: float, within: float) -> None:
@@ -172,13 +172,9 @@ class Agreement:
             if not_joined:
                 raise lost from error
             return
-        self._leave(outcome)
+        self._round.leave(outcome, all_read=True)
         if not_joined and outcome.ranks != (rank,):
             self._raise_unless_agreed(outcome, error)
-
-    def _leave(self, outcome: Outcome) -> None:
-        """Leave the round; its outcome is read by ranks that still make their groups, too."""
-        self._round.leave(outcome, readers=set(self._round.participants).difference(outcome.missing))
 
     def _not_through(self, arrivals: Arrivals, within: float, seconds: float, error: BaseException | None) -> Outcome:
         arrivals.probe(seconds)

@@ -32,7 +32,7 @@ from rankmesh.errors import ConnectError, PlanError, StoreLost, quoted
 from rankmesh.launch.local import handling
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NO_LAUNCHER
-from rankmesh.rendezvous import Arrivals, Outcome, Round, StoreChannel, lost
+from rankmesh.rendezvous import Arrivals, Codec, Outcome, Round, StoreChannel, lost
 from rankmesh.rendezvous.step import parsed
 from rankmesh.runtime.served_store import is_served, open_store
 
@@ -277,7 +277,7 @@ def _result(among: Round, work: _Work, started: float, missing: Collection[int],
     mine: list[CheckResult] = []
     rank = work.launch.rank
 
-    def report(_: Arrivals) -> Outcome:
+    def report(_: Arrivals) -> Outcome[CheckResult]:
         texts = among.arrivals(_ENDED).texts
         logs = {writer: [parsed(text, "an event") for text in listed] for writer, listed in texts.items()}
         gone = {one: _UNRESPONSIVE for one in missing if one != rank}
@@ -286,17 +286,20 @@ def _result(among: Round, work: _Work, started: float, missing: Collection[int],
         if show is not None:
             show(result)
         mine.append(result)
-        first = replace(result, failures=result.failures[:_REPORTED], followed=result.followed[:_REPORTED])
-        return Outcome(value=asdict(first))
+        return Outcome(
+            value=replace(result, failures=result.failures[:_REPORTED], followed=result.followed[:_REPORTED])
+        )
 
     responsive = [one for one in among.participants if one not in missing]
-    outcome = among.reported(_RESULT, min(responsive, default=rank), report, _GRACE + among.moment)
-    among.leave(Outcome(missing=tuple(missing)), stay=True, readers=responsive)
+    outcome = among.reported(
+        _RESULT, min(responsive, default=rank), report, _GRACE + among.moment, Codec(asdict, _read)
+    )
+    among.leave(Outcome(missing=tuple(missing)), stay=True, all_read=True)
     if mine:
         return mine[0]
     if not outcome.agreed:
         raise ConnectError(f"rank {rank}: {outcome.message}", rank=rank, missing=outcome.missing)
-    return _read(outcome.value)
+    return outcome.value
 
 
 def _read(data: Mapping[str, Any]) -> CheckResult:

@@ -360,7 +360,7 @@ class Sync:
             # The rank that serves the store leaves last: others may still be sending the last version.
             name, serves = f"sync/{self._publisher.run}", isinstance(self._at, tuple) and self._rank == self._ranks[0]
             end = Round(StoreChannel(self._store), name, self._ranks, self._rank, serves, epoch=0)
-            end.leave(Outcome(), stay=True, readers=self._ranks)
+            end.leave(Outcome(), stay=True, all_read=True)
         self._publisher = self._receiver = None
 
     def __enter__(self) -> Sync:
