@@ -51,6 +51,8 @@ nitpick_ignore_regex = [
     (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),
     # Loaded when they are first used, so known to type checkers alone.
     (r"py:class", r"(RankFacts|Config)"),
+    # What the world owns, and gives to the live groups that it makes.
+    (r"py:class", r"(rankmesh\.runtime\.connection\.)?Connection"),
     # How a stored box is read: a field of a documented class that nobody passes.
     (r"py:class", r"rankmesh\.transfer\.torch_checkpoint\.Chunk"),
     # The types of plain data, whose keys the documents of their functions show.
