@@ -141,4 +141,4 @@ def _loaded(where: str) -> Any:
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *_LIVE, *_LAZY})
+    return [*__all__, "__doc__", "__file__", "__name__", "__path__", "__version__"]

@@ -60,6 +60,12 @@ def axis_name(name: object) -> str:
 
 def axis_size(name: str, size: object) -> int:
     """Return the size of one axis, at least 1."""
+    if size == -1:
+        raise LayoutError(
+            f"size of axis {name!r} is -1; write {name}=* in a SPEC to infer it, or an integer of at least 1",
+            received=size,
+            axis=name,
+        )
     return integer(size, f"size of axis {name!r}", least=1)
 
 
@@ -157,8 +163,9 @@ def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[
             product=known,
         )
     if not open_axes and known != total:
+        start = f"start {known} ranks, or " if what == "world_size" else ""
         raise LayoutError(
-            f"{what} is {total}, but {_product(sizes)}; {_fitting(sizes, total)}",
+            f"{what} is {total}, but {_product(sizes)}; {start}{_fitting(sizes, total)}",
             total=total,
             product=known,
         )
@@ -179,7 +186,9 @@ def _fitting(sizes: Mapping[str, int | None], total: int) -> str:
         rest = prod(other for other in sizes.values() if other is not None) // (size or 1)
         if total % rest == 0:
             return f"set {name}={total // rest}, or write {name}=* to infer it"
-    return "change the sizes"
+    name = list(sizes)[-1]
+    rest = prod(size for other, size in sizes.items() if other != name and size is not None)
+    return f"write {name}=* and choose a multiple of {rest}"
 
 
 def find(name: str, known: Iterable[str], what: str = "axis") -> str:

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rankmesh.core import recipes
+from rankmesh.core.axes import fill, parse_axes
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, quoted
@@ -144,7 +145,7 @@ def _axes(text: str, world_size: int | None) -> Plan:
         name, colon, factors = view.partition(":")
         if not colon:
             raise PlanError(f"view {quoted(view)} has no colon; write name:axes, such as expert:ep=4,edp=2")
-        mesh = mesh.with_view(name.strip(), shared=None, **Mesh.parse(factors, world_size=mesh.size).axes)
+        mesh = mesh.with_view(name.strip(), shared=None, **fill(parse_axes(factors), mesh.size, "size of the mesh"))
     return recipes.axes(mesh)
 
 
