@@ -151,13 +151,13 @@ def stranger(contacts, seed):
         b'{"what":"outcome","epoch":"%d"}\n',
         b"0" * 64 + b' "' + b"1" * 64 + b'"\n' + b"2" * 64 + b' {"what":"ping","n":%d}\n',
     ]
-    user = os.geteuid()
+    user, _ = os.geteuid(), "".encode("idna")  # loads what connecting needs, which the stranger may not read
     if user == 0:
         os.seteuid(STRANGER)
     try:
         with ExitStack() as opened:
             refused = 0
-            while refused < 50:
+            while contacts and refused < 50:
                 address = pick.choice(contacts)
                 data = pick.choice([*(line % pick.randrange(4) for line in lines), secrets.token_bytes(3000), b"{"])
                 try:
@@ -171,4 +171,4 @@ def stranger(contacts, seed):
                 time.sleep(0.002)
     finally:
         os.seteuid(user)
-    return sent
+    return {"lines": sent}
