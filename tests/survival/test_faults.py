@@ -78,8 +78,8 @@ def outlived(outcomes, tmp_path, record_property):
         assert all(max(one["left"]) <= 0 and not one["initialised"] for one in others.values()), why
         errors = {who: {*one["error"][0]} for who, one in others.items() if "error" in one}
         for who, error in errors.items():
-            own = {kind for one, kind in had.items() if one == who or kind == "cut"}
-            assert error & PROMISED.union(*(BESIDES.get(kind, set()) for kind in own)), why
+            kinds = {kind for one, kind in had.items() if one == who or kind == "cut"}
+            assert error & PROMISED.union(*(BESIDES.get(kind, set()) for kind in kinds)), why
         innocent = {who for who in others if who not in had and who < size}
         went_on = any(who not in errors for who in innocent)
         if went_on or must_go_on(size, layout, had, how):
