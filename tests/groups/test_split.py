@@ -121,9 +121,9 @@ def test_a_plan_that_leaves_ranks_out_says_so_where_all_ranks_split():
     """Ranks that a plan leaves out would have to decline its splits; without world_size every rank is refused."""
     mesh, specs = rm.Mesh(tp=2), [rm.GroupSpec("tp")]
     with pytest.raises(ConnectError, match="world_size=4"):
-        check_world(rm.Plan(mesh, specs), _world(0, 4))
-    check_world(rm.Plan(mesh, specs, world_size=4), _world(0, 4))
-    check_world(rm.Plan(mesh, specs), _world(0, 4, bound=False))
+        check_world(rm.Plan(mesh, specs), _world(0, 4), collective=False)
+    check_world(rm.Plan(mesh, specs, world_size=4), _world(0, 4), collective=False)
+    check_world(rm.Plan(mesh, specs), _world(0, 4, bound=False), collective=False)
 
 
 def test_a_collective_backend_makes_every_kind_by_all_ranks():
