@@ -26,7 +26,7 @@ def participants(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
     return RankRange(covered.offset, covered.size)
 
 
-def check_world(plan: Plan, world: DefaultGroup, *, collective: bool) -> None:
+def check_world(plan: Plan, world: DefaultGroup, *, collective: bool = False) -> None:
     """Refuse a world of another size, a mesh outside it, and a rank that the plan leaves out without saying so.
 
     A part of the world cannot connect alone where every rank takes part in making each group.
