@@ -366,3 +366,14 @@ def test_missing_recordings_cost_as_much_in_each_group():
     """128 and 512 groups, half of whose members left no recording: four times the work, not sixteen times."""
     small, large = _halved(128), _halved(512)
     assert calls(lambda: list(divergences(history_of(large)))) < 5 * calls(lambda: list(divergences(history_of(small))))
+
+
+def test_a_failed_call_is_no_all_clear():
+    """Where no rank waits and one failed, the verdict has its error and says that the cause is not known."""
+    done = [call(WORLD, 1), call(WORLD, 2)]
+    error = "RuntimeError: Connection closed by peer"
+    found = diagnose(
+        recordings({rank: document(done, {WORLD: range(2)}, rank=rank, failure=error * rank) for rank in range(2)})
+    )
+    assert found.verdict == f"no rank waits, but rank 1 failed ({error}); the cause is not known"
+    assert (found.causes, found.at_fault) == ((), ())

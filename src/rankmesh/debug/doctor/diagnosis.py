@@ -52,6 +52,9 @@ class Diagnosis:
         if not self.causes:
             if self.waiting:
                 return f"{in_words(self.waiting)} wait, and nothing in these recordings says for what"
+            if failed := {rank: found.failure for rank, found in self.history.recordings.items() if found.failure}:
+                error = next(iter(failed.values()))
+                return f"no rank waits, but {in_words(sorted(failed))} failed ({error}); the cause is not known"
             return "no rank waits: nothing in these recordings hangs"
         first, same = self.causes[0], self._first_kind
         ranks = _ranks_of(same)

@@ -48,7 +48,7 @@ class Recording(Columns):
 
     ``session`` is the watch that wrote it, "" for torch's own; ``request`` counts the dump requests to all ranks.
     ``state`` is what a rank that could not write looked like, ``alive`` whether its process ran. ``limit`` is what the
-    last call may take, in seconds.
+    last call may take, in seconds. ``failure``: the error by which the program ended or is about to, "" for none.
     """
 
     rank: int
@@ -63,6 +63,7 @@ class Recording(Columns):
     ended: bool = False
     state: str = ""
     alive: bool = False
+    failure: str = ""
     dropped: bool = False
     limit: float = 0.0
     in_call: InCall | None = None
@@ -112,6 +113,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         ended=about.get("ended") is True,
         state=str(about.get("state", ""))[:80],
         alive=about.get("alive") is True,
+        failure=str(about.get("failure", ""))[:200],
         dropped=isinstance(first, int) and first > 0,
         limit=limit,
         in_call=_in_call(about.get("in_call")),

@@ -28,7 +28,7 @@ from rankmesh.debug.watch.host import Look
 from rankmesh.errors import first_line
 from rankmesh.launch.started import host_name
 
-__all__ = ["CALLS", "Recorder", "prepare"]
+__all__ = ["CALLS", "Recorder", "failure", "prepare"]
 
 # Calls that torch keeps for each rank, some three kilobytes each with their frames.
 CALLS = 2000
@@ -59,6 +59,8 @@ class Recorder:
         self.run = os.environ.get("TORCHELASTIC_RUN_ID", os.environ.get("SLURM_JOB_ID", ""))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
         self.host = host_name()
+        # The error of the program, once its end has asked for a diagnosis.
+        self.failure = ""
         self._program = threading.get_ident()
         self._groups: dict[str, tuple[str, tuple[int, ...]]] = {}
 
@@ -112,7 +114,7 @@ class Recorder:
         }
 
     def _now(self, mark: stacks.Mark | None) -> dict[str, Any]:
-        return {"ended": False, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
+        return {"ended": False, "failure": self.failure, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
 
     def unresponsive(self, rank: int, look: Look) -> dict[str, Any]:
         """Return what an unresponsive rank of this host looks like: a recording without calls."""
@@ -123,8 +125,13 @@ class Recorder:
 
 def _end() -> dict[str, Any]:
     """Return the end of the program as data, with its error."""
-    failure = getattr(sys, "last_value", None)
-    return {"ended": True, "failure": "" if failure is None else f"{type(failure).__name__}: {first_line(failure)}"}
+    return {"ended": True, "failure": failure()}
+
+
+def failure() -> str:
+    """Return the error that ends the program, or that it handles, as a line; empty where there is none."""
+    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _plain(data: bytes) -> dict[str, Any]:

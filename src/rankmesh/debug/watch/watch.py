@@ -24,7 +24,7 @@ from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.options import time_limit
 from rankmesh.debug.watch.host import HostRanks
-from rankmesh.debug.watch.recorder import Recorder
+from rankmesh.debug.watch.recorder import Recorder, failure
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
 from rankmesh.debug.watch.stacks import Mark
@@ -143,6 +143,7 @@ class Watch:
             # A process that was forked off is not a rank, whatever ends it.
             return
         if not self._hung and self._diagnosed is None and _failed():
+            self._recorder.failure = failure()
             self.ask("a call failed")
         self._stop.set()
         self._world.diagnosing.remove(self.ask)
