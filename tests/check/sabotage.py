@@ -8,7 +8,7 @@ import time
 from rankmesh.cli import main
 from rankmesh.debug.verification import event_log as check
 from rankmesh.errors import ProofError
-from rankmesh.runtime import live
+from rankmesh.runtime.connection import Connection
 
 VICTIM = 3
 SPEC = "megatron:world=8,tp=2,pp=2"
@@ -36,13 +36,9 @@ def _loop():
 
 
 def _swap_tp_and_pp():
-    opener = live.LiveGroups._opener
+    opener = Connection.open
     other = {"tp": "pp", "pp": "tp"}
-
-    def swapped(self, local):
-        return opener(self, self._local[other.get(local.name, local.name)])
-
-    live.LiveGroups._opener = swapped
+    Connection.open = lambda self, name: opener(self, self.local[other.get(name, name)].canonical)
 
 
 HOW = {

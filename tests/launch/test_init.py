@@ -46,8 +46,8 @@ def _there_and_back(me, port):
             seen.append([rank.rank, rank.world_size, rank.local_rank, rank.launcher, rank.backend, x.item()])
         seen[-1].append(dist.is_initialized())
     rank.close()
-    # gloo's switch stays, at its default: a variable that is removed moves the others under threads that read them.
-    assert dict(os.environ) == {"GLOO_ENABLE_STORE_V2_API": "0", **before}
+    # gloo's switch stays: a variable that is removed moves the others under threads that read them.
+    assert dict(os.environ) == {"GLOO_ENABLE_STORE_V2_API": "1", **before}
     del groups  # closed, it still knows its world, and that its store
     gc.collect()
     left = _settled(had)

@@ -33,7 +33,7 @@ SCRIPT = textwrap.dedent("""\
         dist.all_reduce(x, group=groups["dp"].pg)
         report = (me.launcher, me.rank, me.world_size, me.local_rank, me.local_world_size, me.host, me.launch.meeting)
         os.write(1, (" ".join(map(str, ("rank-report", *report, int(x.item())))) + "\\n").encode())  # one line, whole
-    assert dict(os.environ) == {"GLOO_ENABLE_STORE_V2_API": "0", **before} and not dist.is_initialized()
+    assert dict(os.environ) == {"GLOO_ENABLE_STORE_V2_API": "1", **before} and not dist.is_initialized()
 """)
 
 

@@ -39,7 +39,7 @@ def train(config):
         except rm.RankmeshError as error:
             result["wrong"] = str(error)
     result["still there"] = dist.is_initialized()
-    result["variables"] = dict(os.environ) == {"GLOO_ENABLE_STORE_V2_API": "0", **before}
+    result["variables"] = dict(os.environ) == {"GLOO_ENABLE_STORE_V2_API": "1", **before}
     (Path(config["folder"]) / f"{me.rank}.json").write_text(json.dumps(result), encoding="utf-8")
     dist.barrier()
     sabotage("use", "2", "SIGKILL")

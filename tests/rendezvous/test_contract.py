@@ -80,7 +80,7 @@ def test_all_get_one_outcome_and_nothing_is_left(place):
     """3 participants, two rounds of one name: the same outcome on all, of this round's texts; one key stays."""
 
     def program(rank, channel):
-        return [attempt(channel, rank, f"{data} {rank}", seconds=20) for data in ("first", "second")]
+        return [attempt(channel, rank, f"{data} {rank}", seconds=60) for data in ("first", "second")]
 
     for first, second in place.run(program, THREE):
         assert first == (0, Outcome(value=texts("first")))
@@ -101,7 +101,7 @@ def test_any_number_of_participants(tmp_path, size):
 
 def test_participants_in_any_order(place):
     """Ranks 2, 0, 1 in that order, as on a permuted mesh."""
-    answers = place.run(lambda rank, ch: attempt(ch, rank, f"x {rank}", seconds=20, participants=(2, 0, 1)), THREE)
+    answers = place.run(lambda rank, ch: attempt(ch, rank, f"x {rank}", seconds=60, participants=(2, 0, 1)), THREE)
     assert answers == [(0, Outcome(value=texts("x")))] * 3
 
 
@@ -110,7 +110,7 @@ def test_one_is_late(real):
 
     def program(rank, channel):
         time.sleep(0.3 * (rank == 1))
-        return attempt(channel, rank, f"x {rank}", seconds=20)
+        return attempt(channel, rank, f"x {rank}", seconds=60)
 
     assert real.run(program, THREE) == [(0, Outcome(value=texts("x")))] * 3
 
@@ -140,7 +140,7 @@ def test_one_is_absent(place):
             channel.write(f"gave up/{rank}", "yes")
         else:
             assert all(channel.wait(f"gave up/{other}", limits.LONG) for other in (0, 2))
-        return first, attempt(channel, rank, f"new {rank}", seconds=20)
+        return first, attempt(channel, rank, f"new {rank}", seconds=60)
 
     answers = place.run(program, THREE)
     for rank in (0, 2):
@@ -259,8 +259,8 @@ def test_proposals_that_differ(place):
     """3 participants, one of which proposes something else: all hear which, and both documents; a retry is clean."""
 
     def program(rank, channel):
-        first = attempt(channel, rank, f"old {rank}", seconds=20, digest="b" if rank == 1 else "a")
-        return first[1], attempt(channel, rank, f"new {rank}", seconds=20)
+        first = attempt(channel, rank, f"old {rank}", seconds=60, digest="b" if rank == 1 else "a")
+        return first[1], attempt(channel, rank, f"new {rank}", seconds=60)
 
     different = Outcome("different", (1,), value=[{"plan": "a"}, {"plan": "b"}])
     assert place.run(program, THREE) == [(different, (1, Outcome(value=texts("new"))))] * 3
@@ -332,7 +332,7 @@ def test_what_no_rank_writes_is_refused(place, what, monkeypatch):
 
     def program(rank, channel):
         channel.write("meet/0/agree/outcome", GARBAGE[what])
-        return attempt(channel, rank, "x", seconds=20, participants=range(2))
+        return attempt(channel, rank, "x", seconds=60, participants=range(2))
 
     (error,) = place.run(program, [0])
     assert isinstance(error, AgreementError), error
@@ -372,7 +372,7 @@ def test_a_retry_in_the_same_epoch(real):
             assert not Round(channel, "meet", THREE, rank).arrive("agree", Proposal("same", text="x 1"))
             channel.write("given up", "yes")
         assert channel.wait("given up", limits.LONG)
-        return attempt(channel, rank, f"x {rank}", seconds=20)
+        return attempt(channel, rank, f"x {rank}", seconds=60)
 
     assert {outcome.reason for _, outcome in real.run(program, THREE)} == {"agreed"}
 
@@ -386,7 +386,7 @@ def test_an_outcome_of_an_old_epoch_is_not_read(place):
             channel.advance("meet/epoch", channel.tick("meet/epoch", 0))
             channel.write("ready", "yes")
         assert channel.wait("ready", limits.LONG)
-        return attempt(channel, rank, f"x {rank}", seconds=20)
+        return attempt(channel, rank, f"x {rank}", seconds=60)
 
     assert place.run(program, THREE) == [(1, Outcome(value=texts("x")))] * 3
 
