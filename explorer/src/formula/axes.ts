@@ -34,7 +34,13 @@ export function axisName(name: string): string {
   return name;
 }
 
-export const axisSize = (name: string, size: Plain): number => integer(size, `size of axis ${repr(name)}`, 1);
+export function axisSize(name: string, size: Plain): number {
+  if (size === -1)
+    throw layoutError(
+      `size of axis ${repr(name)} is -1; write ${name}=* in a SPEC to infer it, or an integer of at least 1`,
+    );
+  return integer(size, `size of axis ${repr(name)}`, 1);
+}
 
 /** The names in `dp-cp`, each once. */
 export function axisNames(axes: string | readonly string[]): string[] {
@@ -95,8 +101,10 @@ export function fill(sizes: OpenSizes, total: number | null, what: string): Map<
     throw layoutError(
       `${what} is ${total}, which ${productOf(sizes)} does not divide, so ${open[0]}=* has no size; ` + "change a size",
     );
-  if (!open.length && known !== total)
-    throw layoutError(`${what} is ${total}, but ${productOf(sizes)}; ${fitting(sizes, total)}`);
+  if (!open.length && known !== total) {
+    const start = what === "world_size" ? `start ${known} ranks, or ` : "";
+    throw layoutError(`${what} is ${total}, but ${productOf(sizes)}; ${start}${fitting(sizes, total)}`);
+  }
   return new Map([...sizes].map(([name, size]) => [name, size ?? total / known]));
 }
 
@@ -117,7 +125,9 @@ function fitting(sizes: OpenSizes, total: number): string {
     const rest = known / (size ?? 1);
     if (total % rest === 0) return `set ${name}=${total / rest}, or write ${name}=* to infer it`;
   }
-  return "change the sizes";
+  const name = [...sizes.keys()].at(-1)!;
+  const rest = product([...sizes].filter(([other, size]) => other !== name && size !== null).map(([, size]) => size!));
+  return `write ${name}=* and choose a multiple of ${rest}`;
 }
 
 /** `name` if it is known, else an error with the nearest name. */

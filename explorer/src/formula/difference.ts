@@ -1,7 +1,6 @@
 /**
  * What differs between two plans, rank by rank: the facts of `rankmesh diff`.
  */
-import { rowsThatMatch } from "./communicators";
 import type { Groups } from "./groups";
 import type { Plan } from "./plan";
 
@@ -82,4 +81,19 @@ function pairs(plan: Plan, view: string | null): Map<string, string> {
   if (view !== null && !plan.mesh.views.has(view)) return new Map();
   const mesh = plan.mesh.view(view);
   return new Map([...mesh.sizes].map(([axis, size]) => [axis, `${size} by ${mesh.strideOf(axis)}`]));
+}
+
+/** For each group of `theirs` whether it is a group of `ours`; both of one size and span. */
+function rowsThatMatch(ours: Groups, theirs: Groups): Uint8Array {
+  const [index, left, right] = [ours.index(), ours.array(), theirs.array()];
+  const { size } = theirs;
+  const { offset } = ours.rankRange;
+  const same = new Uint8Array(theirs.count);
+  for (let group = 0; group < same.length; group++) {
+    const row = index[right[group * size] - offset] ?? -1;
+    let place = 0;
+    if (row >= 0) while (place < size && left[row * size + place] === right[group * size + place]) place++;
+    same[group] = Number(place === size);
+  }
+  return same;
 }

@@ -102,29 +102,21 @@ export class Plan {
       const groups = this.groups(each.name);
       if (!groups.has(rank)) continue;
       const index = groups.indexOf(rank);
-      const leads = (other: Local): boolean => other.communicator === other.name && this.#serves(other, each, index);
-      const canonical = each.options?.share === false ? undefined : found.find(leads);
       found.push({
         name: each.name,
         groups,
         index,
         rank: groups.positionOf(rank),
         label: labelOf(each.name, groups, rank),
-        communicator: groups.size === 1 ? null : (canonical?.name ?? each.name),
+        communicator: groups.size === 1 ? null : this.canonical(each.name),
       });
     }
     return found;
   }
 
-  /** Whether a group has the members and the options of group `index` of another kind. */
-  #serves(other: Local, each: Spec, index: number): boolean {
-    if (optionsKey(this.spec(other.name)) !== optionsKey(each)) return false;
-    if (this.partition(other.name) === this.partition(each.name)) return true;
-    const groups = this.groups(each.name);
-    const whole = [other.groups, groups].every(({ picked, level }) => !picked && !level);
-    if (whole || other.groups.size !== groups.size) return false;
-    const ranks = groups.group(index);
-    return other.groups.group(other.index).every((rank, place) => rank === ranks[place]);
+  /** The kind whose communicators a kind uses: the first of its class, itself where it is that. */
+  canonical(name: string): string {
+    return this.sharing.find((names) => names.includes(name))![0];
   }
 
   /** The kinds in classes that use one communicator on every rank. */

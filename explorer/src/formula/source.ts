@@ -6,7 +6,7 @@
  *     llama3-405b                                     a preset
  */
 import presetData from "../../../src/rankmesh/core/presets.json";
-import { int, partition } from "./axes";
+import { fill, int, parseAxes, partition } from "./axes";
 import { Mesh } from "./mesh";
 import { fitting, type Plan } from "./plan";
 import { megatron } from "./recipes/megatron";
@@ -105,7 +105,10 @@ function ofAxes(text: string, worldSize: number | null): Plan {
   for (const view of views) {
     const colon = view.indexOf(":");
     if (colon < 0) throw planError(`view ${quoted(view)} has no colon; write name:axes, such as expert:ep=4,edp=2`);
-    mesh = mesh.withView(view.slice(0, colon).trim(), Mesh.parse(view.slice(colon + 1), mesh.size).sizes);
+    mesh = mesh.withView(
+      view.slice(0, colon).trim(),
+      fill(parseAxes(view.slice(colon + 1)), mesh.size, "size of the mesh"),
+    );
   }
   return axes(mesh);
 }

@@ -120,6 +120,13 @@ function dpOfExperts(world: number, etp: number | undefined, tp: number, others:
   const block = product([...sizes].map(([name, size]) => axisSize(name, size)));
   if (world % block === 0) return world / block;
   let [why, fix] = ["", `use a multiple of ${block} ranks, or change a size`];
+  const ep = others.ep;
+  const smaller = Array.from({ length: ep - 1 }, (_, place) => ep - 1 - place);
+  const fits = smaller.filter((size) => ep % size === 0 && world % ((block / ep) * size) === 0);
+  if (fits.length) {
+    const also = fits.length > 1 ? ` (${fits.slice(1).join(", ")} fit, too)` : "";
+    fix = `set ep=${fits[0]}, which fits${also}, or use a multiple of ${block} ranks`;
+  }
   if (etp === undefined && tp > 1) {
     why = ", as etp defaults to tp";
     fix = world % (block / tp) === 0 ? "set etp=1, which fits" : `set etp and ${fix}`;
