@@ -147,7 +147,7 @@ def _refusing_meshes(calling: int, make: Callable[..., None]) -> Callable[..., N
     """Return what makes a ``DeviceMesh``: one of all the world takes the default group, and makes none."""
 
     @wraps(make)
-    def refused(mesh: DeviceMesh, *args: Any, **named: Any) -> None:
+    def refused(mesh: DeviceMesh, /, *args: Any, **named: Any) -> None:
         make(mesh, *args, **named)
         if int(mesh.mesh.max()) >= calling:
             _refuse(mesh.mesh.flatten().tolist(), calling)
