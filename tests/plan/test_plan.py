@@ -251,7 +251,7 @@ def test_frozen_views_of_a_plan():
             PlanError,
             "options of view 'x' is 5",
         ),
-        (lambda: Plan(Mesh(dp=2), ["dp"]), PlanError, "group 'dp' is no GroupSpec"),
+        (lambda: Plan(Mesh(dp=2), ["dp"]), PlanError, "group 'dp' is not a GroupSpec"),
         (lambda: Plan(Mesh(dp=2), [GroupSpec("dp")] * 2), PlanError, "two groups of the plan are named 'dp'"),
         (
             lambda: Plan(Mesh(dp=2), [], world_size=1),

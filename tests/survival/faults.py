@@ -18,7 +18,7 @@ import torch.distributed as dist
 from tests.sockets import connected, kept, served_once
 from tests.survival.deaths import Deaths, left_behind
 from tests.survival.neighbours import Neighbours, stranger
-from tests.survival.program import contact_of
+from tests.survival.program import contact_of, regrouping
 
 import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
@@ -187,17 +187,9 @@ def member(me, port, folder, faults, layout, how):
             job.commit(step + 1)
         return job.rank
 
-    def train_on(job):
-        while True:
-            try:
-                return train(job)
-            except RuntimeError:  # noqa: PERF203  - a loop of attempts
-                job.groups.abort()
-                job.regroup()
-
     outcome = {}
     try:
-        outcome["result"] = rm.survive(train_on if regroups else train, layout, **how)
+        outcome["result"] = rm.survive(regrouping(train) if regroups else train, layout, **how)
     except Exception as error:  # noqa: BLE001  - the test decides which are right
         outcome["error"] = [[one.__name__ for one in type(error).__mro__], str(error)]
     if neighbours:

@@ -87,6 +87,20 @@ class Model:
             dist.recv(x, pp.ranks[self.stage - 1], group=pp.pg)
 
 
+def regrouping(train):
+    """Return a ``train`` that catches the error of a loss itself, and goes on with ``job.regroup``."""
+
+    def train_on(job):
+        while True:
+            try:
+                return train(job)
+            except RuntimeError:  # noqa: PERF203  - a loop of attempts
+                job.groups.abort()
+                job.regroup()
+
+    return train_on
+
+
 def member(me, port, folder, deaths, steps, layout, how):
     """One member: what train returned, and how it came about."""
     os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
@@ -124,18 +138,9 @@ def member(me, port, folder, deaths, steps, layout, how):
         (Path(folder) / f"trained-{me.rank}").touch()
         return {name: tensor.tolist() for name, tensor in model.tensors.items()}
 
-    def train_on(job):
-        """The same for a program that catches the error itself."""
-        while True:
-            try:
-                return train(job)
-            except RuntimeError:  # noqa: PERF203  - a loop of attempts
-                job.groups.abort()
-                job.regroup()
-
     outcome = {}
     try:
-        outcome["result"] = rm.survive(train_on if how.pop("regroups", False) else train, layout, **how)
+        outcome["result"] = rm.survive(regrouping(train) if how.pop("regroups", False) else train, layout, **how)
     except (rm.RankmeshError, ValueError, RuntimeError) as error:
         outcome["error"] = f"{type(error).__name__}: {error}"
     ended = {**left_behind(folder, before), "initialised": dist.is_initialized()}

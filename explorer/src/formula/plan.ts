@@ -56,6 +56,7 @@ export class Plan {
   readonly kinds: ReadonlyMap<string, Groups>;
   readonly worldSize: number;
   #partitions = new Map<string, string>();
+  #canonical?: Map<string, string>;
 
   constructor(
     readonly mesh: Mesh,
@@ -116,7 +117,8 @@ export class Plan {
 
   /** The kind whose communicators a kind uses: the first of its class, itself where it is that. */
   canonical(name: string): string {
-    return this.sharing.find((names) => names.includes(name))![0];
+    this.#canonical ??= new Map(this.sharing.flatMap((names) => names.map((each) => [each, names[0]] as const)));
+    return this.#canonical.get(name)!;
   }
 
   /** The kinds in classes that use one communicator on every rank. */

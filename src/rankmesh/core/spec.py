@@ -217,7 +217,9 @@ def check_specs(specs: Iterable[GroupSpec]) -> tuple[GroupSpec, ...]:
     checked = tuple(specs)
     for spec in checked:
         if not isinstance(spec, GroupSpec):
-            raise PlanError(f"group {quoted(spec)} is no GroupSpec; give one, such as GroupSpec('tp')", received=spec)
+            raise PlanError(
+                f"group {quoted(spec)} is not a GroupSpec; give one, such as GroupSpec('tp')", received=spec
+            )
     names = [spec.name for spec in checked]
     for name in names:
         if names.count(name) > 1:

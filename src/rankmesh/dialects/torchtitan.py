@@ -166,7 +166,7 @@ class ParallelDims:
 
     @property
     def seq_len_divisor(self) -> int:
-        """What divides the length of a sequence: tp for sequence parallelism, 2 x cp for balanced sharding."""
+        """The divisor of the length of a sequence: tp for sequence parallelism, 2 x cp for balanced sharding."""
         return self.tp * self.cp * 2
 
     # -- the meshes ---------------------------------------------------------------------------------------------------

@@ -392,7 +392,7 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
 
 
 def _check_nesting(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
-    """Refuse a unit that lies in two units of the level around it."""
+    """Refuse a unit that is in two units of the level around it."""
     for number in range(len(levels) - 2):
         around: dict[str, Host] = {}
         for host in hosts:

@@ -206,7 +206,7 @@ def stage_messages(roles: Roles, model: Transformer, training: Training, stage: 
 
 
 def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
-    """Return the traffic of a step: each kind has that of the stage that sends most of it, as the others wait for it.
+    """Return the traffic of a step: of each kind, what the busiest stage sends, as the others wait for it.
 
     >>> from rankmesh.core import recipes
     >>> model = Transformer(layers=2, hidden=8, heads=2, ffn_hidden_size=32, vocabulary=16)

@@ -49,9 +49,8 @@ def _name(entry: Entry) -> str:
     return entry.path[-1].lstrip("-").replace("-", "_")
 
 
-def _first(entry: Entry) -> Entry:
-    """Return an argument with its first word: those after it may be the program's."""
-    return replace(entry, value=entry.value[0]) if isinstance(entry.value, list) and entry.value else entry
+def _with_first(entry: Entry) -> Entry:
+    return replace(entry, value=entry.first)
 
 
 def _with_world(settled: Settled, run: Run, path: str) -> Settled:
@@ -78,14 +77,14 @@ _TITAN = "--parallelism."
 def _titan(run: Run, path: str) -> Settled:
     """Settle ``--parallelism.*``; the sizes of a Python config (``--module``, ``--config``) are not known here."""
     check_unknown(run, lambda text: _TITAN in text, path)
-    given = [_first(entry) for entry in run.arguments if entry.key.startswith(_TITAN)]
+    given = [entry for entry in run.arguments if entry.key.startswith(_TITAN)]
     numbers = [
         replace(entry, path=tuple(entry.key[2:].split(".")), value=int(text) if re.fullmatch(r"-?\d+", text) else text)
         for entry in given
-        for text in [str(entry.value)]
+        for text in [str(entry.first)]
     ]
     settled = _with_world(frameworks.TORCHTITAN.from_document(numbers, path), run, path)
-    named = [str(_first(entry)) for entry in run.arguments if entry.key in ("--module", "--config")]
+    named = [str(_with_first(entry)) for entry in run.arguments if entry.key in ("--module", "--config")]
     if named:
         text = f"the sizes that {', '.join(named)} sets beside these are not read"
         settled.notes.append((run.command.line, text))
@@ -98,7 +97,7 @@ _FILE_OPTIONS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
 
 
 def _file_of(run: Run) -> Entry | None:
-    named = (_first(entry) for entry in run.arguments if entry.key in _FILE_OPTIONS)
+    named = (_with_first(entry) for entry in run.arguments if entry.key in _FILE_OPTIONS)
     return next((entry for entry in named if str(entry.value).endswith(".json")), None)
 
 
@@ -155,13 +154,9 @@ _SGLANG = Table(
 )
 
 
-def _serves(pattern: str) -> Callable[[Run], bool]:
-    return lambda run: re.search(pattern, f" {' '.join(_words(run))} ") is not None
-
-
 def _engine(run: Run, path: str, table: Table) -> Settled:
     check_unknown(run, lambda text: "parallel" in text, path)
-    settled = settle(table, [_first(entry) for entry in run.arguments], path)
+    settled = settle(table, list(map(_with_first, run.arguments)), path)
     settled.notes += run.notes
     return settled
 
@@ -189,21 +184,20 @@ PROGRAMS = (
     Program(
         "vllm",
         "a command of vLLM",
-        _serves(r"[\s/]vllm\s+serve\s|\s-m\s+vllm\.entrypoints\."),
+        lambda run: run.system == "vllm",
         lambda run, path: _engine(run, path, _VLLM),
     ),
-    Program("sglang", "a command of SGLang", _serves(r"[\s/]sglang\s+serve\s|\s-m\s+sglang\.launch_server\s"), _sglang),
+    Program("sglang", "a command of SGLang", lambda run: run.system == "sglang", _sglang),
     Program("deepspeed", "a launch script of DeepSpeed", lambda run: _file_of(run) is not None, _deepspeed),
 )
 
 # -- systems that are not read ----------------------------------------------------------------------------------------
 
-_UNSUPPORTED_COMMANDS = {
+# Beside the commands that start them: how their programs are named under another launcher.
+_UNSUPPORTED_PROGRAMS = {
     "OpenRLHF": r"\sopenrlhf\.cli\.|/openrlhf/",
-    "AReaL": r"\s-m\s+areal\.|[\s/]areal/|\sallocation_mode=",
-    "ColossalAI": r"[\s/]colossalai\s+run\s",
-    "NeMo Automodel": r"[\s/]automodel\s|\snemo_automodel[./]",
-    "LLaMA-Factory": r"[\s/]llamafactory-cli\s+train\s",
+    "AReaL": r"[\s/]areal/|\sallocation_mode=",
+    "NeMo Automodel": r"\snemo_automodel[./]",
 }
 _UNSUPPORTED_KEYS: Mapping[str, tuple[set[tuple[str, ...]], ...]] = {
     "NeMo Automodel": ({("distributed", "strategy"), ("distributed", "tp_size")},),
@@ -215,9 +209,9 @@ _UNSUPPORTED_KEYS: Mapping[str, tuple[set[tuple[str, ...]], ...]] = {
 def check_known(run: Run, path: str) -> None:
     """Refuse the run of a system whose sizes are not read, by its name."""
     words = f" {' '.join(_words(run))} "
-    for name, pattern in _UNSUPPORTED_COMMANDS.items():
-        if re.search(pattern, words):
-            raise _unsupported(name, place(path, run.command.line), path)
+    name = run.system or next((name for name, how in _UNSUPPORTED_PROGRAMS.items() if re.search(how, words)), "")
+    if name and not any(program.format == name for program in PROGRAMS):
+        raise _unsupported(name, place(path, run.command.line), path)
 
 
 def check_readable(found: Iterable[Entry], path: str) -> None:

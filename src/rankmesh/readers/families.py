@@ -106,7 +106,7 @@ _CHUNK = 64
 
 
 def model_type(config: Mapping[str, Any]) -> object:
-    """The type of a ``config.json``: its ``model_type``, else that of the class in ``architectures``, None if unknown.
+    """Return the ``model_type`` of a ``config.json``, else the type of the class in ``architectures``, None if unknown.
 
     >>> model_type({"architectures": ["LlamaForCausalLM"]}), model_type({"hidden_size": 64})
     ('llama', None)
@@ -146,7 +146,7 @@ def transformer(config: Mapping[str, Any]) -> dict[str, Any]:
     for name, value in found.items():
         if not isinstance(value, int):
             raise PlacementError(f"{name} of the model is {quoted(value)}; give an integer", name=name)
-    found |= _experts(data, found) | _attention(data, found) | _window(data, family, found)
+    found |= _experts(data, found) | _attention(data, family, found) | _window(data, family, found)
     return found
 
 
@@ -183,7 +183,7 @@ def _experts(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, int
     return experts
 
 
-def _attention(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, int]:
+def _attention(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any]) -> dict[str, int]:
     """The weights of an attention layer that is not four matrices; of layers that differ, their mean."""
     hidden, heads, layers = (found.get(name, 0) for name in ("hidden", "heads", "layers"))
     if data.get("kv_lora_rank") is not None:
@@ -196,7 +196,7 @@ def _attention(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, i
     scalars = 2 * _whole(data, "linear_num_value_heads")
     linear = hidden * (2 * key + 3 * value + scalars) + (2 * key + value) * _whole(data, "linear_conv_kernel_dim")
     full = found["width"] * hidden * (3 * heads + 2 * found["kv_heads"])
-    whole = layers - _windowed(data, FAMILIES["qwen3_next"], layers)
+    whole = layers - _windowed(data, family, layers)
     return {"attention_weights": round((whole * full + (layers - whole) * linear) / layers)}
 
 

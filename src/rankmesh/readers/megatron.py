@@ -40,11 +40,7 @@ def _sizes(entry: Entry, path: str) -> tuple[int, ...] | None:
 
 def _one(entry: Entry, path: str) -> int | None:
     """Return a single size; in a script, words that follow it belong to the program."""
-    return whole(Entry(entry.path, _first(entry), entry.line, entry.also), path)
-
-
-def _first(entry: Entry) -> object:
-    return entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
+    return whole(Entry(entry.path, entry.first, entry.line, entry.also), path)
 
 
 _READS = {
@@ -182,7 +178,7 @@ def from_run(run: Run, path: str) -> Settled:
 def _check_overrides(run: Run, settled: Settled, path: str) -> None:
     """Settings as Hydra takes them (Megatron-Bridge, NeMo): what they leave out is in a recipe, which is not read."""
     named = next((entry for entry in run.arguments if entry.key in _RECIPES), None)
-    recipe = str(Entry(named.path, _first(named), 0)) if named is not None else "the recipe of the program"
+    recipe = str(Entry(named.path, named.first, 0)) if named is not None else "the recipe of the program"
     if settled.arguments.get("ep", 1) > 1 and "etp" not in settled.arguments:
         entry = next(reading for reading in settled.readings if reading.argument == "ep")
         rule = f"{recipe} may set expert_tensor_parallel_size, and is not read"
@@ -247,7 +243,7 @@ def _written(word: tuple[Part, ...]) -> str:
 
 def _config(run: Run, arguments: list[Entry]) -> str:
     options = [entry for entry in arguments if "config" in entry.key]
-    named = [f"{entry.key} = {entry.value[0] if isinstance(entry.value, list) else entry.value}" for entry in options]
+    named = [f"{entry.key} = {entry.first}" for entry in options]
     files = [word for word in map(shown, run.command.words) if _CONFIG.fullmatch(word)]
     return f"it names {cut((named or files)[0])}" if named or files else "it names no config file"
 

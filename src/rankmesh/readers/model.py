@@ -135,8 +135,8 @@ def _megatron(content: str, path: str) -> dict[str, Any]:
         if name in given and (value := _number(given[name], path, optional=field in _LEFT_OPEN)) is not None:
             found[field] = value
     recompute = given.get("--recompute-granularity")
-    if recompute is not None and _first(recompute) in RECOMPUTE:
-        found["recompute"] = _first(recompute)
+    if recompute is not None and recompute.first in RECOMPUTE:
+        found["recompute"] = recompute.first
     found["gated"] = "--swiglu" in given
     found["tied"] = "--untie-embeddings-and-output-weights" not in given
     found["sequence_parallel"] = "--sequence-parallel" in given
@@ -150,7 +150,7 @@ def _megatron(content: str, path: str) -> dict[str, Any]:
 
 
 def _blocks(given: Mapping[str, Entry], found: Mapping[str, Any], path: str) -> dict[str, Any]:
-    """What Megatron makes of its blocks: its defaults, latent attention, and which of them have experts."""
+    """Return the fields of a model's blocks: Megatron's defaults, latent attention, and which blocks have experts."""
     blocks: dict[str, Any] = {}
     hidden, heads = found.get("hidden"), found.get("heads")
     if "--group-query-attention" not in given:
@@ -181,7 +181,7 @@ def _with_experts(frequency: Entry, layers: int, path: str) -> dict[str, int]:
     >>> _with_experts(Entry(("--moe-layer-freq",), "([0]*3+[1]*58)", 1), 61, "run.sh")
     {'dense_layers': 3, 'expert_every': 1}
     """
-    text = str(_first(frequency))
+    text = str(frequency.first)
     if text.isdecimal() and int(text):
         return {"expert_every": int(text)}
     pattern = _listed(text)
@@ -221,12 +221,8 @@ def _listed(text: str) -> list[int]:
         return []
 
 
-def _first(entry: Entry) -> object:
-    return entry.value[0] if isinstance(entry.value, list) and entry.value else entry.value
-
-
 def _number(entry: Entry, path: str, *, optional: bool = False) -> int | None:
-    text = str(_first(entry))
+    text = str(entry.first)
     if text.isdecimal():
         return int(text)
     if optional:

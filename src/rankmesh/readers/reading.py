@@ -85,6 +85,11 @@ class Entry:
         """The path as words: ``parallelism.tp``."""
         return ".".join(self.path)
 
+    @property
+    def first(self) -> Any:
+        """The value, of several words the first: in a script those after it may be the program's."""
+        return self.value[0] if isinstance(self.value, list) and self.value else self.value
+
     def __str__(self) -> str:
         return f"{cut(self.key)} = {cut(_shown(self.value))}"
 
@@ -184,8 +189,7 @@ def _check(rule: Refused, entry: Entry, path: str) -> None:
 
 def _suspect(table: Table, key: str, entry: Entry, path: str) -> None:
     """Refuse what looks like a parallel size: near a known key, named like one, or in a closed section."""
-    if isinstance(entry.value, list):
-        entry = replace(entry, value=entry.value[0])
+    entry = replace(entry, value=entry.first)
     known = [*table.reads, *table.refused]
     near = get_close_matches(key, known, n=1, cutoff=_NEAR) or [name for name in known if name.endswith(f"_{key}")][:1]
     if near or table.closed or _SIZE.search(key):

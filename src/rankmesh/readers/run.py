@@ -30,7 +30,7 @@ from rankmesh.readers.recording.record import Launch
 from rankmesh.readers.script import TAKEN, TEXT, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
-__all__ = ["Run", "check_unknown", "read_arguments", "read_run", "recorded_run"]
+__all__ = ["SYSTEMS", "Run", "check_unknown", "read_arguments", "read_run", "recorded_run"]
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
 _PRINTS = {"[", "test", "echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
@@ -59,11 +59,16 @@ _MODULE = ("-m", "--module")
 _OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
 # What torchrun takes from its environment where it is not given the option.
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
-# What starts no ranks by one of these launchers: engines, and the programs of systems that are known.
-_STARTS = re.compile(
-    r"[\s/](vllm|sglang)\s+serve\s|\s-m\s+(vllm\.entrypoints|sglang\.launch_server|openrlhf\.cli|areal)[.\s]"
-    r"|[\s/]colossalai\s+run\s|[\s/]automodel\s|[\s/]llamafactory-cli\s+train\s"
-)
+# Systems that need none of these launchers, and the commands that start them.
+SYSTEMS: Mapping[str, str] = {
+    "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+vllm\.entrypoints[.\s]",
+    "sglang": r"[\s/]sglang\s+serve\s|\s-m\s+sglang\.launch_server[.\s]",
+    "OpenRLHF": r"\s-m\s+openrlhf\.cli[.\s]",
+    "AReaL": r"\s-m\s+areal[.\s]",
+    "ColossalAI": r"[\s/]colossalai\s+run\s",
+    "NeMo Automodel": r"[\s/]automodel\s",
+    "LLaMA-Factory": r"[\s/]llamafactory-cli\s+train\s",
+}
 # slime's training ranks, which Ray starts.
 _ACTORS: _Counts = ((("--actor-num-nodes",), None), (("--actor-num-gpus-per-node",), None))
 # Commands that start as many ranks as the environment has.
@@ -85,6 +90,11 @@ class Run:
     notes: tuple[tuple[int, str], ...] = ()
     defaults: Mapping[int, str] = field(default_factory=dict)
     texts: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+
+    @property
+    def system(self) -> str:
+        """The system of ``SYSTEMS`` that the command starts, empty for none."""
+        return _system(self.command)
 
     @property
     def program(self) -> str:
@@ -228,6 +238,11 @@ def _given(script: Script, path: str) -> Iterator[tuple[int, str]]:
             yield after.lines[0], f"sets {name} itself; --set {name} is what it had before this line"
 
 
+def _system(command: Command) -> str:
+    line = f" {command} "
+    return next((name for name, pattern in SYSTEMS.items() if re.search(pattern, line)), "")
+
+
 def _is_run(command: Command, marks: frozenset[str]) -> bool:
     names = [text_of(word) or "" for word in command.words]
     if command.within.startswith(TEXT):
@@ -238,7 +253,7 @@ def _is_run(command: Command, marks: frozenset[str]) -> bool:
     launched = any(re.search(_LAUNCHERS[name][0], line) for name in _STARTS_RANKS)
     return (
         launched
-        or _STARTS.search(f" {line}") is not None
+        or _system(command) != ""
         or any(_PROGRAM.fullmatch(name) for name in names)
         or any(name.partition("=")[0] in marks for name in names)
         or verl.starts_verl(names)
@@ -384,11 +399,7 @@ def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry 
 
 def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> Entry | None:
     """One count of the launcher; the words after it are the program's."""
-    same = [
-        replace(entry, value=entry.value[0] if isinstance(entry.value, list) else entry.value)
-        for entry in arguments
-        if entry.key in names
-    ]
+    same = [replace(entry, value=entry.first) for entry in arguments if entry.key in names]
     for other in same[1:]:
         if other.value != same[0].value:
             raise refused(path, other, f"line {same[0].line} says {same[0]}", "keep one of the two")

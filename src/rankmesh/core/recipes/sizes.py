@@ -1,4 +1,4 @@
-"""What recipes share: sizes that follow from each other, kinds by their names, the error for an unknown argument."""
+"""Pieces of every recipe: sizes that follow from each other, kinds by name, the error for an unknown argument."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
 
 
 def _follows(cause: Cause, diverged: Mapping[KnownGroup, int]) -> bool:
-    """Return whether a cause lies behind a divergence of its group."""
+    """Return whether a cause is at the call at which its group diverged, or after it."""
     return diverged.get(cause.group, cause.call + 1) <= cause.call
 
 

@@ -66,7 +66,7 @@ def check_size(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class Ended(Generic[_Found]):
-    """What ranks ``found``, and ``how`` those ended that nobody ended."""
+    """Results that ranks ``found``, and ``how`` each process ended that nobody ended."""
 
     found: _Found
     how: Mapping[int, str]

@@ -28,7 +28,7 @@ from rankmesh.debug.watch.host import Look
 from rankmesh.errors import first_line
 from rankmesh.launch.started import host_name
 
-__all__ = ["CALLS", "Recorder", "failure", "prepare"]
+__all__ = ["CALLS", "Recorder", "failure", "prepare", "program_error"]
 
 # Calls that torch keeps for each rank, some three kilobytes each with their frames.
 CALLS = 2000
@@ -128,9 +128,14 @@ def _end() -> dict[str, Any]:
     return {"ended": True, "failure": failure()}
 
 
+def program_error() -> BaseException | None:
+    """Return the error that ends the program, or that it handles; None where there is none."""
+    return sys.exc_info()[1] or getattr(sys, "last_value", None)
+
+
 def failure() -> str:
-    """Return the error that ends the program, or that it handles, as a line; empty where there is none."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
+    """Return ``program_error`` as a line; empty where there is none."""
+    error = program_error()
     return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
 
 

@@ -11,7 +11,6 @@ from __future__ import annotations
 import atexit
 import logging
 import os
-import sys
 import threading
 import time
 from collections.abc import Callable
@@ -24,7 +23,7 @@ from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.options import time_limit
 from rankmesh.debug.watch.host import HostRanks
-from rankmesh.debug.watch.recorder import Recorder, failure
+from rankmesh.debug.watch.recorder import Recorder, failure, program_error
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
 from rankmesh.debug.watch.stacks import Mark
@@ -278,8 +277,7 @@ def _clock(epoch: int) -> float:
 
 def _failed() -> bool:
     """Return whether the program ends because a call of torch failed, as on the peers of a rank that gloo aborted."""
-    error = sys.exc_info()[1] or getattr(sys, "last_value", None)
-    return isinstance(error, RuntimeError)
+    return isinstance(program_error(), RuntimeError)
 
 
 def start(folder: str | os.PathLike[str] | None = None, *, limit: float | timedelta | None = None) -> Watch:

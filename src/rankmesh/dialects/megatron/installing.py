@@ -34,7 +34,7 @@ _Replacements = dict[int, tuple[Any, Any]]
 
 
 class _Installation:
-    """What was put in Megatron's place, in order, and what was there; ``watch`` counts reads of the state."""
+    """The replacements in Megatron's modules, in order, each with the original; ``watch`` counts reads of the state."""
 
     def __init__(self, state: ModuleType, theirs: dict[str, ModuleType], ours: dict[str, ModuleType]) -> None:
         self._state = state
