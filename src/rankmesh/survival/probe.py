@@ -39,6 +39,7 @@ class Probe:
     _last: dict[int, Message | Presence] = field(default_factory=dict)
     _replied: dict[int, float] = field(default_factory=dict)
     _seconds: float = REPLY
+    _asked: float | None = None
 
     def alive(self, member: int) -> bool:
         """Whether a member replies now."""
@@ -74,6 +75,18 @@ class Probe:
         ]
         lowest = min(servers, default=member)
         return lowest if lowest < member and lowest not in self.evicted else None
+
+    def serves_no_more(self, server: int) -> bool:
+        """Whether a member, in whose store this one waits, takes part in another round; asked a few times a timeout."""
+        now = self.peers.now()
+        self._asked = now if self._asked is None else self._asked
+        if now - self._asked < _SLOW * self.timeout:
+            return False
+        self._asked = now
+        self.ask([server])
+        reply = self._last.get(server)
+        elsewhere = isinstance(reply, dict) and reply.get("server") not in (None, server)
+        return elsewhere or self.went_on(server)
 
     def _differs(self, reply: object) -> bool:
         """Whether a member is in an epoch of this number that follows another agreement."""

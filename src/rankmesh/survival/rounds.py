@@ -123,6 +123,9 @@ class Rounds:
                 if server != me:
                     if server in ending.evicted:
                         raise ConnectError(f"member {server}, which serves the round, may be left out")
+                    # Who connects late may be in a round that its server has left for that of a member that woke.
+                    if probe.serves_no_more(server) and not arrivals.concluded:
+                        raise ConnectError(f"member {server} serves the round no more")
                     return False
                 # Whoever serves the round asks for all: so what the others ask of it does not grow with their number.
                 if not probe.any_may_arrive(arrivals.absent):
