@@ -1,6 +1,7 @@
 """How members reach each other's stores: by IPv4 where they can, over connections that are there before a loss."""
 
 import socket
+import threading
 import time
 from contextlib import suppress
 from datetime import timedelta
@@ -117,3 +118,37 @@ def test_a_member_that_has_ended_is_not_tried_for_long(member):
     while holdings() - before and time.monotonic() < end:
         time.sleep(0.01)
     assert not holdings() - before
+
+
+def test_an_announcement_is_made_until_all_have_replied(member, monkeypatch):
+    """A member whose threads have much to do replies to a later attempt; one that has ended is not asked again."""
+    one, _ = member
+    one._closing, one._announcing, asked = threading.Event(), [], []
+
+    def exchange(members, message, seconds):
+        asked.append(sorted(members))
+        busy = {2: 3, 7: 2}
+        late = {who for who in members if len(asked) < busy.get(who, 1)}
+        return {who: "gone" if who == 4 else "unresponsive" if who in late else {} for who in members}
+
+    monkeypatch.setattr(one, "exchange", exchange)
+    one.announce([1, 2, 4, 7], {"what": "end"}, 60)
+    one._announcing[0].join(10)
+    assert asked == [[1, 2, 4, 7], [2, 7], [2]]
+
+
+def test_an_announcement_ends_with_the_member(member, monkeypatch):
+    """However long the others would be asked."""
+    one, _ = member
+    one._closing, one._announcing, asked = threading.Event(), [], threading.Event()
+
+    def exchange(members, message, seconds):
+        asked.set()
+        return dict.fromkeys(members, "unresponsive")
+
+    monkeypatch.setattr(one, "exchange", exchange)
+    one.announce([1], {"what": "end"}, 3600)
+    assert asked.wait(10)
+    one._closing.set()
+    one._announcing[0].join(10)
+    assert not one._announcing[0].is_alive()

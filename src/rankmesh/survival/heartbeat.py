@@ -32,11 +32,13 @@ from rankmesh.survival.conversation import ENDED, Address, Conversation, begun
 from rankmesh.survival.listener import LOOK, Listener, Message
 from rankmesh.survival.liveness import LivenessPort
 
-__all__ = ["PING", "Address", "Heartbeat", "Message", "Presence", "exchange"]
+__all__ = ["PING", "REPLY", "Address", "Heartbeat", "Message", "Presence", "exchange"]
 
 Presence = Literal["gone", "unresponsive"]
 
 PING: Message = {"what": "ping"}
+# Seconds in which a member that lives replies.
+REPLY = 0.3
 # Seconds without a reply after which the liveness port is looked at: seldom, since nobody accepts what connects there.
 # As many lie between two attempts to connect.
 _SLOW = 0.05

@@ -36,7 +36,7 @@ from rankmesh.runtime.devices import capabilities
 from rankmesh.runtime.init import device_of, together
 from rankmesh.runtime.served_store import is_served, serve_at
 from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.heartbeat import Address, Heartbeat, Message, Presence, exchange
+from rankmesh.survival.heartbeat import REPLY, Address, Heartbeat, Message, Presence, exchange
 from rankmesh.survival.members import Members
 from rankmesh.survival.transport import Connection
 from rankmesh.survival.world import EpochWorld
@@ -44,7 +44,8 @@ from rankmesh.survival.world import EpochWorld
 __all__ = ["Contact", "Peers"]
 
 _HERE = "127.0.0.1"
-_MOMENT = 2.0
+# Seconds that an attempt takes at most, and between two attempts to announce something.
+_MOMENT, _SETTLE = 2.0, 0.02
 # Seconds that a member has for a reply to a process that joins, and between two questions.
 _ASKED, _AGAIN = 2.0, 0.2
 # Seconds after which the log says that a process waits to join: as long as members reply, until they change.
@@ -102,6 +103,7 @@ class Peers:
         address = _address(*towards) if several_hosts else _HERE
         self._drain = Drain()
         self._announcing: list[threading.Thread] = []
+        self._closing = threading.Event()
         self._heartbeat = Heartbeat(address, reply)
         self._server: TCPStore | None
         self._server = served = serve_at(address)
@@ -201,11 +203,21 @@ class Peers:
         return exchange(addresses, self._heartbeat_key, message, seconds)
 
     def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
-        """Send a message to other members, without waiting for their replies."""
-        call = partial(self.exchange, members, message, seconds)
+        """Send a message to other members without waiting; again to who does not reply, for so many seconds."""
+        call = partial(self._announce, members, message, time.monotonic() + seconds)
         thread = threading.Thread(target=call, daemon=True, name="rankmesh-announce")
         thread.start()
         self._announcing = [*(one for one in self._announcing if one.is_alive()), thread]
+
+    def _announce(self, members: Collection[int], message: Message, end: float) -> None:
+        # Who has much to do replies late, and nothing else tells a spare, or one that is done, of the end of an epoch.
+        patience = REPLY
+        while True:
+            replies = self.exchange(members, message, patience)
+            members = [member for member, reply in replies.items() if reply == "unresponsive"]
+            patience = min(2 * patience, _MOMENT)
+            if not members or time.monotonic() >= end or self._closing.wait(_SETTLE):
+                return
 
     def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
         """Watch another member from now on, instead of the one before."""
@@ -279,6 +291,7 @@ class Peers:
 
     def close(self) -> None:
         """Reply no more, watch nobody, and serve no store; the threads of all of it have ended."""
+        self._closing.set()
         self._drain.close()
         self._heartbeat.close()
         for thread in self._announcing:

@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.heartbeat import Message, Presence
+from rankmesh.survival.heartbeat import REPLY, Message, Presence
 from rankmesh.survival.transport import Transport
 
-__all__ = ["KEPT", "REPLY", "Probe"]
+__all__ = ["KEPT", "Probe"]
 
-# Seconds in which a member that lives replies, and the share of the timeout in which one does that is slow.
-REPLY, _SLOW = 0.3, 0.25
+# The share of the timeout in which a member replies that is slow.
+_SLOW = 0.25
 # Outcomes that a member keeps for those that have not read them.
 KEPT = 8
 

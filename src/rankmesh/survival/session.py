@@ -36,7 +36,6 @@ from rankmesh.survival.job import Job
 from rankmesh.survival.joining import Newcomers, addresses, history_of
 from rankmesh.survival.members import Members, PlanLike
 from rankmesh.survival.peers import Peers
-from rankmesh.survival.probe import REPLY
 from rankmesh.survival.redundancy import checked, same_step
 from rankmesh.survival.rounds import Ending, Rounds
 from rankmesh.survival.state import EpochState, Load, load_all, restore
@@ -435,7 +434,7 @@ class Session:
         first = self._ended(message)
         members = self._history.get(epoch.number, self._members)
         others = [member for member in members.all if member != self.member] if first or suspects or evicted else []
-        self._peers.announce(others, message, REPLY)
+        self._peers.announce(others, message, self._timeout)
         return first
 
     def _ended(self, message: Mapping[str, Any]) -> bool:

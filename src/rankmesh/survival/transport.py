@@ -77,7 +77,7 @@ class Transport(Protocol):
         """Send a message to other members; the reply of each, or why there is none."""
 
     def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
-        """The same without waiting for the replies."""
+        """Send a message without waiting for the replies; again to who gives none, for so many seconds."""
 
     def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
         """Watch another member from now on, instead of the one before; ``lost`` is called at most once.
