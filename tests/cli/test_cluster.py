@@ -18,7 +18,7 @@ def test_cluster_of_a_string(rankmesh) -> None:
     shown = rankmesh("cluster", "host=2,leaf=2,spine=2")
     assert "8 devices, 4 hosts of 2, levels host leaf spine" in shown.out
     data = json.loads(rankmesh("cluster", "host=2,leaf=2,spine=2", "--json").out)
-    assert [set(level) for level in data["levels"]] == [{"name", "latency", "bandwidth"}] * 3
+    assert [set(level) for level in data["levels"]] == [{"name", "latency", "bandwidth", "default"}] * 3
     assert data["hosts"][3] == {"name": "node3", "devices": 2, "leaf": "leaf1", "spine": "spine0"}
     assert rm.Cluster.from_dict(data) == rm.Cluster.parse("host=2,leaf=2,spine=2")
 

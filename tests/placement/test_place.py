@@ -150,17 +150,17 @@ def _in_one(hosts):
 def test_uneven_hosts():
     """Hosts of 6, 8 and 2: groups of two stay whole, and what is left of hosts is joined where it must be."""
     hosts = (Host("a", 6), Host("b", 8), Host("c", 2))
-    cluster = Cluster((Level.unmeasured("host", 0), Level("leaf", 1e-5, 5e10, uplink=5e10)), _in_one(hosts))
+    cluster = Cluster((Level.all_unmeasured(["host"])[0], Level("leaf", 1e-5, 5e10, uplink=5e10)), _in_one(hosts))
     plan = rm.recipes.axes(rm.Mesh(dp=4, tp=4))
     placed = place(plan, cluster, traffic={"tp": [{"collective": "all-reduce", "bytes": 1e8}]}, exact=False)
     inside = [len(set(cluster.hosts_of(group).tolist())) == 1 for group in placed.plan.groups("tp").array]
     assert sum(inside) == 3
     with pytest.raises(
         PlacementError,
-        match=r"within host: groups of 4 ranks such as \[0, 4, 8, 12\] cannot fill host a",
+        match=r"3 of 4 tp groups fit, as groups of 4 ranks such as \[0, 4, 8, 12\] cannot fill host a",
     ) as error:
         place(plan, cluster, within={"tp": "host"})
-    assert (error.value.hosts, error.value.sizes) == (("a", "c"), (1, 2))
+    assert (error.value.hosts, error.value.sizes, error.value.fit) == (("a", "c"), (1, 2), 3)
     placed = place(rm.recipes.axes(rm.Mesh(dp=8, tp=2)), cluster, within={"tp": "host"})
     assert {kind.name: kind.level for kind in placed.kinds} == {"dp": "leaf", "tp": "host"}
 

@@ -116,7 +116,7 @@ def test_dualpipe_joins_the_ends():
 
 def test_a_uniform_cluster_costs_what_the_formulas_say():
     """dp and tp of a small layout, by hand: ring steps, bytes, what hides behind a backward pass and what does not."""
-    cluster, sizes = Cluster.parse("host=8,leaf=2"), Sizes(tp=8, dp=2)
+    cluster, sizes = Cluster.parse("host=8:450GB,leaf=2:50GB"), Sizes(tp=8, dp=2)
     training = Training(batch=8, sequence=2048, overlap=())
     model = Transformer(layers=4, hidden=4096, heads=32, ffn_hidden_size=16384, vocabulary=32000, tied=False)
     step = predict(model, training, sizes, H100, Links(search_plan(sizes, training), cluster))

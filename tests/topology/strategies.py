@@ -1,4 +1,4 @@
-"""Random clusters: uneven hosts, uneven units, hosts listed in any order."""
+"""Random clusters: uneven hosts, uneven units, hosts listed in any order, boards inside some."""
 
 from hypothesis import strategies as st
 
@@ -21,5 +21,8 @@ def clusters(draw, most_hosts=6, most_devices=4):
         places = [(*place, f"{level}{unit}") for place, unit in zip(places, units, strict=True)]
     names = draw(st.permutations([f"node{number}" for number in range(8, 8 + count)]))
     devices = draw(st.lists(st.integers(1, most_devices), min_size=count, max_size=count))
-    levels = Level.all_unmeasured(_NAMES[:depth])
-    return Cluster(levels, tuple(map(Host, names, devices, places)))
+    inside = [()] * count
+    if draw(st.booleans()):
+        inside = [(tuple(draw(st.lists(st.integers(0, 1), min_size=many, max_size=many))),) for many in devices]
+    levels = Level.all_unmeasured((*["board"][: len(inside[0])], *_NAMES[:depth]))
+    return Cluster(levels, tuple(map(Host, names, devices, places, inside)))

@@ -15,7 +15,7 @@ def _place(cluster, rank):
     device = (cluster.rank_map or tuple(range(cluster.size))).index(rank)
     for host in cluster.hosts:
         if device < host.devices:
-            return (host.name, *host.places)
+            return (*((host.name, units[device]) for units in host.inside), host.name, *host.places)
         device -= host.devices
     raise AssertionError(rank)
 
@@ -31,7 +31,14 @@ def test_levels_of_two_ranks(cluster, data):
     ]
     assert cluster.level_of(left, right).tolist() == expected
     assert cluster.level_of(np.array(left)[:, None], np.array(right)).shape == (5, 5)
-    assert [cluster.host_of(rank).name for rank in left] == [_place(cluster, rank)[0] for rank in left]
+    hosts = [_place(cluster, rank)[cluster.host_level] for rank in left]
+    assert [cluster.host_of(rank).name for rank in left] == hosts
+    names = [cluster.unit_names(level) for level in range(len(cluster.levels))]
+    for rank in left:
+        innermost, *rest = (names[level][cluster.units[level][rank]] for level in range(len(names)))
+        inner, *outer = _place(cluster, rank)
+        assert rest == outer
+        assert innermost == (f"{inner[0]} board{inner[1]}" if cluster.host_level else inner)
 
 
 @given(clusters())
@@ -63,6 +70,58 @@ def test_the_string_of_the_design():
     assert Cluster.parse("host=8,nvlink=9,leaf=*", world_size=288) == cluster
 
 
+@pytest.mark.parametrize(
+    ("text", "words", "bandwidths"),
+    [
+        ("pix=2,numa=2,host=2", "8 devices, 1 host of 8, levels pix numa host", (64, 64, 22)),
+        ("pix=2,numa=2,host=2,leaf=4", "32 devices, 4 hosts of 8, levels pix numa host leaf", (64, 64, 22, 50)),
+        ("board=8,host=2,leaf=2", "32 devices, 2 hosts of 16, levels board host leaf", (450, 450, 50)),
+        ("nvlink=4,node=2,rack=4", "32 devices, 4 hosts of 8, levels nvlink node rack", (450, 22, 50)),
+        ("node=8,nvl72=9", "72 devices, 9 hosts of 8, levels node nvl72", (450, 450)),
+        ("pix=2,socket=2", "4 devices, 1 host of 4, levels pix socket", (64, 64)),
+        ("gpu=4,pool=2", "8 devices, 2 hosts of 4, levels gpu pool", (450, 50)),
+        ("leaf=4", "4 devices, 1 host of 4, levels leaf", (50,)),
+    ],
+)
+def test_a_level_is_what_its_name_says(text, words, bandwidths):
+    """The level named host is the host, wherever it is in the string; bandwidths are those of links of the name."""
+    cluster = Cluster.parse(text)
+    assert str(cluster) == words
+    assert tuple(level.bandwidth / 1e9 for level in cluster.levels) == bandwidths
+    assert cluster.default_levels == tuple(level.name for level in cluster.levels)
+    assert Cluster.from_dict(cluster.to_dict()) == cluster
+
+
+@pytest.mark.parametrize(
+    ("text", "bandwidth"),
+    [("450GB", 450e9), ("450GB/s", 450e9), ("400Gb", 50e9), ("400Gbps", 50e9), ("400Gbit/s", 50e9), ("1.8TB", 1.8e12),
+     ("900MB", 9e8), ("64B", 64)],
+)  # fmt: skip
+def test_bandwidths_inline(text, bandwidth):
+    """Bytes and bits a second after a size are the level's; one that is as large as the default is given, too."""
+    cluster = Cluster.parse(f"host=2:{text},rack=*", world_size=8)
+    assert (cluster.levels[0].bandwidth, cluster.default_levels) == (bandwidth, ("rack",))
+    assert Cluster.from_dict(cluster.to_dict()).default_levels == ("rack",)
+    with pytest.raises(ClusterError) as error:
+        Cluster.parse(f"host=2:{text}x,rack=4")
+    assert error.value.level == "host"
+
+
+@pytest.mark.parametrize("text", ["450", "450gb", "450 gigabytes", "", "GB", "-1GB", "0GB", "1e3GB"])
+def test_a_bandwidth_without_a_clear_unit_is_refused(text):
+    """A number alone, gb, which may be bits or bytes, and no number at all."""
+    with pytest.raises(ClusterError):
+        Cluster.parse(f"host=2:{text},rack=4")
+
+
+def test_hosts_are_named_where_levels_lie_inside_them():
+    """A list of hosts names those of the level host, not the boards in them."""
+    cluster = Cluster.parse("board=2,host=2,leaf=2", hosts="node10,node9")
+    assert [(host.name, host.devices) for host in cluster.hosts] == [("node9", 4), ("node10", 4)]
+    assert (cluster.host_of(3).name, cluster.filled) == ("node10", ("node10", "node9"))
+    assert cluster.level_of(0, [1, 2, 4]).tolist() == [0, 1, 2]
+
+
 def test_what_nothing_joins_is_joined_by_a_network():
     """Hosts, or racks, without a level around them are in one network, once."""
     cluster = Cluster(Level.all_unmeasured(["host", "leaf"]), (Host("a", 1, ("x",)), Host("b", 1, ("y",))))
@@ -92,6 +151,9 @@ def test_what_nothing_joins_is_joined_by_a_network():
         (lambda: Cluster.from_dict({"levels": [{"name": "host"}], "hosts": []}), r"hosts is \[\]"),
         (lambda: Cluster.from_dict({"levels": [{"name": "host", "speed": 1}], "hosts": [{}]}), "the key .speed."),
         (lambda: Cluster.from_dict({"schema": 2}), "schema 2"),
+        (lambda: Cluster(Level.all_unmeasured(("pix", "host")), (Host("a", 2, (), ((0,),)),)), r"'pix' of host 'a'"),
+        (lambda: Cluster(Level.all_unmeasured(("pix", "numa", "host")), (Host("a", 2, (), ((0, 0), (0, 1))),)),
+         "in two units"),
     ],
 )  # fmt: skip
 def test_what_is_no_cluster(make, match):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -25,9 +26,10 @@ if TYPE_CHECKING:
 __all__ = ["EXAMPLES", "command", "described", "print_cluster"]
 
 EXAMPLES = """\
-$ rankmesh cluster host=8,nvlink=9,leaf=4
+$ rankmesh cluster host=8:450GB,nvlink=9,leaf=4:50GB
 $ rankmesh cluster topology.conf --hosts 'node[1-4]' --gpus-per-node 8 --json
 $ kubectl get nodes -o json > nodes.json; rankmesh cluster nodes.json
+$ nvidia-smi topo -m > topo.txt; rankmesh cluster topo.txt --hosts 'node[1-4]'
 $ srun rankmesh cluster
 $ torchrun --nproc-per-node 8 -m rankmesh cluster --json > cluster.json
 """
@@ -36,19 +38,25 @@ _SHOWN = 32
 
 
 def described(
-    text: str | None, *, hosts: str | None = None, gpus_per_node: int | None = None, world_size: int | None = None
+    text: str | None,
+    *,
+    hosts: str | None = None,
+    gpus_per_node: int | None = None,
+    world_size: int | None = None,
+    placed_on: Sequence[str] = (),
 ) -> Cluster:
     """Return the cluster of a string or a file; of None, the one of this process's Slurm job.
 
-    A topology file inside a Slurm job is read for the hosts of the job. Raises ``ClusterError``.
+    ``placed_on``: the hosts of a saved placement, see ``cluster_of``. A topology file inside a Slurm job is read for
+    the hosts of the job. Raises ``ClusterError``.
     """
     if text is None:
         return slurm_job(os.environ)
     if "=" in text or hosts is not None or gpus_per_node is not None or "SLURM_JOB_NODELIST" not in os.environ:
-        return cluster_of(text, world_size or 0, hosts, gpus_per_node)
+        return cluster_of(text, world_size or 0, hosts, gpus_per_node, placed_on=placed_on)
     with suppress(ClusterError):
         return slurm_job(os.environ, machine_of(Path(text)))
-    return cluster_of(text, world_size or 0, hosts, gpus_per_node)
+    return cluster_of(text, world_size or 0, hosts, gpus_per_node, placed_on=placed_on)
 
 
 def command(
@@ -56,8 +64,9 @@ def command(
         str | None,
         typer.Argument(
             metavar="[CLUSTER]",
-            help="host=8,nvlink=9,leaf=4, or a file: our own JSON or YAML, topology.conf, topology.yaml, nodes of "
-            "kubectl, AWS's instance topology, {host: switch}. Without: the ranks of this job say where they are.",
+            help="host=8:450GB,nvlink=9,leaf=4, or a file: our own JSON or YAML, topology.conf, topology.yaml, nodes "
+            "of kubectl, AWS's instance topology, {host: switch}, nvidia-smi topo -m. Without: the ranks of this job "
+            "say where they are.",
         ),
     ] = None,
     hosts: Hosts = None,
@@ -118,7 +127,7 @@ def print_cluster(console: Console, cluster: Cluster) -> None:
         Column("bandwidth", [speed(level.bandwidth) for level in levels], right=True),
     ]
     if cluster.default_levels:
-        given = ["default" if level.name in cluster.default_levels else "given" for level in levels]
+        given = ["default" if level.assumed else "given" for level in levels]
         columns.append(Column("source", given))
     if any(uplinks):
         columns.append(Column("uplink", ["" if each is None else speed(each) for each in uplinks], right=True))
@@ -137,7 +146,8 @@ def _hosts(cluster: Cluster) -> list[Column]:
         ranks.append(_range(cluster.ranks[start : start + host.devices].tolist()))
         start += host.devices
     places: list[Column] = [
-        Column(level.name, [host.places[number] for host in hosts]) for number, level in enumerate(cluster.levels[1:])
+        Column(level.name, [host.places[number] for host in hosts])
+        for number, level in enumerate(cluster.levels[cluster.host_level + 1 :])
     ]
     return [
         Column("host", [host.name for host in hosts], style="bold"),

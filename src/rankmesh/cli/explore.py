@@ -44,19 +44,20 @@ def explored(
     source = source_of(spec)
     return given(
         source,
-        cluster=_machine(cluster, gpus_per_node, source.plan.world_size),
+        cluster=_machine(cluster, gpus_per_node, source),
         measured=None if measured is None else _document(Path(measured)),
         hang=None if recordings is None else doctor(recordings, source.plan),
     )
 
 
-def _machine(text: str | None, gpus_per_node: int | None, world_size: int) -> Machine | str | None:
+def _machine(text: str | None, gpus_per_node: int | None, source: Source) -> Machine | str | None:
     """Return a cluster, but a string as it is, for which the page has controls; each rank must have a device."""
     if text is None:
         return None if gpus_per_node is None else str(gpus_per_node)
-    found = cluster_of(text, world_size, gpus_per_node=gpus_per_node)
-    found.hosts_of(range(world_size))
-    return text if "=" in text and not Path(text).is_file() else found
+    found = cluster_of(text, source.plan.world_size, gpus_per_node=gpus_per_node, placed_on=source.hosts)
+    found.hosts_of(range(source.plan.world_size))
+    typed = "=" in text and ":" not in text and not Path(text).is_file()
+    return text if typed and found.host_level == 0 and found.rank_map is None else found
 
 
 def _document(path: Path) -> dict[str, Any]:

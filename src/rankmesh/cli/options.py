@@ -16,7 +16,8 @@ import typer
 from rankmesh.cli.console import note
 from rankmesh.cli.shell import DEBUG
 from rankmesh.core import presets
-from rankmesh.errors import LayoutError, RankmeshError, quoted
+from rankmesh.core.host_names import HOST_LIST
+from rankmesh.errors import ClusterError, LayoutError, RankmeshError, quoted
 from rankmesh.readers.source import RECIPES, Source, read
 
 if TYPE_CHECKING:
@@ -68,8 +69,9 @@ _SPEC_HELP = (
     "a saved plan (plan.json), or a training config (train.sh, train.toml, config.yaml, ds.json)."
 )
 CLUSTER_HELP = (
-    "The machine: host=8,nvlink=9,leaf=4 (innermost first, one size may be *), or a file: rankmesh cluster --json, "
-    "topology.conf, topology.yaml, {host: switch}, kubectl get nodes -o json, describe-instance-topology."
+    "The machine: host=8,leaf=4 or host=8:450GB,leaf=4:50GB (innermost first, one size may be *), or a file: rankmesh "
+    "cluster --json, topology.conf, topology.yaml, {host: switch}, nvidia-smi topo -m, kubectl get nodes -o json, "
+    "describe-instance-topology."
 )
 
 
@@ -180,13 +182,33 @@ def config_of(source: Source | None, name: str = "config") -> dict[str, Any]:
 
 
 def cluster_of(
-    text: str, world_size: int, hosts: str | None = None, gpus_per_node: int | None = None
+    text: str,
+    world_size: int,
+    hosts: str | None = None,
+    gpus_per_node: int | None = None,
+    *,
+    placed_on: Sequence[str] = (),
 ) -> placement.Cluster:
     """Return the cluster that the user means; a string fills a ``*`` with what the world leaves.
+
+    ``placed_on``: the hosts of a saved placement, whose order counts if the cluster has these hosts and none is given.
 
     >>> str(cluster_of("host=2,leaf=*", 8))
     '8 devices, 4 hosts of 2, levels host leaf'
     """
+    if hosts is None and placed_on:
+        try:
+            return _cluster(text, world_size, placed_on, gpus_per_node)
+        except ClusterError as error:
+            if error.values.get("of") != HOST_LIST and "expected" not in error.values:
+                raise
+            note(f"note: {quoted(text)} has not the hosts on which the plan was placed; its own order of hosts is used")
+    return _cluster(text, world_size, hosts, gpus_per_node)
+
+
+def _cluster(
+    text: str, world_size: int, hosts: str | Sequence[str] | None, gpus_per_node: int | None
+) -> placement.Cluster:
     from rankmesh.placement import Cluster
 
     if "=" in text and not Path(text).is_file():

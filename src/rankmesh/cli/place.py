@@ -1,9 +1,9 @@
-"""``rankmesh place``: the rank order of a layout that costs least on a cluster, and what it saves."""
+"""``rankmesh place``: the rank order of a layout whose step is predicted to be the quickest, and what it saves."""
 
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -23,16 +23,45 @@ from rankmesh.cli.options import (
     words_of,
 )
 from rankmesh.cli.shell import save as write_file
+from rankmesh.cli.training import (
+    MODEL_HELP,
+    Attention,
+    Batch,
+    Context,
+    DeviceName,
+    Memory,
+    Microbatch,
+    Overlap,
+    Precision,
+    Recompute,
+    Replicate,
+    Schedule,
+    Sequence,
+    SequenceParallel,
+    Speed,
+    Trained,
+    VirtualStages,
+    Vocabulary,
+    Zero,
+    trained,
+)
 from rankmesh.errors import quoted
 from rankmesh.placement import Placed, Traffic, place
-from rankmesh.placement.report import HOSTS, by_host, duration, saving, searched
+from rankmesh.placement.predict import COMPUTE
+from rankmesh.placement.report import HOSTS, by_host, duration, saving, searched, usage
+from rankmesh.placement.search import settled
+
+if TYPE_CHECKING:
+    from rankmesh.core.plan import Plan
+    from rankmesh.placement import Cluster
 
 __all__ = ["EXAMPLES", "command", "within_of"]
 
 EXAMPLES = """\
 $ rankmesh place dp=4,tp=8 --cluster host=8,leaf=4 --within tp=host
 $ rankmesh place megatron:world=288,tp=8,ep=9 --cluster host=8,nvlink=9,leaf=4 --within tp=host,ep=nvlink --json
-$ rankmesh place plan.json --cluster cluster.json --traffic traffic.json --save placed.json
+$ rankmesh place tp=8,dp=16,pp=2 --cluster host=8,leaf=32 --model llama3-70b --batch 256 --sequence 8192
+$ rankmesh place plan.json --cluster cluster.json --traffic traffic.json --save placed.json --hostfile placed.hosts
 """
 
 
@@ -65,6 +94,26 @@ def command(
     traffic: Annotated[
         Path | None, typer.Option(metavar="FILE", help="What a step sends: {kind: [{collective, bytes, times}]}.")
     ] = None,
+    model: Annotated[
+        str | None, typer.Option("--model", "-m", metavar="FILE", help=f"{MODEL_HELP} Without, a usual transformer.")
+    ] = None,
+    batch: Batch = None,
+    sequence: Sequence = None,
+    vocabulary: Vocabulary = None,
+    microbatch: Microbatch = None,
+    virtual_stages: VirtualStages = None,
+    schedule: Schedule = None,
+    recompute: Recompute = None,
+    sequence_parallel: SequenceParallel = None,
+    zero: Zero = None,
+    replicate: Replicate = None,
+    precision: Precision = None,
+    attention: Attention = None,
+    context: Context = None,
+    overlap: Overlap = None,
+    device_name: DeviceName = "h100",
+    memory: Memory = None,
+    speed: Speed = None,
     hosts: Hosts = None,
     gpus_per_node: DevicesPerHost = None,
     backend: Annotated[
@@ -73,23 +122,71 @@ def command(
     save: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the plan with its rank map, which is a SPEC.")
     ] = None,
+    hostfile: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Write the host of each rank in this order, for SLURM_HOSTFILE.")
+    ] = None,
     world_size: WorldSize = None,
     variables: Variables = None,
     json: Json = False,
 ) -> None:
-    """Find the rank order of a layout that costs least on a cluster; show before, after, and why."""
+    """Find the rank order of a layout whose step is predicted to be the quickest; show before, after, and why.
+
+    What hides behind computation costs nothing, as in search. A traffic file says what a step sends instead of a
+    model: then all of it costs.
+    """
     source = noted(source_of(spec, world_size, variables))
-    machine = described(cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=source.plan.world_size)
-    sent = None if traffic is None else Traffic.read(traffic)
-    found = place(source.plan, machine, within=within_of(",".join(within or ())), traffic=sent, backend=backend)
+    machine = described(
+        cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=source.plan.world_size, placed_on=source.hosts
+    )
+    fields = {
+        "batch": batch, "sequence": sequence, "microbatch": microbatch, "virtual_stages": virtual_stages,
+        "schedule": schedule, "recompute": recompute, "sequence_parallel": sequence_parallel, "zero": zero,
+        "replicate": replicate, "precision": precision, "attention": attention, "context": context,
+    }  # fmt: skip
+    work: dict[str, Any] = {}
+    if model is not None and traffic is not None:
+        raise typer.BadParameter("--model and --traffic both say what a step sends; give one of the two")
+    if traffic is not None:
+        work = {"traffic": Traffic.read(traffic)}
+    if model is not None:
+        given = trained(model, vocabulary=vocabulary, device_name=device_name, memory=memory, speed=speed,
+                        overlap=overlap, **fields)  # fmt: skip
+        work = _work(source.plan, machine, given)
+    elif unused := [name for name, value in {**fields, "vocabulary": vocabulary}.items() if value is not None]:
+        raise typer.BadParameter(f"--{unused[0].replace('_', '-')} is of a model; add --model FILE")
+    found = place(source.plan, machine, within=within_of(",".join(within or ())), backend=backend, **work)
     if save is not None:
-        write_file(save, found.plan.to_json() + "\n")
+        write_file(save, found.to_json() + "\n")
+    if hostfile is not None:
+        write_file(hostfile, "".join(f"{name}\n" for name in found.hostfile()))
     if json:
         for text in found.notes:
             note(f"note: {text}")
         write_json(found.to_dict())
     else:
         _print(found)
+        write("")
+        for line in usage(found, None if save is None else str(save), None if hostfile is None else str(hostfile)):
+            write(line)
+        for text in found.notes:
+            note(f"note: {text}")
+
+
+def _work(plan: Plan, machine: Cluster, given: Trained) -> dict[str, Any]:
+    """Return the arguments of ``place`` for a model; what is not given of its training is chosen as ``search`` does."""
+    how = settled(
+        plan, machine, given.model, given.training, device=given.device, speed=given.speed, capacity=given.capacity,
+        free=given.free,
+    )  # fmt: skip
+    if how is None:
+        note(
+            f"note: this layout fits into a device with no microbatch and recomputation that is known; it is placed "
+            f"with a microbatch of {given.training.microbatch}"
+        )
+    elif given.free:
+        chosen = ", ".join(f"{name.replace('_', ' ')} {getattr(how, name)}" for name in given.free)
+        note(f"note: chosen as search does: {chosen}")
+    return {"model": given.model, "training": how or given.training, "device": given.device, "speed": given.speed}
 
 
 def _print(found: Placed) -> None:
@@ -107,6 +204,7 @@ def _print(found: Placed) -> None:
     ]
     print_columns(out(), columns if found.within else columns[:-1])
     write("")
+    _print_step(found)
     holds = by_host(found, HOSTS + 1)
     hosts = list(holds)[:HOSTS]
     ranks_column = Column("holds", [holds[host] for host in hosts], fit=True)
@@ -116,8 +214,30 @@ def _print(found: Placed) -> None:
     write("")
     size = len(found.rank_map)
     shown = ", ".join(map(str, found.rank_map[:32])) + (f", ... {size:,} ranks; --json lists them" if size > 32 else "")
-    ascending = all(rank == number for number, rank in enumerate(found.rank_map, start=min(found.rank_map)))
-    write("rank map: unchanged, ranks in ascending order" if ascending else f"rank map: {shown}")
+    write("rank map: unchanged, ranks in ascending order" if found.unchanged else f"rank map: {shown}")
     write(searched(found))
-    for text in found.notes:
-        note(f"note: {text}")
+
+
+def _print_step(found: Placed) -> None:
+    """Print the parts of the predicted step that depend on the placement, and what hides behind computation."""
+    if found.step is None or found.step_before is None:
+        return
+    after, before = found.step, found.step_before
+    shown = [
+        name
+        for name in dict.fromkeys((*after.parts, *after.hidden))
+        if name not in COMPUTE and any(of.get(name, 0.0) > 0 for of in (before.parts, after.parts, after.hidden))
+    ]
+    if not shown:
+        return
+    write("of the step, without what hides behind computation")
+    columns = [
+        Column("part", shown),
+        Column("before", [duration(before.parts.get(name, 0.0)) for name in shown], right=True),
+        Column("after", [duration(after.parts.get(name, 0.0)) for name in shown], right=True),
+        Column(
+            "hidden", [duration(after.hidden[name]) if after.hidden.get(name) else "" for name in shown], right=True
+        ),
+    ]
+    print_columns(out(), columns)
+    write("")

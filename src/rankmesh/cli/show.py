@@ -13,6 +13,7 @@ from rankmesh.cli.console import out, write_json
 from rankmesh.cli.options import (
     Cluster,
     GpusPerNode,
+    Hosts,
     Json,
     Kinds,
     Spec,
@@ -97,6 +98,7 @@ def command(
     ] = None,
     gpus_per_node: GpusPerNode = None,
     cluster: Cluster = None,
+    hosts: Hosts = None,
     members: Annotated[int, typer.Option(min=1, metavar="K", help="List up to K members of a group.")] = 8,
     groups: Kinds = None,
     svg: Annotated[
@@ -131,7 +133,13 @@ def command(
     elif unused := [*(arguments or ())[:1], *_named({"--launch": launch, "--sandbox": sandbox, "--yes": yes})]:
         raise typer.BadParameter(f"{quoted(unused[0])} is for a script that runs; add --run, or leave it out")
     source, names = noted(source_of(given, world_size, variables)), words_of(groups)
-    machine = None if cluster is None else cluster_of(cluster, source.plan.world_size, gpus_per_node=gpus_per_node)
+    if hosts is not None and cluster is None:
+        raise typer.BadParameter("--hosts is of a cluster; add --cluster, or leave it out")
+    machine = (
+        None
+        if cluster is None
+        else cluster_of(cluster, source.plan.world_size, hosts, gpus_per_node, placed_on=source.hosts)
+    )
     facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=names)
     outputs = _outputs(source, facts, names, {"--svg": svg, "--html": html, "--save": save})
     taken = check_stdout(outputs, json=json)

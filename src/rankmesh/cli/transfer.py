@@ -64,10 +64,12 @@ def command(
     Each element that a rank needs comes from itself where it has it, else from one of the nearest that have it, and the
     busiest sender sends as little as it can.
     """
-    ours, theirs = (noted(source_of(spec, world_size)).plan.mesh for spec in (source, target))
+    sources = [noted(source_of(spec, world_size)) for spec in (source, target)]
+    ours, theirs = (each.plan.mesh for each in sources)
     if offset is not None:
         theirs = _shifted(theirs, offset)
-    machine = None if cluster is None else cluster_of(cluster, max(ours.rank_range.stop, theirs.rank_range.stop))
+    world, placed_on = max(ours.rank_range.stop, theirs.rank_range.stop), sources[0].hosts or sources[1].hosts
+    machine = None if cluster is None else cluster_of(cluster, world, placed_on=placed_on)
     moves = Transfer(*read_tensors(tensors, ours, theirs), machine)
     if json:
         write_json(_as_data(moves))

@@ -12,6 +12,10 @@ rank   │ 0 1 │ 2 3 │ 4 5 │ 6 7         0 4   spine
 Hosts are in natural order (node2 before node10). Ranks fill them as they are listed: a launcher that takes node10 first
 has its first ranks there, which ``rank_map`` records.
 
+Levels may lie inside hosts, as sockets and PCIe switches do: the level named host (or node) is the host.
+
+>>> str(Cluster.parse("pix=2,numa=2,host=2,leaf=4:25GB"))
+'32 devices, 4 hosts of 8, levels pix numa host leaf'
 >>> cluster = Cluster.parse("host=8,nvlink=9,leaf=4")
 >>> cluster.host_of(8).name, cluster.level_of(np.array([0, 0, 0]), np.array([7, 8, 72])).tolist()
 ('node1', [0, 1, 2])
@@ -22,7 +26,9 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from math import isfinite, prod
+from itertools import accumulate, zip_longest
+from math import prod
+from operator import mul
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -33,6 +39,7 @@ from rankmesh.core.host_names import host_list, natural
 from rankmesh.core.lazy import provided
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import ClusterError, LayoutError, cut, quoted
+from rankmesh.placement.levels import OTHER_WORDS, Level, host_level, is_word, rate
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -41,10 +48,6 @@ __all__ = ["Cluster", "Host", "Level"]
 
 SCHEMA = 1
 
-# Seconds and bytes/s of one device, before anything is measured: NVLink 4 of an H100 inside hosts and domains, a port
-# of 400 Gb/s for each device outside. Latencies are of the size of NCCL's own model, and grow outward, so that an inner
-# level is taken first where nothing else speaks for it.
-_INSIDE, _OUTSIDE, _OUTWARD = (3.4e-6, 450e9), (14e-6, 50e9), (0.6e-6, 4e-6)
 # More than any cluster has: a slip of the finger, which would take all memory.
 _DEVICES = 2**21
 _FORM = "a cluster has levels, each with a name, and hosts, each with a name and devices"
@@ -53,71 +56,24 @@ _JOINING = ("network", "cluster", "everything")
 
 
 @dataclass(frozen=True)
-class Level:
-    """One ring of the cluster, and what it costs to send to a device that shares this level and none inside it.
-
-    ``latency``    seconds of one message
-    ``bandwidth``  bytes/s that one device sends, with nobody in its way
-    ``uplink``     bytes/s by which one unit of the level below is joined to this one, shared by all of its devices: the
-                   port of a host at ``leaf``, the trunk of a rack at ``spine``. None: nothing is shared
-    """
-
-    name: str
-    latency: float
-    bandwidth: float
-    uplink: float | None = None
-
-    def __post_init__(self) -> None:
-        if not _is_word(self.name) or not self.name.isidentifier() or self.name in ("name", "devices"):
-            raise ClusterError(
-                f"{quoted(self.name)} cannot name a level; use letters, digits and underscores, such as leaf",
-                received=self.name,
-            )
-        _number(self.latency, f"latency of level {quoted(self.name)}, in seconds", zero=True)
-        _number(self.bandwidth, f"bandwidth of level {quoted(self.name)}, in bytes/s")
-        if self.uplink is not None:
-            _number(self.uplink, f"uplink of level {quoted(self.name)}, in bytes/s")
-
-    @classmethod
-    def unmeasured(cls, name: str, number: int) -> Level:
-        """Level ``number``, not measured: NVLink inside hosts and domains, else a port for each device."""
-        inside = number == 0 or name == "nvlink"
-        latency, bandwidth = _INSIDE if inside else _OUTSIDE
-        return cls(name, latency + (_OUTWARD[0] * number if inside else _OUTWARD[1] * (number - 1)), bandwidth)
-
-    @classmethod
-    def all_unmeasured(cls, names: Iterable[str]) -> tuple[Level, ...]:
-        """Levels of these names, innermost first."""
-        return tuple(cls.unmeasured(name, number) for number, name in enumerate(names))
-
-    def is_default(self, number: int) -> bool:
-        """Return whether the figures are those of ``unmeasured``: what is taken where nobody gave or measured any.
-
-        >>> Level.unmeasured("leaf", 1).is_default(1), Level("leaf", 5e-6, 25e9).is_default(1)
-        (True, False)
-        """
-        return self == Level.unmeasured(self.name, number)
-
-    def to_dict(self) -> dict[str, Any]:
-        """Plain data; an uplink only where there is one."""
-        data = {"name": self.name, "latency": self.latency, "bandwidth": self.bandwidth}
-        return data if self.uplink is None else data | {"uplink": self.uplink}
-
-
-@dataclass(frozen=True)
 class Host:
-    """One host: its name, how many devices it has, and its unit at each level around it, innermost first."""
+    """One host: its name, how many devices it has, and its unit at each level around it, innermost first.
+
+    ``inside``  of each level inside the host, innermost first, the number of the unit of each device
+    """
 
     name: str
     devices: int
     places: tuple[str, ...] = ()
+    inside: tuple[tuple[int, ...], ...] = ()
 
 
 @dataclass(frozen=True, repr=False)
 class Cluster:
     """Devices in hosts, hosts in the units of levels; frozen, hashable, equal when equivalent.
 
-    ``levels``    innermost first; the first is the host itself. Units that nothing joins get a level around them
+    ``levels``    innermost first: those inside hosts, the host itself, those around it. Units that nothing joins get
+                  a level around them
     ``hosts``     given in the order in which ranks fill them, kept in natural order
     ``rank_map``  the rank at each device in natural order, None when they ascend
     ``notes``     what a person should know of how this was found; no part of the value
@@ -133,7 +89,7 @@ class Cluster:
     def __post_init__(self) -> None:
         levels, hosts = tuple(self.levels), tuple(self.hosts)
         _check_hosts(levels, hosts)
-        _check_nesting(levels, hosts)
+        _check_nesting(levels[len(hosts[0].inside) :], hosts)
         levels, hosts = _joined(levels, hosts)
         ranks = self._given(hosts)
         order = sorted(range(len(hosts)), key=lambda number: natural(hosts[number].name))
@@ -167,15 +123,26 @@ class Cluster:
     def parse(cls, text: str, *, world_size: int | None = None, hosts: str | Iterable[str] | None = None) -> Cluster:
         """Return the cluster of an axis string of the machine: innermost first, each size in units of the level before.
 
-        With ``world_size``, one size may be ``*``, which is inferred. ``hosts`` names them, in the launcher's order; in
-        natural order they fill the levels. Without, they are node0, node1 and so on.
+        A size may be followed by the level's bandwidth: ``host=8:450GB,leaf=4:400Gb``, bytes or bits a second of one
+        device. The level named host or node is the host; without one, the outermost of the first that lie inside hosts
+        by their names, else the first. With ``world_size``, one size may be ``*``, which is inferred. ``hosts`` names
+        them, in the launcher's order; in natural order they fill the levels. Without, they are node0, node1 and so on.
 
         >>> Cluster.parse("host=2,leaf=2", hosts=["node10", "node9"]).rank_map
         (2, 3, 0, 1)
         """
-        sizes = fill(parse_axes(text), world_size, "world_size")
-        first, *outer = sizes
+        parts = [item.partition(":") for item in str(text).split(",")]
+        sizes = fill(parse_axes(",".join(size for size, _, _ in parts)), world_size, "world_size")
+        rates = {name: rate(given, name) for name, (_, colon, given) in zip(sizes, parts, strict=True) if colon}
+        levels = tuple(
+            replace(level, bandwidth=rates[level.name], assumed=False) if level.name in rates else level
+            for level in Level.all_unmeasured(sizes)
+        )
+        host = host_level(list(sizes))
+        outer = list(sizes)[host + 1 :]
         _check_size(prod(sizes.values()), quoted(text), received=text)
+        *within, devices = accumulate(list(sizes.values())[: host + 1], mul)
+        inside = tuple(tuple(device // size for device in range(devices)) for size in within)
         count = prod(sizes[name] for name in outer)
         listed = tuple(f"node{number}" for number in range(count)) if hosts is None else host_list(hosts)
         if len(listed) != count:
@@ -193,7 +160,7 @@ class Cluster:
             step *= sizes[level]
             for number, name in enumerate(sorted(listed, key=natural)):
                 places[name] = (*places[name], f"{level}{number // step}")
-        return cls(Level.all_unmeasured(sizes), tuple(Host(name, sizes[first], places[name]) for name in listed))
+        return cls(levels, tuple(Host(name, devices, places[name], inside) for name in listed))
 
     @classmethod
     def of_nodes(cls, gpus_per_node: int, world_size: int) -> Cluster:
@@ -232,9 +199,15 @@ class Cluster:
         """How many devices there are, and so ranks."""
         return sum(host.devices for host in self.hosts)
 
+    @property
+    def host_level(self) -> int:
+        """The number of the level that is the host: how many levels lie inside hosts."""
+        return len(self.hosts[0].inside)
+
     def level(self, name: str) -> int:
-        """Return the number of a level by its name, 0 for the host; ``ClusterError`` where there is none."""
+        """Return the number of a level by its name, or by Slurm's (block); ``ClusterError`` where there is none."""
         names = [level.name for level in self.levels]
+        name = name if name in names else OTHER_WORDS.get(name, name)
         if name not in names:
             raise ClusterError(
                 f"unknown level {quoted(name)}: this cluster has the levels {', '.join(names)}; name one of them",
@@ -248,14 +221,35 @@ class Cluster:
         """The unit of each rank at each level, int64 of shape ``(levels, size)``; units are numbered in host order."""
         devices = np.array([host.devices for host in self.hosts])
         rows = [np.arange(len(self.hosts), dtype=np.int64)]
-        for number in range(len(self.levels) - 1):
+        for number in range(len(self.levels) - 1 - self.host_level):
             names: dict[str, int] = {}
             rows.append(np.array([names.setdefault(host.places[number], len(names)) for host in self.hosts]))
         by_device = np.repeat(np.stack(rows), devices, axis=1)
+        if self.host_level:
+            by_device = np.concatenate([self._inside(devices), by_device])
         by_rank = np.empty_like(by_device)
         by_rank[:, self.ranks] = by_device
         by_rank.setflags(write=False)
         return by_rank
+
+    def _inside(self, devices: IntArray) -> IntArray:
+        """Return the unit of each device at each level inside the hosts."""
+        rows = []
+        host = np.repeat(np.arange(len(self.hosts)), devices)
+        for number in range(self.host_level):
+            units = np.concatenate([host.inside[number] for host in self.hosts])
+            _, of_device = np.unique(host * (int(units.max()) + 1) + units, return_inverse=True)
+            rows.append(of_device)
+        return np.stack(rows)
+
+    def unit_names(self, level: int) -> list[str]:
+        """Return the name of each unit of a level, in the order of ``units``; inside hosts, the host's and a number."""
+        if level > self.host_level:
+            return list(dict.fromkeys(host.places[level - self.host_level - 1] for host in self.hosts))
+        if level == self.host_level:
+            return [host.name for host in self.hosts]
+        name = self.levels[level].name
+        return [f"{host.name} {name}{unit}" for host in self.hosts for unit in sorted(set(host.inside[level]))]
 
     @cached_property
     def ranks(self) -> IntArray:
@@ -264,7 +258,7 @@ class Cluster:
 
     def hosts_of(self, ranks: npt.ArrayLike) -> IntArray:
         """Return the number of the host of each rank, same shape."""
-        numbers: IntArray = self.units[0][self._checked(ranks)]
+        numbers: IntArray = self.units[self.host_level][self._checked(ranks)]
         return numbers
 
     def host_of(self, rank: int) -> Host:
@@ -291,24 +285,47 @@ class Cluster:
         return numbers
 
     @property
+    def filled(self) -> tuple[str, ...] | None:
+        """The names of the hosts in the order in which ranks fill them; None where ranks are dealt out otherwise.
+
+        >>> Cluster.parse("host=2,leaf=2", hosts="node10,node9").filled
+        ('node10', 'node9')
+        """
+        hosts = self.hosts_of(np.arange(self.size))
+        order = list(dict.fromkeys(hosts.tolist()))
+        same = replace(self, hosts=tuple(self.hosts[number] for number in order), rank_map=None)
+        return tuple(self.hosts[number].name for number in order) if same == self else None
+
+    @property
     def default_levels(self) -> tuple[str, ...]:
-        """The levels whose latency and bandwidth are defaults."""
-        return tuple(level.name for number, level in enumerate(self.levels) if level.is_default(number))
+        """The levels whose bandwidth is a default."""
+        return tuple(level.name for level in self.levels if level.assumed)
 
     def with_levels(self, levels: Iterable[Level]) -> Cluster:
         """Replace the costs of the levels, as measured; their names stay."""
         return replace(self, levels=tuple(levels))
 
+    def whole_hosts(self) -> Cluster:
+        """Return the cluster without the levels inside its hosts."""
+        hosts = tuple(replace(host, inside=()) for host in self.hosts)
+        return replace(self, levels=self.levels[self.host_level :], hosts=hosts)
+
     # -- value semantics ------------------------------------------------------------------------------------------
 
     def to_dict(self) -> dict[str, Any]:
         """Return the document of ``rankmesh cluster --json``."""
-        names = [level.name for level in self.levels[1:]]
+        inner = [level.name for level in self.levels[: self.host_level]]
+        outer = [level.name for level in self.levels[self.host_level + 1 :]]
         data: dict[str, Any] = {
             "schema": SCHEMA,
             "levels": [level.to_dict() for level in self.levels],
             "hosts": [
-                {"name": host.name, "devices": host.devices, **dict(zip(names, host.places, strict=True))}
+                {
+                    "name": host.name,
+                    "devices": host.devices,
+                    **{name: list(units) for name, units in zip(inner, host.inside, strict=True)},
+                    **dict(zip(outer, host.places, strict=True)),
+                }
                 for host in self.hosts
             ],
         }
@@ -328,7 +345,8 @@ class Cluster:
           - {name: "node[5-8]", devices: 4, leaf: b, spine: top}
         ```
 
-        An outermost level that no host names is one unit.
+        An outermost level that no host names is one unit. A level inside hosts has a list for each host: the number of
+        the unit of each device, such as ``pix: [0, 0, 1, 1]``.
         """
         return _of_document(data)
 
@@ -341,19 +359,6 @@ class Cluster:
         each = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         count = f"{len(self.hosts):,} host{'' if len(self.hosts) == 1 else 's'} of {each}"
         return f"{self.size:,} devices, {count}, levels {' '.join(level.name for level in self.levels)}"
-
-
-def _is_word(value: object) -> bool:
-    return isinstance(value, str) and bool(value)
-
-
-def _number(value: object, what: str, *, zero: bool = False) -> None:
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
-    if not isfinite(number) or number < 0 or (number == 0 and not zero):
-        raise ClusterError(
-            f"{what} is {quoted(value)}; give a number {'of at least' if zero else 'above'} 0",
-            received=value,
-        )
 
 
 def _check_size(size: int, what: str, **values: object) -> None:
@@ -371,7 +376,7 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
         raise ClusterError(f"two of the levels {', '.join(names)} have one name; rename one")
     seen: set[str] = set()
     for host in hosts:
-        if not _is_word(host.name):
+        if not is_word(host.name):
             raise ClusterError(f"{quoted(host.name)} cannot name a host; give a word, such as node1")
         if host.name in seen:
             raise ClusterError(
@@ -383,10 +388,34 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
             integer(host.devices, f"devices of host {quoted(host.name)}", least=1)
         except LayoutError as error:
             raise ClusterError(str(error), host=host.name, received=host.devices) from error
-        if len(host.places) != len(levels) - 1 or not all(map(_is_word, host.places)):
+        inner, outer = names[: len(hosts[0].inside)], names[len(hosts[0].inside) + 1 :]
+        if len(host.places) != len(outer) or not all(map(is_word, host.places)):
             raise ClusterError(
                 f"host {quoted(host.name)} is in {quoted(list(host.places))}; name its unit at each of the levels "
-                f"{', '.join(names[1:]) or '(none)'}",
+                f"{', '.join(outer) or '(none)'}",
+                host=host.name,
+            )
+        _check_inside(host, inner)
+
+
+def _is_unit(value: object) -> bool:
+    return isinstance(value, int) and value >= 0
+
+
+def _check_inside(host: Host, levels: list[str]) -> None:
+    """Refuse units inside a host that are not one for each device, or that lie in two of the level around them."""
+    for name, units in zip_longest(levels, host.inside, fillvalue=()):
+        if len(units) != host.devices or not all(map(_is_unit, units)):
+            raise ClusterError(
+                f"{quoted(name or 'a level')} of host {quoted(host.name)} is {quoted(list(units))}; give the number of "
+                f"the unit of each of its {host.devices} devices, such as [0, 0, 1, 1]",
+                host=host.name,
+            )
+    for (inner, units), around in zip(zip(levels, host.inside, strict=True), host.inside[1:], strict=False):
+        if len(set(zip(units, around, strict=True))) > len(set(units)):
+            raise ClusterError(
+                f"a unit of {inner} of host {quoted(host.name)} is in two units of the level around it; fix one of the "
+                "two lists",
                 host=host.name,
             )
 
@@ -416,7 +445,8 @@ def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[L
         return levels, hosts
     name = next(name for name in _JOINING if name not in {level.name for level in levels})
     joined = tuple(replace(host, places=(*host.places, name)) for host in hosts)
-    return (*levels, Level.unmeasured(name, len(levels))), joined
+    around = Level.all_unmeasured([*(level.name for level in levels), name])[-1]
+    return (*levels, around), joined
 
 
 # -- documents ------------------------------------------------------------------------------------------------------
@@ -430,11 +460,14 @@ def _of_document(data: Mapping[str, Any]) -> Cluster:
             schema=schema,
         )
     _known(data, {"schema", "levels", "hosts", "rank_map"}, "a cluster")
-    levels = tuple(_level(row, number) for number, row in enumerate(_rows(data, "levels")))
+    described = _rows(data, "levels")
+    defaults = Level.all_unmeasured(row.get("name", "") for row in described)
+    levels = tuple(_level(row, default) for row, default in zip(described, defaults, strict=True))
     names = [level.name for level in levels]
     rows = _rows(data, "hosts")
-    unnamed = _unnamed(rows, names)
-    hosts = tuple(host for row in rows for host in _hosts({**dict.fromkeys(unnamed, "all"), **row}, names))
+    inner = [name for name in names if any(isinstance(row.get(name), list) for row in rows)]
+    unnamed = _unnamed(rows, names[len(inner) :])
+    hosts = tuple(host for row in rows for host in _hosts({**dict.fromkeys(unnamed, "all"), **row}, names, len(inner)))
     notes = tuple(f"no host names its {level}: all hosts are in one" for level in unnamed)
     rank_map = data.get("rank_map")
     if rank_map is not None and not isinstance(rank_map, list | tuple):
@@ -456,20 +489,32 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
     return rows
 
 
-def _level(row: Mapping[str, Any], number: int) -> Level:
-    _known(row, {"name", "latency", "bandwidth", "uplink"}, f"level {quoted(row.get('name'))}")
-    level = Level.unmeasured(row.get("name", ""), number)
-    return replace(level, **{key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None})
+def _level(row: Mapping[str, Any], default: Level) -> Level:
+    _known(row, {"name", "latency", "bandwidth", "uplink", "default"}, f"level {quoted(row.get('name'))}")
+    given = {key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None}
+    return replace(default, **given, assumed="bandwidth" not in given or row.get("default") is True)
 
 
-def _hosts(row: Mapping[str, Any], levels: list[str]) -> Iterator[Host]:
+def _hosts(row: Mapping[str, Any], levels: list[str], inner: int) -> Iterator[Host]:
     name = row.get("name")
-    _known(row, {"name", "devices", *levels[1:]}, f"host {name!r}")
-    places = tuple(_place(row, level, name) for level in levels[1:])
+    _known(row, {"name", "devices", *levels[:inner], *levels[inner + 1 :]}, f"host {name!r}")
+    places = tuple(_place(row, level, name) for level in levels[inner + 1 :])
+    inside = tuple(tuple(_inside(row, level, name)) for level in levels[:inner])
     if "devices" not in row:
         raise ClusterError(f"host {quoted(name)} does not say how many devices it has; add devices: 8", host=name)
     for listed in host_list(name if isinstance(name, str) else ""):
-        yield Host(listed, row["devices"], places)
+        yield Host(listed, row["devices"], places, inside)
+
+
+def _inside(row: Mapping[str, Any], level: str, name: object) -> list[int]:
+    units = row.get(level)
+    if not isinstance(units, list):
+        raise ClusterError(
+            f"host {quoted(name)} does not say its {level}; add {level}: the unit of each device, such as [0, 0, 1, 1]",
+            host=name,
+            level=level,
+        )
+    return units
 
 
 def _place(row: Mapping[str, Any], level: str, name: object) -> str:

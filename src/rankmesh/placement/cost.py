@@ -45,13 +45,14 @@ from typing import Any
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.crossings import hops
 from rankmesh.placement.traffic import Message
 
-__all__ = ["BACKENDS", "DeviceUnits", "HopCounts", "seconds", "steps_and_volume"]
+__all__ = ["BACKENDS", "DeviceUnits", "FloatArray", "HopCounts", "devices_of", "seconds", "steps_and_volume"]
 
 FloatArray = npt.NDArray[np.float64]
 BACKENDS = ("nccl", "gloo")
@@ -68,6 +69,20 @@ class DeviceUnits:
     def of(cls, cluster: Cluster, ranks: IntArray) -> DeviceUnits:
         """Return the devices of these ranks; ``units[:, i]`` belongs to ``ranks[i]``."""
         return cls(cluster.levels, cluster.units[:, ranks].astype(np.int32))
+
+
+def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, DeviceUnits, IntArray]:
+    """Return the plan's ranks in nested order of their devices, the machine of these, and the order given."""
+    rank_range = plan.mesh.rank_range
+    ranks = rank_range.ascending
+    cluster.hosts_of(ranks)
+    place_of = np.empty(cluster.size, dtype=np.int64)
+    place_of[cluster.ranks] = np.arange(cluster.size)
+    nested = ranks[np.lexsort((place_of[ranks], *cluster.units[:, ranks]))]
+    device_of = np.empty(rank_range.size, dtype=np.int64)
+    device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)
+    given = device_of[np.searchsorted(ranks, rank_range.ranks(np.arange(rank_range.size)))]
+    return nested, DeviceUnits.of(cluster, nested), given
 
 
 class HopCounts:
@@ -91,6 +106,13 @@ class HopCounts:
         self._units: dict[int, IntArray] = {}
         self._counted: dict[tuple[str, int], IntArray] = {}
         self._waiting: dict[int, FloatArray] = {}
+        self._seconds: dict[tuple[str, float], FloatArray] = {}
+
+    def one(self, collective: str, size: float) -> FloatArray:
+        """Return the seconds of one collective of so many bytes under each placement."""
+        if (collective, size) not in self._seconds:
+            self._seconds[collective, size] = _one(collective, size, self)
+        return self._seconds[collective, size]
 
     def units(self, level: int) -> IntArray:
         """Return the unit of each member at a level, ``(placements, groups, size)``."""
@@ -189,7 +211,7 @@ def seconds(messages: Iterable[Message], counts: HopCounts) -> FloatArray:
     total = np.zeros(counts.many)
     if counts.size > 1:
         for message in messages:
-            total += message.times * _one(message.collective, message.bytes, counts)
+            total += message.times * counts.one(message.collective, message.bytes)
     return total
 
 
@@ -268,5 +290,7 @@ def _turns(pairs: npt.ArrayLike, behind: float) -> Any:
     >>> [round(float(_turns(pairs, 1.0)), 2) for pairs in (1, 2, 4, 64)]
     [1.75, 1.51, 1.35, 1.09]
     """
+    if not behind:
+        return 1.0
     slope = np.pi / 2 / _IN_TURN
     return 1 + behind / np.sqrt(slope * (np.maximum(pairs, 1) - 1) + _IN_TURN**-2)

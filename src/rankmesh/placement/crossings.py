@@ -11,6 +11,9 @@ dp = 4 of stride 2     [0 2 . . 4 6]  crosses           two hosts, two hops betw
 >>> from rankmesh.core import Mesh
 >>> crossings(Mesh(tp=2, dp=4).groups("dp"), Cluster.of_nodes(4, 8))
 Crossings(groups=2, crossing=2, nodes=2, hops=2)
+>>> boards = Cluster.parse("board=2,host=2,leaf=2")
+>>> [crossings(Mesh(tp=4, dp=2).groups("tp"), boards, level).crossing for level in ("board", "host")]
+[2, 0]
 """
 
 from __future__ import annotations
@@ -28,7 +31,7 @@ __all__ = ["Crossings", "crossings", "hops", "reach", "widest"]
 
 @dataclass(frozen=True)
 class Crossings:
-    """How one kind of group is spread over the hosts.
+    """How one kind of group is spread over the hosts, or over the units of another level.
 
     ``groups``    how many groups of the kind there are
     ``crossing``  how many of them have members on more than one host
@@ -60,13 +63,17 @@ def widest(groups: Groups, cluster: Cluster) -> Level:
     return cluster.levels[int(reach(groups.array, cluster).max())]
 
 
-def crossings(groups: Groups, cluster: Cluster | int) -> Crossings:
-    """Count the crossings of one kind on a cluster, or on hosts of so many consecutive ranks."""
+def crossings(groups: Groups, cluster: Cluster | int, level: str | None = None) -> Crossings:
+    """Count the crossings of one kind on a cluster, or on hosts of so many consecutive ranks.
+
+    ``level`` counts the units of another level in place of hosts: boards, blocks.
+    """
     if not isinstance(cluster, Cluster):
         cluster = Cluster.of_nodes(cluster, groups.rank_range.stop)
-    hosts = cluster.hosts_of(groups.array)
-    between = hops(hosts)
-    ordered = np.sort(hosts, axis=1)
+    cluster.hosts_of(groups.array)
+    units = cluster.units[cluster.host_level if level is None else cluster.level(level)][groups.array]
+    between = hops(units)
+    ordered = np.sort(units, axis=1)
     touched = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
     return Crossings(
         groups=len(groups),

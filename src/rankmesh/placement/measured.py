@@ -242,7 +242,7 @@ def _level(level: Level, number: int, seen: Sequence[_Seen]) -> Level:
     latency = min(each.isolated / each.steps for each in seen if each.volume <= 2 * least)
     large = [each for each in seen if 4 * each.volume >= max(other.volume for other in seen)]
     bandwidth = max(each.rate(each.isolated, latency) for each in large)
-    found = replace(level, latency=latency, bandwidth=bandwidth, uplink=None)
+    found = replace(level, latency=latency, bandwidth=bandwidth, uplink=None, assumed=False)
     shared = [(each.edges[number - 1], each.rate(each.together, latency)) for each in large if number]
     most = max((edges * rate for edges, rate in shared), default=0.0)
     crowd = max((edges for edges, _ in shared), default=0)

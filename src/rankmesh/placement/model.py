@@ -15,7 +15,18 @@ from math import isfinite
 
 from rankmesh.errors import PlacementError, quoted
 
-__all__ = ["ATTENTION", "CONTEXT", "OVERLAP", "PRECISION", "RECOMPUTE", "SCHEDULE", "Sizes", "Training", "Transformer"]
+__all__ = [
+    "ATTENTION",
+    "CONTEXT",
+    "OVERLAP",
+    "PRECISION",
+    "RECOMPUTE",
+    "SCHEDULE",
+    "Sizes",
+    "Training",
+    "Transformer",
+    "check_sizes",
+]
 
 CONTEXT = ("all-gather", "ring", "all-to-all")
 RECOMPUTE = ("none", "selective", "operators", "full")
@@ -253,6 +264,29 @@ class Training:
     def microbatches(self, replicas: int) -> float:
         """Microbatches of one replica in a step."""
         return self.batch / replicas / self.microbatch
+
+
+def check_sizes(model: Transformer, training: Training, sizes: Sizes) -> None:
+    """Refuse sizes that do not cut the model or the batch, naming what would."""
+    replicas = sizes.dp * training.microbatch
+    if training.batch % replicas:
+        raise PlacementError(
+            f"a batch of {training.batch} does not divide into microbatches of {training.microbatch} on dp {sizes.dp} "
+            f"replicas; give a multiple of {replicas}",
+            batch=training.batch,
+            dp=sizes.dp,
+        )
+    if sizes.pp > model.layers:
+        raise PlacementError(
+            f"pp is {sizes.pp}, but the model has {model.layers} layers; take a pp of at most {model.layers}",
+            pp=sizes.pp,
+        )
+    if sizes.ep > 1 and (not model.experts or model.experts % sizes.ep):
+        raise PlacementError(
+            f"ep is {sizes.ep}, but the model has {model.experts or 'no'} experts; "
+            + (f"take an ep that divides {model.experts}" if model.experts else "leave ep out, or give its model"),
+            ep=sizes.ep,
+        )
 
 
 def _one_of(name: str, value: object, known: Iterable[object]) -> None:

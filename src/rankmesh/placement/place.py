@@ -1,10 +1,13 @@
 """Place: the rank order of a plan that costs least on a cluster, within constraints.
 
 ```
-plan + cluster + traffic ── candidates ── cost of each ── the cheapest that meets the constraints
+plan + cluster + model ──── candidates ── cost of each ── the cheapest that meets the constraints
                             the order given; every order of the axes; where few devices allow it, every placement;
                             from the best, steps that move one factor of an axis elsewhere
 ```
+
+The cost is what communication adds to the step that ``search`` predicts of the model: what hides behind computation
+adds nothing. Of a traffic file, which has no computation, it is the seconds of all messages.
 
 A placement permutes ranks and nothing else. On small clusters the answer is the least of all permutations; on large
 ones it is the least of those that were tried. The launcher's order stays unless another one saves half a percent.
@@ -19,7 +22,8 @@ ones it is the least of those that were tried. The launcher's order stays unless
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from math import factorial
@@ -32,13 +36,16 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
-from rankmesh.placement.cost import DeviceUnits, FloatArray, HopCounts, seconds
+from rankmesh.placement.cost import FloatArray
+from rankmesh.placement.devices import DEVICES, Device
+from rankmesh.placement.model import Training, Transformer, check_sizes
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
-from rankmesh.placement.steps import default_traffic
-from rankmesh.placement.traffic import Traffic
+from rankmesh.placement.predict import Links, Prediction, Step
+from rankmesh.placement.steps import Roles, step_traffic, usual_work
+from rankmesh.placement.traffic import Message, Traffic
 from rankmesh.placement.within import Bound, bounds, check_capacity, packing
 
-__all__ = ["Costing", "KindCost", "Placed", "devices_of", "place"]
+__all__ = ["Costing", "KindCost", "Placed", "place"]
 
 # The part of the cost that a placement must save to be proposed.
 WORTH = 0.005
@@ -50,11 +57,16 @@ _PIECE = 2_000_000
 _SAME = 1 + 1e-9
 
 Order = tuple[Factor, ...]
+# Seconds under each placement of the links; beyond the limit they need not be counted to their end.
+Objective = Callable[[Links, float], FloatArray]
 
 
 @dataclass(frozen=True, repr=False)
 class KindCost:
-    """One kind: the innermost level that holds each of its groups, and its seconds a step, after and before."""
+    """One kind: the innermost level that holds each of its groups, and seconds a step on its links, after and before.
+
+    What hides behind computation is in these seconds, too.
+    """
 
     name: str
     level: str
@@ -73,7 +85,10 @@ class KindCost:
 
 @dataclass(frozen=True, repr=False)
 class Placed:
-    """A placement: ``plan`` with its ``rank_map``, seconds a step of communication after and before, and why."""
+    """A placement: ``plan`` with its ``rank_map``, seconds that communication adds to a step after and before, and why.
+
+    ``step``  the predicted step, ``step_before`` that in the order given; None where traffic alone is known
+    """
 
     plan: Plan
     order: str
@@ -86,10 +101,12 @@ class Placed:
     tried: int
     cluster: Cluster
     notes: tuple[str, ...] = ()
+    step: Step | None = None
+    step_before: Step | None = None
 
     def to_dict(self) -> dict[str, Any]:
         """Return what ``rankmesh place --json`` prints."""
-        return {
+        data = {
             "order": self.order,
             "rank_map": list(self.rank_map),
             "cost": self.cost,
@@ -100,6 +117,33 @@ class Placed:
             "tried": self.tried,
             "hosts": [{"name": name, "holds": holds} for name, holds in self.by_host().items()],
         }
+        if self.step is not None and self.step_before is not None:
+            data["step"] = {
+                "seconds": self.step.seconds,
+                "before": self.step_before.seconds,
+                "seconds_by_part": dict(self.step.parts),
+                "hidden": dict(self.step.hidden),
+            }
+        return data
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the ranks ascend, so that the launcher's order is the placement."""
+        return self.rank_map == tuple(sorted(self.rank_map))
+
+    def to_json(self) -> str:
+        """Return the plan as JSON text, with the hosts in the launcher's order, by which ``show`` finds its ranks."""
+        data = json.loads(self.plan.to_json())
+        return json.dumps(data if self.cluster.filled is None else data | {"hosts": self.cluster.filled}, indent=2)
+
+    def hostfile(self) -> tuple[str, ...]:
+        """Return the host of each position: a launcher that starts its ranks there needs no rank map.
+
+        Raises ``PlacementError`` where the hosts alone do not decide it.
+        """
+        from rankmesh.placement.report import hostfile
+
+        return hostfile(self)
 
     def by_host(self) -> dict[str, str]:
         """Return what each host holds, by axes: ``{"node2": "tp 0-7 of dp 0"}``; hosts in natural order."""
@@ -123,34 +167,13 @@ class Placed:
 class Costing:
     """What placements of one plan cost: devices ``(placements, positions)`` in, seconds out."""
 
-    def __init__(
-        self,
-        groups: Mapping[str, IntArray],
-        machine: DeviceUnits,
-        traffic: Traffic,
-        found: Sequence[Bound] = (),
-        *,
-        backend: str = "nccl",
-    ) -> None:
-        self.machine, self.backend = machine, backend
-        self._groups, self._traffic, self._bounds = groups, traffic, found
-        self._kinds = [name for name in traffic if groups[name].shape[1] > 1]
+    def __init__(self, links: Links, objective: Objective, found: Sequence[Bound] = ()) -> None:
+        self.links, self.machine = links, links.machine
+        self._objective, self._bounds = objective, found
         self.tried = 0
 
-    def dearest_first(self, devices: IntArray) -> None:
-        """Count the kinds that cost most under a placement first, so that a bad one is known for it soon."""
-        self._kinds.sort(key=lambda name: -float(self.kind(name, self.counts(name, devices[None]))[0]))
-
-    def counts(self, name: str, devices: IntArray) -> HopCounts:
-        """Return the hops of one kind under each placement."""
-        return HopCounts(self._groups[name], self.machine, devices, backend=self.backend)
-
-    def kind(self, name: str, counts: HopCounts) -> FloatArray:
-        """Return the seconds of one kind under each placement."""
-        return seconds(self._traffic.get(name, ()), counts)
-
     def costs(self, devices: IntArray, limit: float = np.inf) -> FloatArray:
-        """Seconds of all kinds under each placement; infinite where a constraint is not met.
+        """Seconds under each placement; infinite where a constraint is not met.
 
         Beyond the ``limit`` a cost need not be counted to its end.
         """
@@ -160,12 +183,11 @@ class Costing:
         return np.concatenate(pieces)
 
     def _costs(self, devices: IntArray, limit: float) -> FloatArray:
-        total = np.where(self._broken(devices), np.inf, 0.0)
-        for name in self._kinds:
-            if (total > limit * _SAME).all():
-                break
-            total += self.kind(name, self.counts(name, devices))
-        return total
+        broken = self._broken(devices)
+        found: FloatArray = np.full(len(devices), np.inf)
+        if not broken.all():
+            found[~broken] = self._objective(self.links.under(devices[~broken]), limit)
+        return found
 
     def _broken(self, devices: IntArray) -> Any:
         broken = np.zeros(len(devices), dtype=np.bool_)
@@ -181,83 +203,132 @@ def place(
     *,
     within: Mapping[str, str] | None = None,
     traffic: Traffic | Mapping[str, Any] | None = None,
+    model: Transformer | None = None,
+    training: Training | None = None,
+    device: Device = DEVICES["h100"],
+    speed: float | None = None,
     backend: str = "nccl",
     exact: bool = True,
 ) -> Placed:
     """Return the placement of a plan on a cluster that costs least; the plan's own rank map is the launcher's order.
 
-    ``within``   the level that each group of a kind must stay inside, by name: ``{"tp": "host"}``
-    ``traffic``  what a step sends in each kind; without, that of a usual transformer on the same axes
-    ``backend``  nccl or gloo: how the collectives are done
-    ``exact``    whether all placements are tried where the cluster is small enough
+    ``within``    the level that each group of a kind must stay inside, by name: ``{"tp": "host"}``
+    ``model``     and its ``training``: the predicted step is the least, as ``search`` predicts it: what hides behind
+                  computation costs nothing. Without, those of a usual transformer on the same axes
+    ``device``    what computes; ``speed``: FLOP/s that it reaches, in place of the model of its kernels
+    ``traffic``   in place of a model, what a step sends in each kind: all of it costs, as nothing is known to hide it
+    ``backend``   nccl or gloo: how the collectives are done
+    ``exact``     whether all placements are tried where the cluster is small enough
 
-    Raises ``PlacementError`` for a constraint that cannot be met, with the group, the hosts, and sizes that would do,
-    and for traffic of kinds that the plan has not; ``ClusterError`` for a cluster with fewer devices than ranks.
+    Raises ``PlacementError`` for a constraint that cannot be met, with the group, the hosts, how many groups fit and
+    what would do, for traffic of kinds that the plan has not, and for a batch that its replicas do not divide;
+    ``ClusterError`` for a cluster with fewer devices than ranks.
     """
-    plain = plan.replace(rank_map=None)
-    known = {name: plain.mesh.rank_range.positions(groups.array) for name, groups in plain.kinds.items()}
-    sent, notes = _traffic(plan, known, traffic)
+    links = Links(plan, cluster, backend)
+    known = {name: links.positions(name) for name in plan.kinds}
+    work, notes = _work(plan, links.roles, model, training, traffic)
     found = bounds(plan, cluster, within or {}, known)
-    ranks, machine, given = devices_of(plan, cluster)
-    check_capacity(plan, cluster, found, machine)
-    costing = Costing(known, machine, sent, found, backend=backend)
-    best, whole = _search(plan.mesh, costing, Filler(machine), found, given, exact)
+    check_capacity(plan, cluster, found, links.machine)
+    given, prediction = links.given, None
+    if isinstance(work, Traffic):
+        _check_kinds(work, known)
+        sent, costing = work, Costing(links, _communication(work, links), found)
+    else:
+        sent = step_traffic(plan, *work)
+        prediction = Prediction(*work, links.roles.layout, device, links.roles, speed)
+        costing = Costing(links, _added(prediction, links), found)
+    best, whole = _search(plan.mesh, costing, Filler(links.machine), found, given, exact)
     tried = costing.tried
     now, least = costing.costs(np.stack([given, best])).tolist()
     if least > now * (1 - WORTH):  # the order given costs as much, within what a prediction can tell
-        best = given
-    rank_map = tuple(ranks[best].tolist())
-    kinds = tuple(_kind(name, costing, best, given) for name in plan.kinds if name in {*sent, *(within or {})})
+        best, least = given, now
+    rank_map = tuple(links.ranks[best].tolist())
+    both = links.under(np.stack([best, given]))
+    step, before = (
+        None if prediction is None else prediction.step(links.under(devices[None])) for devices in (best, given)
+    )
     defaults = ", ".join(cluster.default_levels)
     assumed = [f"the bandwidths of {defaults} are defaults, not measured (rankmesh measure --save)"] if defaults else []
     return Placed(
         plan=plan.replace(rank_map=rank_map),
         order=words(plan.mesh, best),
         rank_map=rank_map,
-        cost=sum(kind.cost for kind in kinds),
-        before=sum(kind.before for kind in kinds),
-        kinds=kinds,
+        cost=least,
+        before=now,
+        kinds=tuple(_kind(name, sent, both, cluster) for name in plan.kinds if name in {*sent, *(within or {})}),
         within=dict(within or {}),
         exact=whole,
         tried=tried,
         cluster=cluster,
         notes=(*cluster.notes, *notes, *assumed),
+        step=step,
+        step_before=before,
     )
 
 
-def _traffic(
-    plan: Plan, known: Mapping[str, IntArray], traffic: Traffic | Mapping[str, Any] | None
-) -> tuple[Traffic, tuple[str, ...]]:
-    if traffic is None:
-        return default_traffic(plan)
-    sent = traffic if isinstance(traffic, Traffic) else Traffic(traffic)
-    for name in sent:
+Work = tuple[Transformer, Training]
+
+
+def _work(
+    plan: Plan,
+    roles: Roles,
+    model: Transformer | None,
+    training: Training | None,
+    traffic: Traffic | Mapping[str, Any] | None,
+) -> tuple[Work | Traffic, tuple[str, ...]]:
+    """Return what a step computes and sends, or what it sends alone; and a note where it is assumed."""
+    if (model is None) != (training is None) or (model is not None and traffic is not None):
+        raise PlacementError("a placement is by a model and its training, or by traffic alone; give one of the two")
+    if model is not None and training is not None:
+        check_sizes(model, training, roles.layout)
+        return (model, training), ()
+    if traffic is not None:
+        return traffic if isinstance(traffic, Traffic) else Traffic(traffic), ()
+    usual = usual_work(roles)
+    if step_traffic(plan, *usual):
+        note = "the model is a usual transformer; say yours with a model, a batch and a sequence, or a traffic file"
+        return usual, (note,)
+    known = {name: [Message("all-reduce", 2**20)] for name, groups in plan.kinds.items() if groups.size > 1}
+    return Traffic(known), ("the traffic is an all-reduce of 1 MiB for each kind; say yours with a traffic file",)
+
+
+def _check_kinds(traffic: Traffic, known: Mapping[str, IntArray]) -> None:
+    for name in traffic:
         if name not in known:
             raise PlacementError(
                 f"traffic of {quoted(name)} is of no kind of this plan; name one of {', '.join(known)}", kind=name
             )
-    return sent, ()
 
 
-def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, DeviceUnits, IntArray]:
-    """Return the plan's ranks in nested order of their devices, the machine of these, and the order given."""
-    rank_range = plan.mesh.rank_range
-    ranks = rank_range.ascending
-    cluster.hosts_of(ranks)
-    place_of = np.empty(cluster.size, dtype=np.int64)
-    place_of[cluster.ranks] = np.arange(cluster.size)
-    nested = ranks[np.lexsort((place_of[ranks], *cluster.units[:, ranks]))]
-    device_of = np.empty(rank_range.size, dtype=np.int64)
-    device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)
-    given = device_of[np.searchsorted(ranks, rank_range.ranks(np.arange(rank_range.size)))]
-    return nested, DeviceUnits.of(cluster, nested), given
+def _communication(traffic: Traffic, given: Links) -> Objective:
+    """Return the seconds of all messages as an objective; the kinds that cost most first, to know a bad one soon."""
+    kinds = sorted(traffic, key=lambda name: -given.seconds(name, traffic[name]))
+
+    def cost(links: Links, limit: float) -> FloatArray:
+        total = np.zeros(links.many)
+        for name in kinds:
+            if (total > limit * _SAME).all():
+                break
+            total += links.seconds(name, traffic[name])
+        return total
+
+    return cost
+
+
+def _added(prediction: Prediction, given: Links) -> Objective:
+    """Return the seconds that communication adds to a predicted step as an objective."""
+    without = prediction.step(given.free()).seconds
+
+    def cost(links: Links, limit: float) -> FloatArray:
+        return prediction.seconds(links) - without
+
+    return cost
 
 
 def _search(
     mesh: Mesh, costing: Costing, filler: Filler, found: Sequence[Bound], given: IntArray, exact: bool
 ) -> tuple[IntArray, bool]:
     """Return the cheapest devices, and whether they are the least of all placements."""
-    costing.dearest_first(given)
     hosts = costing.machine.units[0]
     starts = np.flatnonzero(np.diff(hosts, prepend=-1))
     labels = labelings(np.diff(starts, append=len(hosts)).tolist(), _EXACT) if exact else None
@@ -335,8 +406,8 @@ def _moves(order: Sequence[Factor]) -> Iterator[Order]:
                 yield (*rest[:end], order[start], *rest[end:])
 
 
-def _kind(name: str, costing: Costing, best: IntArray, given: IntArray) -> KindCost:
-    counts = costing.counts(name, np.stack([best, given]))
-    after, before = costing.kind(name, counts).tolist()
-    level, was = (costing.machine.levels[int(number)].name for number in counts.widest)
+def _kind(name: str, traffic: Traffic, links: Links, cluster: Cluster) -> KindCost:
+    """Return a kind's seconds on its links, hidden or not; ``links``: after, before."""
+    after, before = (np.zeros(2) + links.seconds(name, traffic.get(name, ()))).tolist()
+    level, was = (cluster.levels[int(number)].name for number in links.counts(name).widest)
     return KindCost(name, level, after, before, was)

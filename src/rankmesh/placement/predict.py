@@ -19,6 +19,8 @@ tp     all but one part of tp, behind the matrix products (asynchronous tensor p
 ep     behind the computation of another microbatch (a schedule that computes two at a time)
 ```
 
+Placements of one layout are predicted together: each number is then an array, one value a placement.
+
 Computation loses CONTENTION of what hides behind it. Groups of one kind run at once and share links, as in ``cost``;
 different kinds do not wait for each other's links.
 
@@ -28,25 +30,32 @@ the stages alone. The first and the last stage send one of them, and wait for th
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
+from functools import reduce
 from itertools import chain
+from typing import Any
+
+import numpy as np
 
 from rankmesh.core.picks import ends
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron_core import megatron_mesh
 from rankmesh.core.spec import GroupSpec
 from rankmesh.core.strided import IntArray
-from rankmesh.placement.cluster import Cluster
+from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.compute import Work, optimizer, stage_work
-from rankmesh.placement.cost import HopCounts, seconds
+from rankmesh.placement.cost import DeviceUnits, FloatArray, HopCounts, devices_of, seconds
 from rankmesh.placement.devices import Device
 from rankmesh.placement.model import Sizes, Training, Transformer
-from rankmesh.placement.place import devices_of
 from rankmesh.placement.steps import Roles, blocks, stage_messages
 from rankmesh.placement.traffic import Message
 
-__all__ = ["COMPUTE", "Links", "Step", "bubble", "least", "predict", "reached", "search_plan"]
+__all__ = ["COMPUTE", "Links", "Prediction", "Step", "bubble", "least", "predict", "search_plan"]
+
+# Seconds of one placement, or of each of several.
+Seconds = float | FloatArray
 
 # Share of the time of hidden communication that computation loses to it: units and memory that it takes.
 CONTENTION = 0.1
@@ -107,52 +116,73 @@ def _shards(copies: int, training: Training) -> tuple[int, int]:
     return copies // outer, outer
 
 
-def reached(cluster: Cluster) -> Cluster:
-    """Return the cluster with what collectives reach of the bandwidths that nobody gave."""
-    if not cluster.default_levels:
-        return cluster
-    levels = tuple(
-        replace(level, bandwidth=REACHED * level.bandwidth) if level.is_default(number) else level
-        for number, level in enumerate(cluster.levels)
+def _reached(levels: Iterable[Level]) -> tuple[Level, ...]:
+    """Return the levels with what collectives reach of the bandwidths that nobody gave."""
+    return tuple(
+        replace(level, bandwidth=REACHED * level.bandwidth, assumed=False) if level.assumed else level
+        for level in levels
     )
-    return replace(cluster, levels=levels)
 
 
 class Links:
-    """How the groups of a plan lie on a cluster: seconds of what they send."""
+    """How the groups of a plan lie on a cluster under one placement or several: seconds of what they send."""
 
     def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl") -> None:
         self.roles, self.backend = Roles.of(plan), backend
-        _, machine, given = devices_of(plan, cluster)
-        self._plain = plain = plan.replace(rank_map=None)
-        self._machine, self._given = machine, given[None]
-        self._shared = any(level.uplink is not None for level in cluster.levels)
-        self._by_stage: dict[tuple[str, int], HopCounts] = {}
-        ranks = plain.mesh.rank_range  # groups of positions, whose devices the plan's rank map gives
-        self._counts = {
-            name: HopCounts(positions, machine, given[None], backend=backend, stages=self._stages(positions)[:, 0])
-            for name, groups in plain.kinds.items()
-            if groups.size > 1
-            for positions in [ranks.positions(groups.array)]
-        }
+        self.ranks, machine, self.given = devices_of(plan, cluster)
+        self.machine = DeviceUnits(_reached(machine.levels), machine.units)
+        self._plain = plan.replace(rank_map=None)
+        self.shared = any(level.uplink is not None for level in cluster.levels)
+        self._positions: dict[tuple[str, int | None], IntArray] = {}
+        self._devices = self.given[None]
+        self._counts: dict[tuple[str, int | None], HopCounts] = {}
+        self._free = False
 
-    def seconds(self, name: str, messages: list[Message], stage: int | None = None) -> float:
+    def under(self, devices: IntArray) -> Links:
+        """Return the links under other placements: the device of each position, ``(placements, positions)``."""
+        other = copy(self)
+        other._devices, other._counts = devices, {}
+        return other
+
+    def free(self) -> Links:
+        """Return links over which everything takes no time."""
+        other = copy(self)
+        other._free = True
+        return other
+
+    @property
+    def many(self) -> int:
+        """How many placements there are."""
+        return len(self._devices)
+
+    def seconds(self, name: str, messages: Sequence[Message], stage: int | None = None) -> Seconds:
         """Seconds of a step that these messages of a kind take, of all groups at once or of those of one stage."""
-        if name not in self._counts:
+        if self._free or not messages or self.positions(name).shape[1] < 2:
             return 0.0
-        counts = self._counts[name] if stage is None or not self._shared else self._of_stage(name, stage)
-        return float(seconds(messages, counts)[0])
+        found = seconds(messages, self.counts(name, stage if self.shared else None))
+        return float(found[0]) if self.many == 1 else found
 
-    def _of_stage(self, name: str, stage: int) -> HopCounts:
-        """Return the groups of a kind that lie on one pipeline stage; all where the kind joins stages."""
-        if (name, stage) not in self._by_stage:
-            positions = self._plain.mesh.rank_range.positions(self._plain.groups(name).array)
-            here = positions[(self._stages(positions) == stage).all(axis=1)]
-            counts = (
-                HopCounts(here, self._machine, self._given, backend=self.backend) if len(here) else self._counts[name]
+    def counts(self, name: str, stage: int | None = None) -> HopCounts:
+        """Return the hops of a kind; with ``stage``, of its groups there, or of all where the kind joins stages."""
+        if (name, stage) not in self._counts:
+            groups = self.positions(name, stage)
+            stages = self._stages(groups)[:, 0]
+            self._counts[name, stage] = HopCounts(
+                groups, self.machine, self._devices, backend=self.backend, stages=stages
             )
-            self._by_stage[name, stage] = counts
-        return self._by_stage[name, stage]
+        return self._counts[name, stage]
+
+    def positions(self, name: str, stage: int | None = None) -> IntArray:
+        """Return the groups of a kind, or those of one stage, as positions ``(groups, size)``."""
+        if (name, stage) not in self._positions:
+            if stage is None:
+                found = self._plain.mesh.rank_range.positions(self._plain.groups(name).array)
+            else:
+                whole = self.positions(name)
+                here = whole[(self._stages(whole) == stage).all(axis=1)]
+                found = here if len(here) else whole
+            self._positions[name, stage] = found
+        return self._positions[name, stage]
 
     def _stages(self, positions: IntArray) -> IntArray:
         """Return the pipeline stage of each position; 0 where the mesh has none."""
@@ -166,18 +196,18 @@ class _Stage:
     """One kind of stage: a microbatch's work, what it waits for in each (the first: ``unshared``), and once a step."""
 
     work: Work
-    waits: Mapping[str, float]
-    unshared: Mapping[str, float]
-    once: Mapping[str, float]
-    hidden: Mapping[str, float]
+    waits: Mapping[str, Seconds]
+    unshared: Mapping[str, Seconds]
+    once: Mapping[str, Seconds]
+    hidden: Mapping[str, Seconds]
     optimizer: float
 
     @property
-    def seconds(self) -> float:
+    def seconds(self) -> Seconds:
         return self.work.seconds + sum(self.waits.values())
 
     @property
-    def first(self) -> float:
+    def first(self) -> Seconds:
         """Seconds of a microbatch while no other stage is active."""
         return self.work.seconds + sum(self.unshared.values())
 
@@ -193,7 +223,7 @@ def _kinds_of_stages(model: Transformer, training: Training, sizes: Sizes) -> It
     return ((devices[0], len(devices)) for devices in found.values())
 
 
-def _mean(parts: Sequence[Mapping[str, float]]) -> dict[str, float]:
+def _mean(parts: Sequence[Mapping[str, Seconds]]) -> dict[str, Any]:
     return {name: sum(each.get(name, 0.0) for each in parts) / len(parts) for name in dict.fromkeys(chain(*parts))}
 
 
@@ -207,14 +237,22 @@ def _joined(stages: Sequence[_Stage]) -> _Stage:
     return _Stage(work, waits, unshared, once, hidden, sum(each.optimizer for each in stages))
 
 
-def bubble(stages: Sequence[tuple[float, int]], virtual_stages: int = 1) -> float:
+def _most(*values: Seconds) -> Any:
+    return max(values) if all(isinstance(value, float) for value in values) else reduce(np.maximum, values)
+
+
+def _least(*values: Seconds) -> Any:
+    return min(values) if all(isinstance(value, float) for value in values) else reduce(np.minimum, values)
+
+
+def bubble(stages: Sequence[tuple[Seconds, int]], virtual_stages: int = 1) -> Any:
     """Seconds that the busiest stage waits in a step: a microbatch's seconds of stages, and how many take as long.
 
     >>> bubble([(2.0, 4)]), bubble([(2.0, 4)], virtual_stages=2), bubble([(3.0, 1), (2.0, 2)])
     (6.0, 3.0, 4.0)
     """
     together = sum(seconds * count for seconds, count in stages)
-    return (together - max(seconds for seconds, _ in stages)) / virtual_stages
+    return (together - _most(*(seconds for seconds, _ in stages))) / virtual_stages
 
 
 def least(model: Transformer, training: Training, sizes: Sizes, device: Device, speed: float | None = None) -> float:
@@ -231,40 +269,103 @@ def predict(
     model: Transformer, training: Training, sizes: Sizes, device: Device, links: Links, speed: float | None = None
 ) -> Step:
     """Predict the step of a layout over these ``links``; ``speed``: FLOP/s in place of the device's kernels."""
-    microbatches = training.microbatches(sizes.dp)
-    stages = [
-        (_joined([_stage(model, training, sizes, stage, device, links, speed) for stage in kept]), count)
-        for kept, count in _kinds_of_stages(model, training, sizes)
-    ]
-    busiest = max((stage for stage, _ in stages), key=lambda stage: stage.seconds)
-    parts = {name: microbatches * value for name, value in busiest.work.parts.items()}
-    parts["optimizer"] = max(stage.optimizer for stage, _ in stages)
-    parts["bubble"] = bubble([(stage.first, count) for stage, count in stages], training.virtual_stages)
-    if training.schedule == "dualpipe":
-        passes = sum(busiest.work.forward.values()) + sum(busiest.work.backward.values()) / 2
-        parts["bubble"] = (sizes.pp / 2 - 1) * passes
-    for name, value in busiest.waits.items():
-        parts[name] = parts.get(name, 0.0) + (microbatches - 1) * value + busiest.unshared[name]
-    for name in dict.fromkeys(name for stage, _ in stages for name in stage.once):
-        parts[name] = parts.get(name, 0.0) + max(stage.once.get(name, 0.0) for stage, _ in stages)
-    return Step(parts, dict(busiest.hidden))
+    return Prediction(model, training, sizes, device, links.roles, speed).step(links)
 
 
-def _stage(
-    model: Transformer,
-    training: Training,
-    sizes: Sizes,
-    stage: int,
-    device: Device,
-    links: Links,
-    speed: float | None,
-) -> _Stage:
-    work = stage_work(model, training, sizes, stage, device, speed)
-    sent = stage_messages(links.roles, model, training, stage)
+class Prediction:
+    """The step of a layout under any links: what its stages compute and send is counted once."""
+
+    def __init__(
+        self,
+        model: Transformer,
+        training: Training,
+        sizes: Sizes,
+        device: Device,
+        roles: Roles,
+        speed: float | None = None,
+    ) -> None:
+        self._training, self._sizes = training, sizes
+
+        def loaded(stage: int) -> _Load:
+            work = stage_work(model, training, sizes, stage, device, speed)
+            sent = stage_messages(roles, model, training, stage)
+            return _Load(stage, work, sent, 0.0 if speed else optimizer(model, training, sizes, stage, device))
+
+        self._loads = [
+            ([loaded(stage) for stage in kept], count) for kept, count in _kinds_of_stages(model, training, sizes)
+        ]
+
+    def step(self, links: Links) -> Step:
+        """Return the step under the one placement of the links."""
+        return Step(*self._parts(links))
+
+    def seconds(self, links: Links) -> FloatArray:
+        """Return the seconds of the step under each placement of the links."""
+        found: FloatArray = np.zeros(links.many) + sum(self._parts(links)[0].values())
+        return found
+
+    def _parts(self, links: Links) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the seconds of a step by part, and those that are hidden."""
+        training, sizes = self._training, self._sizes
+        microbatches = training.microbatches(sizes.dp)
+        stages = [
+            (_joined([_stage(training, sizes, load, links) for load in loads]), count) for loads, count in self._loads
+        ]
+        busiest = _Busiest([stage for stage, _ in stages], links.many)
+        parts = {name: microbatches * value for name, value in busiest.of(lambda stage: stage.work.parts).items()}
+        parts["optimizer"] = max(stage.optimizer for stage, _ in stages)
+        parts["bubble"] = bubble([(stage.first, count) for stage, count in stages], training.virtual_stages)
+        if training.schedule == "dualpipe":
+            forward, backward = (
+                sum(busiest.of(of).values()) for of in (lambda each: each.work.forward, lambda each: each.work.backward)
+            )
+            parts["bubble"] = (sizes.pp / 2 - 1) * (forward + backward / 2)
+        unshared = busiest.of(lambda stage: stage.unshared)
+        for name, value in busiest.of(lambda stage: stage.waits).items():
+            parts[name] = parts.get(name, 0.0) + (microbatches - 1) * value + unshared[name]
+        for name in dict.fromkeys(name for stage, _ in stages for name in stage.once):
+            parts[name] = parts.get(name, 0.0) + _most(*(stage.once.get(name, 0.0) for stage, _ in stages))
+        return parts, busiest.of(lambda stage: stage.hidden)
+
+
+@dataclass(frozen=True)
+class _Load:
+    """What one stage computes and sends, whatever the links."""
+
+    stage: int
+    work: Work
+    sent: Mapping[str, list[Message]]
+    optimizer: float
+
+
+class _Busiest:
+    """The stage that takes longest for a microbatch, under each placement."""
+
+    def __init__(self, stages: Sequence[_Stage], many: int) -> None:
+        self._stages = stages
+        times = [stage.seconds for stage in stages]
+        if many == 1 or len(stages) == 1:
+            self._one: _Stage | None = max(stages, key=lambda stage: stage.seconds) if many == 1 else stages[0]
+        else:
+            self._one = None
+            self._chosen = np.argmax([np.broadcast_to(time, many) for time in times], axis=0)
+
+    def of(self, parts: Callable[[_Stage], Mapping[str, Seconds]]) -> dict[str, Any]:
+        """Return these parts of the busiest stage, by name."""
+        if self._one is not None:
+            return dict(parts(self._one))
+        each = [parts(stage) for stage in self._stages]
+        return {
+            name: np.choose(self._chosen, [one.get(name, 0.0) for one in each]) for name in dict.fromkeys(chain(*each))
+        }
+
+
+def _stage(training: Training, sizes: Sizes, load: _Load, links: Links) -> _Stage:
+    stage, work, sent = load.stage, load.work, load.sent
     each = 1 / training.microbatches(sizes.dp)
     names, overlap = links.roles.names, training.overlap
 
-    def all_of(role: str, of: int | None = None) -> float:
+    def all_of(role: str, of: int | None = None) -> Any:
         return links.seconds(names[role], sent.get(names[role], []), of) * each
 
     scalars = [message for message in sent.get(names["pp"], []) if message.collective == "all-reduce"]  # once a step
@@ -273,9 +374,9 @@ def _stage(
     turns = 2 if ends and links.backend == "gloo" else 1  # what it sends, then what it receives
     tp, cp, ep, pp = all_of("tp"), all_of("cp"), all_of("ep"), all_of("pp") - total * each
     behind = {
-        "tp": min(tp * (1 - 1 / sizes.tp), work.parts["matrices"]) if "tp" in overlap else 0.0,
-        "cp": min(cp, work.parts["attention"]) if "cp" in overlap and training.context == "ring" else 0.0,
-        "ep": min(ep, work.seconds) if "ep" in overlap else 0.0,
+        "tp": _least(tp * (1 - 1 / sizes.tp), work.parts["matrices"]) if "tp" in overlap else 0.0,
+        "cp": _least(cp, work.parts["attention"]) if "cp" in overlap and training.context == "ring" else 0.0,
+        "ep": _least(ep, work.seconds) if "ep" in overlap else 0.0,
         "pp": pp if "pp" in overlap and (training.virtual_stages > 1 or training.schedule != "1f1b") else 0.0,
     }
     waits = {"tp": tp - behind["tp"], "cp": cp - behind["cp"], "ep": ep - behind["ep"]}
@@ -286,18 +387,19 @@ def _stage(
     waits["dp"] = repeated
     waits["contention"] = CONTENTION * sum(hidden.values()) * each
     unshared = waits | {"pp": pp - behind["pp"]}
-    for name, roles in (("tp", ("tp",)), ("cp", ("cp",)), ("ep", ("ep", "etp"))):
+    for name, roles in (("tp", ("tp",)), ("cp", ("cp",)), ("ep", ("ep", "etp"))) if links.shared else ():
         shared = sum(all_of(role) - all_of(role, stage) for role in roles)
-        unshared[name] = max(0.0, waits[name] - shared)
-    updates = 0.0 if speed else optimizer(model, training, sizes, stage, device)
-    return _Stage(work, waits, unshared, {"dp": once, "pp": total}, hidden, updates)
+        unshared[name] = _most(0.0, waits[name] - shared)
+    return _Stage(work, waits, unshared, {"dp": once, "pp": total}, hidden, load.optimizer)
 
 
 def _replicas(
     training: Training, links: Links, sent: Mapping[str, list[Message]], work: Work, each: float
-) -> tuple[float, float, float]:
+) -> tuple[Any, Any, Any]:
     """Seconds that replicas wait for each other: in every microbatch (``each`` of a step), once a step; and hidden."""
-    names, reduced, gathered = links.roles.names, 0.0, 0.0
+    names = links.roles.names
+    reduced: Seconds = 0.0
+    gathered: Seconds = 0.0
     for role in ("shards", "expert_shards"):
         for message in sent.get(names[role], []):
             took = links.seconds(names[role], [message])
@@ -313,8 +415,8 @@ def _replicas(
     else:
         before, after = gathered, reduced * (each if training.zero > 1 else 1.0)
     if "dp" in training.overlap:
-        before = max(0.0, before - sum(work.forward.values()))
-        after = max(0.0, after - sum(work.backward.values()))
+        before = _most(0.0, before - sum(work.forward.values()))
+        after = _most(0.0, after - sum(work.backward.values()))
     repeated = (before if training.zero > 2 else 0.0) + (after if training.zero > 1 else 0.0)
     once = (before if training.zero <= 2 else 0.0) + (after if training.zero <= 1 else 0.0)
     return repeated, once + copied, gathered + reduced - once - repeated / each

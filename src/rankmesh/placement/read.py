@@ -7,6 +7,7 @@ a list with topology: names       Slurm's topology.yaml
 items of kind Node                kubectl get nodes -o json
 Instances                         aws ec2 describe-instance-topology
 names of hosts                    {host: switch}
+a table of GPU0, GPU1, ...        nvidia-smi topo -m: levels inside each host
 ```
 
 An error names the path and, where it contradicts itself, the line.
@@ -25,6 +26,7 @@ from rankmesh.core.host_names import HOST_LIST, host_list, listed_hosts
 from rankmesh.errors import ClusterError, LayoutError, RankmeshError, quoted
 from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
 from rankmesh.placement.cluster import Cluster, Host
+from rankmesh.placement.links import is_links, read_links
 from rankmesh.placement.machine import Machine
 from rankmesh.placement.slurm import is_conf, read_conf, read_yaml
 
@@ -32,11 +34,8 @@ __all__ = ["machine_of", "read"]
 
 _FORMS = (
     "give what rankmesh cluster --json prints, Slurm's topology.conf or topology.yaml, kubectl get nodes -o json, "
-    "aws ec2 describe-instance-topology, or {host: switch}"
+    "aws ec2 describe-instance-topology, {host: switch}, or what nvidia-smi topo -m prints"
 )
-
-
-_LINKS = re.compile(r"^GPU0\s+X\s", re.MULTILINE)
 
 
 def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node: int | None = None) -> Cluster:
@@ -50,6 +49,8 @@ def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node:
                 known: dict[str, Host] = {host.name: host for host in cluster.hosts}
                 listed = None if hosts is None else listed_hosts(hosts, known)
                 return cluster if listed is None else Cluster(cluster.levels, tuple(known[name] for name in listed))
+            if is_links(text):
+                return read_links(text, hosts, gpus_per_node)
             return _machine(text, data).cluster(hosts, gpus_per_node)
     except RankmeshError as error:
         if error.values.get("of") == HOST_LIST:  # the list is wrong, not the file
@@ -67,12 +68,12 @@ def machine_of(path: Path) -> Machine:
 
 
 def _document(path: Path) -> tuple[str, Any]:
-    """Return the text of a file, and its data; None of a ``topology.conf``."""
+    """Return the text of a file, and its data; None of a ``topology.conf`` and of a table of links."""
     with refused_as(ClusterError, str(path), _instead(str(path)), path=str(path)):
         text = read_text(path, INDEX.size)
         if not text.strip():
             raise Unreadable("is an empty file")
-        return text, None if is_conf(text) or _LINKS.search(text) else parse(text)
+        return text, None if is_conf(text) or is_links(text) else parse(text)
 
 
 def _instead(path: str) -> str:
@@ -88,11 +89,6 @@ def _machine(text: str, data: Any) -> Machine:
     if is_conf(text):
         return read_conf(text)
     machine = _structured(text, data)
-    if machine is None and _LINKS.search(text):
-        raise ClusterError(
-            "the file is what nvidia-smi topo -m prints: the links inside one host; describe the machine as "
-            "host=8,leaf=4"
-        )
     if machine is None or not machine.sites:
         raise ClusterError(f"the file describes no hosts; {_FORMS}")
     return machine

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import groupby
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from rankmesh.core.lines import Lines
+from rankmesh.errors import PlacementError
+from rankmesh.placement.crossings import crossings
+from rankmesh.placement.within import SEGMENTS
 
 if TYPE_CHECKING:
     from rankmesh.placement.place import KindCost, Placed
 
-__all__ = ["HOSTS", "by_host", "duration", "report", "saving", "searched", "speed"]
+__all__ = ["HOSTS", "by_host", "duration", "hostfile", "report", "saving", "searched", "speed", "usage"]
 
 # How many hosts are listed.
 HOSTS = 16
 # How many blocks of one host are described.
 _BLOCKS = 4
+# How many hosts are listed with their node rank.
+_NODES = 8
 
 
 def duration(seconds: float) -> str:
@@ -45,7 +51,7 @@ def speed(value: float) -> str:
 
 
 def report(placed: Placed) -> str:
-    """Lines for a person: the order, what it saves, and each kind that moved."""
+    """Lines for a person: the order, what it saves, each kind that moved, and how to use it."""
     return Lines("\n".join(_lines(placed)))
 
 
@@ -61,16 +67,89 @@ def _lines(placed: Placed) -> Iterator[str]:
     if len(holds) > HOSTS:
         yield "  ... by_host() lists all hosts"
     yield searched(placed)
+    yield from usage(placed)
     yield from (f"note: {note}" for note in placed.notes)
 
 
 def saving(placed: Placed) -> str:
-    """Return what a step's communication costs before and after, in one sentence."""
+    """Return what a step's communication costs before and after, and the predicted step, in one sentence."""
     before, after = placed.before, placed.cost
+    step = ""
+    if placed.step is not None and placed.step_before is not None:
+        step = (
+            f"predicted step: {_change(placed.step_before.seconds, placed.step.seconds)}; of which communication adds "
+        )
     if before == after:
-        return f"predicted communication of a step: {duration(before)}; no other order is at least 0.5% cheaper"
+        added = duration(before) if step else f"predicted communication of a step: {duration(before)}"
+        return f"{step}{added}; no other order is at least 0.5% cheaper"
     share = f"{abs(before - after) / before:.1%} {'less' if after < before else 'more'}"
-    return f"predicted communication of a step: {duration(before)} before, {duration(after)} after, {share}"
+    words = step or "predicted communication of a step: "
+    return f"{words}{duration(before)} before, {duration(after)} after, {share}"
+
+
+def _change(before: float, after: float) -> str:
+    return duration(after) if before == after else f"{duration(before)} before, {duration(after)} after"
+
+
+def usage(placed: Placed, saved: str | None = None, hostfile: str | None = None) -> Iterator[str]:
+    """Lines on how to use a placement: as a plan, by the launcher's order of ranks, by the allocation."""
+    plan = f'"{saved}"' if saved else '"placed.json"'
+    if placed.unchanged:
+        yield "use: start the ranks as now; the launcher's order is the placement"
+    else:
+        add = "" if saved else " (add --save placed.json)"
+        yield f"use: start the ranks as now, and rm.connect({plan}) on every rank{add}"
+        try:
+            order = _runs(placed.hostfile())
+        except PlacementError:
+            order = None
+        if order is not None:
+            given = f"SLURM_HOSTFILE={hostfile or 'placed.hosts'} srun --distribution=arbitrary"
+            add = "" if hostfile else " (add --hostfile placed.hosts)"
+            yield f"or without a rank map, as for Megatron: {given}{add}"
+            if len(order) == len(set(order)):
+                nodes = ", ".join(f"{name} {number}" for number, name in enumerate(order[:_NODES]))
+                yield f"or the same by torchrun's --node-rank: {nodes}{', ...' if len(order) > _NODES else ''}"
+    segment = _segment(placed)
+    if segment is not None:
+        hosts = len(np.unique(placed.cluster.hosts_of(np.asarray(placed.rank_map))))
+        yield f"ask Slurm for whole sets of hosts: sbatch --nodes={hosts} --segment={segment}"
+
+
+def hostfile(placed: Placed) -> tuple[str, ...]:
+    """Return the host of each position; see ``Placed.hostfile``."""
+    cluster, ranks = placed.cluster, np.asarray(placed.rank_map)
+    if len(ranks) < placed.plan.world_size:
+        raise PlacementError(
+            f"the mesh has {len(ranks)} of the {placed.plan.world_size} ranks, so it decides no order of all of them; "
+            "use the plan with its rank map"
+        )
+    hosts = cluster.hosts_of(ranks)
+    device = np.empty(cluster.size, dtype=np.int64)
+    device[cluster.ranks] = np.arange(cluster.size)
+    for host in np.unique(hosts) if cluster.host_level else ():
+        if (np.diff(device[ranks[hosts == host]]) < 0).any():
+            raise PlacementError(
+                f"on {cluster.hosts[host].name} the order of devices counts, too, as there are levels inside hosts; "
+                "use the plan with its rank map",
+                host=cluster.hosts[host].name,
+            )
+    return tuple(cluster.hosts[host].name for host in hosts.tolist())
+
+
+def _runs(hosts: Iterable[str]) -> list[str]:
+    return [name for name, _ in groupby(hosts)]
+
+
+def _segment(placed: Placed) -> int | None:
+    """Return how many hosts Slurm should keep in one block: the most of a group that is within one; None if one."""
+    cluster = placed.cluster
+    within = [kind.name for kind in placed.kinds if kind.level == SEGMENTS]
+    if not within or cluster.level(SEGMENTS) <= cluster.host_level:
+        return None
+    most = max(crossings(placed.plan.groups(name), cluster).nodes for name in within)
+    hosts = len(np.unique(cluster.hosts_of(np.asarray(placed.rank_map))))
+    return most if most > 1 and hosts % most == 0 else None
 
 
 def searched(placed: Placed) -> str:

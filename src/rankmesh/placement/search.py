@@ -14,11 +14,12 @@ A prediction ranks layouts; it is not a measurement. docs/benchmarks.md sets it 
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 from typing import Any
 
+from rankmesh.core.plan import Plan
 from rankmesh.errors import PlacementError
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import flops
@@ -26,10 +27,9 @@ from rankmesh.placement.devices import DEVICES, Device
 from rankmesh.placement.memory import LIBRARIES, memory
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.place import place
-from rankmesh.placement.predict import Links, Step, least, predict, reached, search_plan
-from rankmesh.placement.steps import step_traffic
+from rankmesh.placement.predict import Links, Step, least, predict, search_plan
 
-__all__ = ["FREE", "Found", "candidates", "evaluate", "search"]
+__all__ = ["FREE", "Found", "candidates", "evaluate", "search", "settled"]
 
 # What is tried where it is not given.
 FREE = ("microbatch", "virtual_stages", "recompute")
@@ -105,7 +105,6 @@ def search(
 
     Raises ``PlacementError`` where none fits, with the least memory that one needs.
     """
-    cluster = reached(cluster)
     available = (device.memory if capacity is None else capacity) - LIBRARIES
     tight: list[float] = []
     fitting = list(_fitting(world_size, cluster, model, training, free, available, tight))
@@ -143,10 +142,28 @@ def evaluate(
     speed: float | None = None,
 ) -> Found:
     """One layout, in the order that costs least."""
-    plan, cluster = search_plan(sizes, training), reached(cluster)
-    placed = place(plan, cluster, traffic=step_traffic(plan, model, training), exact=False)
-    step = predict(model, training, sizes, device, Links(placed.plan, cluster), speed)
-    return Found(sizes, training, placed.order, step, memory(model, training, sizes), flops(model, training))
+    plan = search_plan(sizes, training)
+    placed = place(plan, cluster, model=model, training=training, device=device, speed=speed, exact=False)
+    assert placed.step is not None  # noqa: S101  - a model is given
+    return Found(sizes, training, placed.order, placed.step, memory(model, training, sizes), flops(model, training))
+
+
+def settled(
+    plan: Plan,
+    cluster: Cluster,
+    model: Transformer,
+    training: Training,
+    *,
+    device: Device = DEVICES["h100"],
+    speed: float | None = None,
+    capacity: float | None = None,
+    free: Collection[str] = FREE,
+) -> Training | None:
+    """Return the training of a plan's layout with its ``free`` fields chosen as ``search`` does; None if none fits."""
+    links = Links(plan, cluster)
+    sizes, available = links.roles.layout, (device.memory if capacity is None else capacity) - LIBRARIES
+    ways = list(_ways(sizes, model, training, free, available, []))
+    return min(ways, key=lambda how: predict(model, how, sizes, device, links, speed).seconds, default=None)
 
 
 def _none(
@@ -195,28 +212,41 @@ def _fitting(
     cluster: Cluster,
     model: Transformer,
     training: Training,
-    free: tuple[str, ...],
+    free: Collection[str],
     available: float,
     tight: list[float],
 ) -> Iterator[tuple[Sizes, Training]]:
     """Yield the layouts that fit, with microbatches and virtual stages; ``tight`` gets what the others need."""
     widest = max(host.devices for host in cluster.hosts)
     for sizes in candidates(world, widest, model, training):
-        for microbatch in MICROBATCHES if "microbatch" in free else (training.microbatch,):
-            if training.batch % (sizes.dp * microbatch):
-                continue
-            for parts in _virtual(sizes, model, training, microbatch, free):
-                for recompute in RECOMPUTES if "recompute" in free else (training.recompute,):
-                    how = replace(training, microbatch=microbatch, virtual_stages=parts, recompute=recompute)
-                    need = sum(memory(model, how, sizes).values())
-                    if need <= available:
-                        yield sizes, how
-                        break
-                    tight.append(need + LIBRARIES)
+        for how in _ways(sizes, model, training, free, available, tight):
+            yield sizes, how
+
+
+def _ways(
+    sizes: Sizes,
+    model: Transformer,
+    training: Training,
+    free: Collection[str],
+    available: float,
+    tight: list[float],
+) -> Iterator[Training]:
+    """Yield how a layout may be trained: each free field, and no more recomputed than it must be to fit."""
+    for microbatch in MICROBATCHES if "microbatch" in free else (training.microbatch,):
+        if training.batch % (sizes.dp * microbatch):
+            continue
+        for parts in _virtual(sizes, model, training, microbatch, free):
+            for recompute in RECOMPUTES if "recompute" in free else (training.recompute,):
+                how = replace(training, microbatch=microbatch, virtual_stages=parts, recompute=recompute)
+                need = sum(memory(model, how, sizes).values())
+                if need <= available:
+                    yield how
+                    break
+                tight.append(need + LIBRARIES)
 
 
 def _virtual(
-    sizes: Sizes, model: Transformer, training: Training, microbatch: int, free: tuple[str, ...]
+    sizes: Sizes, model: Transformer, training: Training, microbatch: int, free: Collection[str]
 ) -> tuple[int, ...]:
     """Return the virtual stages to try: they divide each stage's layers, and pp the microbatches."""
     if training.schedule == "dualpipe":

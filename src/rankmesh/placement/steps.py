@@ -39,7 +39,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.traffic import Message, Traffic
 
-__all__ = ["Roles", "blocks", "default_traffic", "parameters", "stage_messages", "stage_traffic", "step_traffic"]
+__all__ = ["Roles", "blocks", "parameters", "stage_messages", "stage_traffic", "step_traffic", "usual_work"]
 
 # Which kind of a plan has a role: the first of these names that the plan has.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -226,21 +226,13 @@ def _bytes(messages: tuple[Message, ...]) -> float:
     return sum(message.bytes * message.times for message in messages)
 
 
-def default_traffic(plan: Plan) -> tuple[Traffic, tuple[str, ...]]:
-    """Traffic of blocks of hidden size 8192, four a stage, in bfloat16; of kinds with other names 1 MiB each.
-
-    The second value is a note of that.
+def usual_work(roles: Roles) -> tuple[Transformer, Training]:
+    """Return blocks of hidden size 8192, four a stage, in bfloat16, with experts where ep cuts them; four microbatches
+    a stage.
     """
-    roles = Roles.of(plan)
     experts = 8 * roles.sizes["ep"] if roles.sizes["ep"] > 1 else 0
     model = Transformer(
         layers=4 * roles.sizes["pp"], hidden=8192, heads=64, kv_heads=8, ffn_hidden_size=28672, vocabulary=131072,
         gated=True, tied=False, experts=experts, top_k=2, moe_ffn_hidden_size=4096,
     )  # fmt: skip
-    microbatches = 4 * roles.sizes["pp"]
-    training = Training(batch=microbatches * roles.layout.dp, sequence=8192)
-    found = step_traffic(plan, model, training)
-    if found:
-        return found, ("the traffic is that of a usual transformer; say yours with a traffic file or a model",)
-    known = {name: [Message("all-reduce", 2**20)] for name, groups in plan.kinds.items() if groups.size > 1}
-    return Traffic(known), ("the traffic is an all-reduce of 1 MiB for each kind; say yours with a traffic file",)
+    return model, Training(batch=4 * roles.sizes["pp"] * roles.layout.dp, sequence=8192)

@@ -2,6 +2,7 @@
 
 ```
 within tp host       hosts of 8 8 6, tp=4      8 = 4 + 4    8 = 4 + 4    6 = 4 + 2 left over: refused, tp=2 would do
+within ep nvlink     blocks of 72 72 72 40     2 + 2 + 2 + 1 of 8 groups of 32 fit: refused, 4 segments of 64 would do
 ```
 
 Kinds that must stay within one level, and share ranks, stay there together: tp and cp within a host put tp x cp in it.
@@ -21,7 +22,10 @@ from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import DeviceUnits
 
-__all__ = ["Bound", "bounds", "check_capacity", "joined", "packing"]
+__all__ = ["SEGMENTS", "Bound", "bounds", "check_capacity", "joined", "packing", "segments"]
+
+# The level whose units Slurm calls blocks, and divides into segments.
+SEGMENTS = "nvlink"
 
 
 @dataclass(frozen=True)
@@ -71,7 +75,7 @@ def packing(found: Sequence[Bound], machine: DeviceUnits, size: int) -> tuple[In
 
 
 def check_capacity(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: DeviceUnits) -> None:
-    """Refuse a constraint that no placement can meet, with the group, the hosts, and the sizes that would do."""
+    """Refuse a constraint that no placement can meet, with the group, the hosts, and what would do."""
     size = machine.units.shape[1]
     for bound in found:
         label = joined(found, bound.level, size)
@@ -91,28 +95,52 @@ def _refused(
     plan: Plan, cluster: Cluster, bound: Bound, largest: int, spare: Sequence[int], units: IntArray
 ) -> PlacementError:
     level = cluster.levels[bound.level].name
-    size = bound.groups.shape[1]
-    names = _unit_names(cluster, bound.level)
+    count, size = bound.groups.shape
+    names = cluster.unit_names(bound.level)
     shown = ", ".join(f"{names[unit]} ({units[unit]})" for unit in spare[:4]) + (" ..." if len(spare) > 4 else "")
     common = gcd(*(int(devices) for devices in units if devices))
     others = largest // size
     sizes = tuple(each for each in range(1, common + 1) if common % (each * others) == 0)
     nearest = sizes[-3:] if size > sizes[-1] else sizes if sizes else ()
-    together = f", in sets of {largest} with what must be there too" if others > 1 else ""
+    together = f", in sets of {largest} with what must be there too," if others > 1 else ""
     group = tuple(int(rank) for rank in plan.mesh.rank_range.ascending[bound.groups[0]])
-    remedy = f"sizes of {bound.kind} that would fit: {', '.join(map(str, nearest))}" if sizes else "loosen a constraint"
+    fit = min(count, int((units // largest).sum()) * largest * count // plan.mesh.size)
+    asked = segments(cluster, bound.level, largest, plan.mesh.size)
+    remedies = [f"sizes of {bound.kind} that would fit: {', '.join(map(str, nearest))}"] if sizes else []
+    if asked is not None:
+        slurm = f" (sbatch --segment={asked[1]})" if level == SEGMENTS else ""
+        remedies.insert(0, f"ask for {asked[0]} segments of {asked[1]} hosts, each within one {level}{slurm}")
     return PlacementError(
-        f"{bound.kind} does not fit within {level}: groups of {size} ranks such as {list(group[:8])}{together} cannot "
-        f"fill {level} {shown}, whose devices {largest} does not divide; {remedy}",
+        f"{bound.kind} does not fit within {level}: {fit} of {count} {bound.kind} groups fit, as groups of {size} "
+        f"ranks such as {list(group[:8])}{together} cannot fill {level} {shown}, whose devices {largest} does not "
+        f"divide; {'; or '.join(remedies) or 'loosen a constraint'}",
         kind=bound.kind,
         level=level,
         group=group,
         hosts=tuple(names[unit] for unit in spare),
         sizes=sizes,
+        fit=fit,
+        groups=count,
+        segments=asked,
     )
 
 
-def _unit_names(cluster: Cluster, level: int) -> list[str]:
-    if level == 0:
-        return [host.name for host in cluster.hosts]
-    return list(dict.fromkeys(host.places[level - 1] for host in cluster.hosts))
+def segments(cluster: Cluster, level: int, together: int, size: int) -> tuple[int, int] | None:
+    """Return how many segments of how many hosts hold ``size`` ranks, sets of ``together`` whole within a level.
+
+    None where whole hosts do not make a set, and where the largest unit of the level has too few of them.
+
+    >>> blocks = Cluster.parse("host=4,nvlink=18,leaf=4")
+    >>> segments(blocks, 1, 32, 256)  # 8 sets of 8 hosts, of which a block of 18 holds two
+    (4, 16)
+    """
+    devices = {host.devices for host in cluster.hosts}
+    width = max(devices)
+    if level <= cluster.host_level or len(devices) > 1 or together % width:
+        return None
+    hosts, sets = together // width, size // together
+    most = int(np.bincount(cluster.units[level]).max()) // together
+    if most == 0:
+        return None
+    each = max(number for number in range(1, most + 1) if sets % number == 0)
+    return sets // each, each * hosts

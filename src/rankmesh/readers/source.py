@@ -41,9 +41,13 @@ _FILES = (
 
 @dataclass(frozen=True)
 class Source(source.Source):
-    """A plan and the text or file that it was read from, with the config if the file is one."""
+    """A plan and the text or file that it was read from, with the config if the file is one.
+
+    ``hosts``  of a plan that was placed: the hosts in the order in which the launcher fills them
+    """
 
     config: Config | None = None
+    hosts: tuple[str, ...] = ()
 
 
 def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
@@ -98,9 +102,15 @@ def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> S
         config = read_config(text, str(path), world_size=world_size, variables=variables)
         return Source(config.plan, "config", str(path), config=config)
     try:
-        return Source(Plan.from_json(text), "file", str(path))
+        return Source(Plan.from_json(text), "file", str(path), hosts=_hosts(text))
     except RankmeshError as error:
         raise PlanError(f"{path}: {error}", **{**error.values, "path": str(path)}) from error
+
+
+def _hosts(text: str) -> tuple[str, ...]:
+    """Return the hosts of a saved placement; none of a plan that was not placed."""
+    hosts = parse_json(text, INDEX).get("hosts")
+    return tuple(hosts) if isinstance(hosts, list) and all(isinstance(name, str) for name in hosts) else ()
 
 
 def _is_plan(text: str) -> bool:

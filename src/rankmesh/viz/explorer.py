@@ -60,7 +60,7 @@ def given(
     if spec is None:
         data |= {"title": source.text, "plan": contents(source.plan)}
     if isinstance(cluster, Cluster):
-        state["cluster"], data["cluster"] = "given", cluster.to_dict()
+        state["cluster"], data["cluster"] = "given", cluster.whole_hosts().to_dict()
     else:
         state["cluster"] = cluster or str(source.preset.gpus_per_node if source.preset else _DEVICES)
     if measured is not None:

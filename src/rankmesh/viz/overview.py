@@ -73,6 +73,7 @@ class KindRow:
     ``examples``   the first members of the first groups
     ``crossings``  None unless the cluster is known
     ``level``      the innermost level that holds each group, where a cluster was given
+    ``crossing``   how many groups cross each level, but for hosts and the outermost, where a cluster was given
     """
 
     name: str
@@ -87,6 +88,7 @@ class KindRow:
     communicator: KindUse
     crossings: Crossings | None
     level: str | None
+    crossing: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -118,7 +120,7 @@ class Overview:
         for row, kind in zip(data["kinds"], self.kinds, strict=True):
             row["communicator"]["words"] = str(kind.communicator)
             if kind.level is None:
-                del row["level"]
+                del row["level"], row["crossing"]
         return data
 
 
@@ -167,16 +169,23 @@ def overview(
 def nodes_text(facts: Overview) -> str:
     """Return how many nodes the world has, of how many ranks, and how many the last one has if it is not full.
 
+    >>> from rankmesh.placement import Cluster
     >>> from rankmesh.readers.source import read
     >>> nodes_text(overview(read("dp=20"), gpus_per_node=8))
     '3 nodes of 8, the last with 4'
+    >>> nodes_text(overview(read("dp=16"), cluster=Cluster.parse("board=4,host=2,leaf=2")))
+    '2 nodes of 8, board: 4 of 4'
     """
     words = f"{facts.nodes:,} node{'' if facts.nodes == 1 else 's'} of {facts.gpus_per_node}"
     if facts.cluster is None:
         return words
-    _, counts = np.unique(facts.cluster.hosts_of(range(facts.world_size)), return_counts=True)
+    ranks = range(facts.world_size)
+    _, counts = np.unique(facts.cluster.hosts_of(ranks), return_counts=True)
     if len(counts) > 1 and (counts[:-1] == facts.gpus_per_node).all() and counts[-1] < counts[0]:
-        return f"{words}, the last with {counts[-1]}"
+        words += f", the last with {counts[-1]}"
+    for number in range(facts.cluster.host_level):
+        _, counts = np.unique(facts.cluster.units[number][ranks], return_counts=True)
+        words += f", {facts.cluster.levels[number].name}: {len(counts):,} of {counts.max()}"
     return words
 
 
@@ -206,11 +215,15 @@ def _kind(
     plan: Plan, spec: GroupSpec, use: Communicators, members: int, cluster: Cluster | None, given: bool
 ) -> KindRow:
     groups = plan.groups(spec.name)
-    crossed = level = None
+    crossed, level, crossing = None, None, {}
     if cluster is not None:
         from rankmesh.placement import crossings, widest
 
-        crossed, level = crossings(groups, cluster), widest(groups, cluster).name if given else None
+        crossed = crossings(groups, cluster)
+        if given:
+            others = [each.name for number, each in enumerate(cluster.levels[:-1]) if number != cluster.host_level]
+            level = widest(groups, cluster).name
+            crossing = {name: crossings(groups, cluster, name).crossing for name in others}
     return KindRow(
         name=spec.name,
         axes=spec.axes,
@@ -224,6 +237,7 @@ def _kind(
         communicator=use.kinds[spec.name],
         crossings=crossed,
         level=level,
+        crossing=crossing,
     )
 
 

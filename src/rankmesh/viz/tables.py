@@ -125,6 +125,10 @@ def _crossings(kinds: tuple[KindRow, ...]) -> list[Column]:
     return [
         *_if_any(Column("level", [kind.level or "" for kind in kinds])),
         Column("cross nodes", [f"{row.crossing:,} of {row.groups:,}" for row in rows], right=True),
+        *(
+            Column(f"cross {name}", [f"{kind.crossing[name]:,} of {kind.count:,}" for kind in kinds], right=True)
+            for name in kinds[0].crossing
+        ),
         Column("nodes", [f"{row.nodes:,}" for row in rows], right=True),
         Column("hops", [f"{row.hops:,}" for row in rows], right=True),
     ]

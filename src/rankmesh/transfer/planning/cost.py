@@ -40,8 +40,7 @@ def links(flows: Flows, cluster: Cluster) -> list[Link]:
         busiest = np.maximum(out, into)
         if len(busiest) and busiest.max():
             unit = int(busiest.argmax())
-            host = cluster.host_of(int(np.flatnonzero(cluster.units[number - 1] == unit)[0]))
-            name = host.name if number == 1 else host.places[number - 2]
+            name = cluster.unit_names(number - 1)[unit]
             found.append(Link(cluster.levels[number].name, name, int(out[unit]), int(into[unit])))
     return found
 

@@ -1,0 +1,133 @@
+r"""The links inside one host, as ``nvidia-smi topo -m`` prints them, as levels inside hosts.
+
+```
+        GPU0  GPU1  GPU2  GPU3                  level   units          joined by
+GPU0     X    PIX   SYS   SYS                   pix     0 1 | 2 3      one PCIe switch
+GPU1    PIX    X    SYS   SYS                   host    0 1 2 3        the link between processors
+GPU2    SYS   SYS    X    PIX
+GPU3    SYS   SYS   PIX    X                    NV18 is 18 NVLinks; NODE is level numa
+```
+
+A level is one kind of link: its units are the devices that links of this kind, or nearer ones, join. The outermost is
+the host. Source: the legend below the table; an NVLink has 25 GB/s each way (NVLink 2 to 4).
+
+>>> cluster = read_links("GPU0 X NV18\nGPU1 NV18 X\n", ("node1", "node2"), None)
+>>> str(cluster), cluster.levels[0].bandwidth / 1e9
+('4 devices, 2 hosts of 2, levels host network', 450.0)
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from rankmesh.core.strided import IntArray
+from rankmesh.errors import ClusterError, quoted
+from rankmesh.placement.cluster import Cluster, Host, Level
+from rankmesh.placement.levels import BUS, PROCESSORS
+
+__all__ = ["is_links", "read_links"]
+
+_TABLE = re.compile(r"^GPU0\s+X(\s|$)", re.MULTILINE)
+_ROW = re.compile(r"^GPU[0-9]+\s+(.*)$")
+_COLOURS = re.compile(r"\x1b\[[0-9;]*m")
+_NVLINK = 25e9
+# Kinds of link, the nearest first; NV with its number of links is nearer than all of them.
+_LEVELS = {"PIX": "pix", "PXB": "pxb", "PHB": "phb", "NODE": "numa", "SYS": "sys", "SOC": "sys"}
+
+
+@dataclass(frozen=True, order=True)
+class _Kind:
+    """One kind of link, ordered from the nearest on."""
+
+    distance: float
+    level: str
+    bandwidth: float
+
+
+def is_links(text: str) -> bool:
+    """Return whether a text is what ``nvidia-smi topo -m`` prints."""
+    return _TABLE.search(text) is not None
+
+
+def read_links(text: str, hosts: Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
+    """Return hosts with these links inside them, in the launcher's order; one host if none is named.
+
+    Raises ``ClusterError`` for a table with unknown links, and for another number of devices than its own.
+    """
+    table = _table(text)
+    count = len(table)
+    if gpus_per_node not in (None, count):
+        raise ClusterError(
+            f"the table has {count} GPUs, but {gpus_per_node} a host are asked for; leave --gpus-per-node out",
+            received=gpus_per_node,
+        )
+    levels, inside = _levels(table)
+    names = ("node0",) if hosts is None else tuple(hosts)
+    return Cluster(levels, tuple(Host(name, count, (), inside) for name in names), notes=_notes(hosts, count))
+
+
+def _notes(hosts: Iterable[str] | None, count: int) -> tuple[str, ...]:
+    if hosts is not None:
+        return ()
+    return (f"the file describes the {count} GPUs of one host; name the hosts that are like it with --hosts",)
+
+
+def _table(text: str) -> list[list[_Kind | None]]:
+    """Return the kind of link between each two devices, None of a device to itself."""
+    lines = enumerate(_COLOURS.sub("", text).splitlines(), 1)
+    rows = [(number, found[1].split()) for number, line in lines if (found := _ROW.match(line)) is not None]
+    for number, cells in rows:
+        if len(cells) < len(rows):
+            raise ClusterError(
+                f"the row has {len(cells)} links for {len(rows)} GPUs; give all of the table", line=number
+            )
+    return [[_kind(cell, number) for cell in cells[: len(rows)]] for number, cells in rows]
+
+
+def _kind(cell: str, line: int) -> _Kind | None:
+    if cell == "X":
+        return None
+    if found := re.fullmatch(r"NV([0-9]+)", cell):
+        return _Kind(-int(found[1]), f"nv{found[1]}", int(found[1]) * _NVLINK)
+    if cell not in _LEVELS:
+        raise ClusterError(
+            f"{quoted(cell)} is no link of nvidia-smi topo -m; known are NV1 and so on, {', '.join(_LEVELS)}", line=line
+        )
+    return _Kind([*_LEVELS].index(cell) + 1, _LEVELS[cell], PROCESSORS if _LEVELS[cell] == "sys" else BUS)
+
+
+def _levels(table: Sequence[Sequence[_Kind | None]]) -> tuple[tuple[Level, ...], tuple[tuple[int, ...], ...]]:
+    """Return the levels up to the host, and the units of its devices at each level inside it."""
+    kinds = sorted({kind for row in table for kind in row if kind is not None})
+    found: list[tuple[_Kind, IntArray]] = []
+    units = np.arange(len(table))
+    for kind in kinds:
+        joined = _joined(table, units, kind)
+        if not np.array_equal(joined, units):
+            found.append((kind, joined))
+        units = joined
+    names = [_name(kind, kinds) for kind, _ in found[:-1]] + ["host"]
+    levels = Level.all_unmeasured(names)
+    if found:
+        levels = tuple(replace(level, bandwidth=kind.bandwidth) for level, (kind, _) in zip(levels, found, strict=True))
+    return levels, tuple(tuple(np.unique(units, return_inverse=True)[1].tolist()) for _, units in found[:-1])
+
+
+def _joined(table: Sequence[Sequence[_Kind | None]], units: IntArray, kind: _Kind) -> IntArray:
+    """Return the units after those between which there is a link of this kind are made one."""
+    units = units.copy()
+    for one, row in enumerate(table):
+        for other, link in enumerate(row):
+            if link == kind:
+                units[units == units[other]] = units[one]
+    return units
+
+
+def _name(kind: _Kind, kinds: Sequence[_Kind]) -> str:
+    """Return the name of a level: nvlink for NVLinks, unless pairs have different numbers of them."""
+    several = sum(each.distance < 0 for each in kinds) > 1
+    return kind.level if kind.distance > 0 or several else "nvlink"
