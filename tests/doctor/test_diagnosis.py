@@ -217,6 +217,58 @@ def test_lines_are_compared_where_both_have_them():
     assert (group.label, number) == ("world", 2)
 
 
+# -- ranks that wait for each other: who has left the order -----------------------------------------------------------
+
+
+def _two_kinds(rank, calls):
+    """Calls as ``tp1 dp1 tp2*``, of which the last with a star is not over."""
+    for word in calls.split():
+        yield call((TP if word[0] == "t" else DP)[rank][0], int(word[2]), done=word[-1] != "*", backend="gloo")
+
+
+def test_another_group_shows_who_left_the_order():
+    """Rank 1 leaves out the second call of tp and waits in a send: ranks 2 and 3, and not its peer, show the order."""
+    made = {0: "tp1 dp1 tp2*", 1: "tp1 dp1 dp2", 2: "tp1 dp1 tp2 dp2*", 3: "tp1 dp1 tp2 dp2"}
+    waits = {"operation": "send", "group": TP[1][0][0], "peer": 0}
+    documents = {
+        rank: document(list(_two_kinds(rank, calls)), groups_of(rank), rank=rank, in_call=waits if rank == 1 else {})
+        for rank, calls in made.items()
+    }
+    assert found(recordings(documents))[0] == ("absent", (1,), "tp@dp0", 2)
+
+
+@pytest.mark.parametrize("failure", ["", "RuntimeError: Connection closed by peer"])
+def test_whose_call_failed_is_no_suspect(failure):
+    """Rank 1 has ended a call short: rank 0, whose call failed by that, is on its way out, and rank 2 waits for it."""
+    made = {0: "tp1 dp1 tp2", 1: "tp1 dp1", 2: "tp1 dp1 tp2 dp2*", 3: "tp1 dp1 tp2 dp2"}
+    about = {
+        0: {"failure": failure, "in_call": {"running": not failure, "site": "train.py:9 in main"}},
+        1: {"ended": True},
+    }
+    documents = {
+        rank: document(list(_two_kinds(rank, calls)), groups_of(rank), rank=rank, **about.get(rank, {}))
+        for rank, calls in made.items()
+    }
+    result = diagnose(recordings(documents))
+    assert (result.causes[0].cause, result.at_fault, result.causes[0].group.label) == ("absent", (1,), "tp@dp0")
+    assert 0 in result.waiting
+
+
+def test_calls_after_a_timeout_are_no_part_of_the_order():
+    """Rank 1 makes dp before tp, and all catch the error after 5 s: by then each has entered every call."""
+    seconds = {0: [0, 1, 2, 7.1], 1: [0, 1, 2, 7.1], 2: [0, 1, 2, 2.1], 3: [0, 1, 2, 2.1]}
+    world = {rank: [(TP[rank][0], 1), (WORLD, 1), (TP[rank][0], 2), (WORLD, 2)] for rank in range(4)}
+    world[1][2:] = reversed(world[1][2:])
+    recorded = job(
+        lambda rank: [
+            call(group, number, backend="gloo", timeout_ms=5000, time_created_ns=10**18 + int(second * 10**9))
+            for (group, number), second in zip(world[rank], seconds[rank], strict=True)
+        ]
+    )
+    assert found(recorded) == [("absent", (1,), "tp@dp0", 2)]
+    assert diagnose(recorded).waiting == (0, 1, 2, 3)
+
+
 # -- calls that a device has not come to ------------------------------------------------------------------------------
 
 

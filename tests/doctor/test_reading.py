@@ -284,3 +284,10 @@ def test_the_line_of_a_call_is_the_innermost_outside_torch_and_the_standard_libr
         ]
         one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
         assert one.sites == [f"{shown}:7 in f"]
+
+
+def test_a_call_without_a_line_of_the_program_has_none():
+    """Where all frames are torch's, as on the thread of a backward pass, no line of torch stands for the program's."""
+    frames = [{"filename": f"/usr/lib/python3/site-packages/torch/nn/{n}.py", "line": 7, "name": "f"} for n in "ab"]
+    one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
+    assert (one.sites, one.site.tolist()) == ([], [-1])

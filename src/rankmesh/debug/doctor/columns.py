@@ -48,7 +48,8 @@ class GroupName:
 
     ``on_device``: its calls run on a device, which takes them later than the program hands them over. ``queued`` are
     the first and the last call that the device has not reached; ``enqueued`` is the last one handed over, where torch
-    counted; ``number`` is what torch counts by.
+    counted; ``number`` is what torch counts by. ``limit`` is how long the last call may take, in seconds, 0.0 where the
+    recording does not say.
     """
 
     name: str
@@ -58,6 +59,7 @@ class GroupName:
     queued: tuple[int, int] | None = None
     enqueued: int | None = None
     number: str = ""
+    limit: float = 0.0
 
 
 @dataclass(eq=False)
@@ -119,14 +121,17 @@ def _groups(
     for index in np.unique(group[queued]).tolist():
         behind = number[queued & (group == index)]
         waiting[index] = int(behind.min()), int(behind.max())
-    first = [entries[row].get("pg_id", "") for row in _firsts(group, len(names))]
+    last = np.zeros(len(names), dtype=np.int64)
+    last[group] = np.arange(len(group))
+    shown = [entries[row] for row in last.tolist()]
     return [
         GroupName(
             str(name)[:400],
             str(desc)[:400],
             on_device=index in devices,
             queued=waiting.get(index),
-            number=str(first[index])[:80],
+            number=str(shown[index].get("pg_id", ""))[:80],
+            limit=max(0, int(shown[index].get("timeout_ms") or 0)) / 1000,
         )
         for index, (name, desc) in enumerate(names)
     ]

@@ -19,6 +19,7 @@ from rankmesh.debug.doctor.history import History, PendingCall, history_of
 from rankmesh.debug.doctor.order import departure, divergences
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
+from rankmesh.debug.doctor.timeouts import in_time
 from rankmesh.debug.doctor.waits import Waits, waits_of
 from rankmesh.errors import in_words
 
@@ -113,6 +114,8 @@ def doctor(folder: str | Path, plan: Plan | None = None) -> Diagnosis:
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
     """Return what hangs, by the recordings of the ranks."""
     history = history_of(recordings, plan)
+    if (counted := in_time(history)) != recordings:
+        history = history_of(counted, plan)
     waits = waits_of(history)
     waiting = tuple(waits.waiting)
     diverged = list(divergences(history))

@@ -60,8 +60,7 @@ class Track:
 class PendingCall:
     """One unfinished call of a group: who waits in it, and who has not entered it.
 
-    ``failed``: the call is over, but did not succeed. ``delay``: seconds after the others at which the missing made it,
-    when the others had given up.
+    ``failed``: the call is over, but did not succeed.
     """
 
     group: KnownGroup
@@ -73,7 +72,6 @@ class PendingCall:
     site: str = ""
     since: int = 2**63 - 1
     failed: bool = False
-    delay: float = 0.0
     is_ambiguous: bool = False
 
     @property
@@ -102,6 +100,12 @@ class History:
         for group in self.tracks:
             found.setdefault(group.family, []).append(group)
         return found
+
+    @cached_property
+    def member_of(self) -> Mapping[tuple[Hashable, int], KnownGroup]:
+        """The group of each family that a rank is a member of: the one that most members have calls of."""
+        groups = sorted(self.tracks, key=lambda group: len(self.tracks[group]))
+        return {(group.family, rank): group for group in groups for rank in group.members}
 
     def last(self, group: KnownGroup, rank: int) -> int | None:
         """Return the number of the last call of a group that a rank has entered, 0 for none, None if unknown."""

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from itertools import islice
 from operator import itemgetter
 
@@ -21,15 +22,17 @@ import numpy as np
 
 from rankmesh.debug.doctor.calls import Signature, difference, odd_ones
 from rankmesh.debug.doctor.causes import Cause
+from rankmesh.debug.doctor.columns import Ints
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
 from rankmesh.errors import in_words
 
-__all__ = ["departure", "divergences", "votes"]
+__all__ = ["departure", "divergences", "went_past"]
 
 # How many calls later another rank's call is looked for, how many groups of a kind and how many recordings are asked,
 # and with how many peers a rank is compared.
 _AHEAD, _OF_A_KIND, _ASKED, _PEERS = 8, 64, 256, 16
+_NEVER = 2**62
 
 
 def divergences(history: History) -> Iterator[Cause]:
@@ -74,15 +77,13 @@ def _aborted(history: History, group: KnownGroup) -> Iterator[Cause]:
     tracks = history.tracks[group]
     number = max((track.last for track in tracks.values()), default=0)
     calls = _calls(history, group, number)
-    others = [made for other in _same_family(history, group) if (made := set(_calls(history, other, number).values()))]
+    others = [
+        made
+        for other in _with_same_calls(history, group, number)
+        if (made := set(_calls(history, other, number).values()))
+    ]
     usual = {call for made in others for call in made}
-    if len(others) < 2 or len(usual) != 1 or not calls or usual & set(calls.values()):
-        return
-    known = [(other, rank) for other in _same_family(history, group) for rank in list(history.tracks[other])[:1]]
-    for earlier in range(max(1, number - _AHEAD), number):
-        if {history.signature(*one, earlier) for one in known} != set(_calls(history, group, earlier).values()):
-            return
-    if number > 1:
+    if len(others) > 1 and len(usual) == 1 and number > 1 and calls and not usual & set(calls.values()):
         expected = usual.pop()
         what = difference([expected, *calls.values()])
         shown = ", ".join(f"{in_words([rank])} made {call}" for rank, call in calls.items())
@@ -135,7 +136,7 @@ def _odd(history: History, group: KnownGroup, number: int, calls: dict[int, Sign
     if len(odd) < len(calls):
         return odd
     others: Counter[Signature] = Counter()
-    for other in _same_family(history, group):
+    for other in _with_same_calls(history, group, number):
         others.update(set(_calls(history, other, number).values()))
     usual = {call for call, count in others.items() if count == max(others.values())}
     kept = [rank for rank, call in calls.items() if call not in usual]
@@ -144,6 +145,15 @@ def _odd(history: History, group: KnownGroup, number: int, calls: dict[int, Sign
 
 def _same_family(history: History, group: KnownGroup) -> list[KnownGroup]:
     return [other for other in history.families[group.family][: _OF_A_KIND + 1] if other is not group][:_OF_A_KIND]
+
+
+def _with_same_calls(history: History, group: KnownGroup, number: int) -> list[KnownGroup]:
+    """Return the groups of a kind that made the same calls before this one; those of another stage need not."""
+
+    def before(one: KnownGroup) -> list[set[Signature]]:
+        return [set(_calls(history, one, earlier).values()) for earlier in range(max(1, number - _AHEAD), number)]
+
+    return [other for other in _same_family(history, group) if before(other) == before(group)]
 
 
 def _in_another_order(
@@ -189,29 +199,117 @@ def _found(history: History, ranks: list[tuple[KnownGroup, int]], number: int, c
 # -- the order of a rank's calls -----------------------------------------------------------------------------------
 
 
-def votes(history: History, call: PendingCall, family: Hashable, number: int, rank: int) -> int:
-    """Return how many more ranks made the call's call before that call of a kind than after it or not at all."""
+@dataclass(frozen=True, eq=False)
+class _Order:
+    """The order of a rank's calls of two kinds: how many of the second it had made ``before`` each of the first.
+
+    ``first`` is the number of the first call in ``before``, ``total`` how many of the second kind count.
+    """
+
+    first: int
+    before: Ints
+    total: int
+
+    def at(self, number: int) -> int:
+        """Return how many calls of the second kind came before this one of the first."""
+        return int(self.before[number - self.first])
+
+    def parting(self, other: _Order) -> int:
+        """Return the first call of the first kind that another rank made at another place; ``_NEVER`` for none."""
+        low = max(self.first, other.first)
+        end = min(self.first + len(self.before), other.first + len(other.before))
+        if end <= low:
+            return _NEVER
+        theirs = np.minimum(other.before[low - other.first : end - other.first], self.total)
+        differs = np.flatnonzero(self.before[low - self.first : end - self.first] != theirs)
+        return low + int(differs[0]) if len(differs) else _NEVER
+
+
+def went_past(history: History, call: PendingCall, rank: int, there: tuple[KnownGroup, int] | None = None) -> bool:
+    """Return whether a rank, which is missing in a call, has left the order of its peers in the kinds of two calls.
+
+    They are the kinds of the missed call and of ``there``, where the rank is: without it, its last call.
+
+    ```
+    rank     dp tp dp tp tp           made tp where the peer made dp: one of them has left the order
+    peer     dp tp dp tp dp           waits in dp
+    others   dp tp dp tp dp tp        came along with both, and made what the peer made before what the rank made
+    ```
+
+    The others decide that came along with both up to there. Ranks of other stages make other calls and part earlier.
+    """
+    recording = history.recordings[rank]
+    if there is None and len(recording):
+        there = history.group_of[rank, int(recording.group[-1])], int(recording.number[-1])
+    if there is None or not call.numbered or call.group.family == there[0].family:
+        return False
+    groups = call.group, there[0]
+    made = _order(history, rank, *groups)
+    if made is None:
+        return False
+    # The missed call comes after the one where the rank is.
+    ours = replace(made, before=np.append(made.before, there[1]), total=there[1])
+    peers = {peer: found for peer in call.waiting[:_PEERS] if (found := _order(history, peer, *groups)) is not None}
+    place, peer = max(((ours.parting(theirs), peer) for peer, theirs in peers.items()), default=(_NEVER, rank))
+    if place == _NEVER or peers[peer].at(place) > ours.at(place):
+        return False
+    where = peers[peer].at(place)
+    is_known = _has_made_before(history, rank, there[0], where + 1)
     votes = 0
-    for other, recording in list(history.recordings.items())[:_ASKED]:
-        if other == rank or not len(recording):
+    for other in islice(history.recordings, _ASKED):
+        theirs = _order(history, other, *groups) if other not in (rank, peer) else None
+        if theirs is None:
             continue
-        there = _row(history, other, family, number)
-        here = _row(history, other, call.group.family, call.number)
-        if there is not None and here is not None:
-            votes += 1 if here < there else -1
-        elif there is not None and not recording.dropped:
+        parting = ours.parting(theirs)
+        if parting == place and theirs.at(place) == where:
+            came_along = all(
+                _is_same(history, group, number - back, peer, other)
+                for group, number in zip(groups, (place, where), strict=True)
+                for back in range(_AHEAD)
+            )
+            votes += came_along and (is_known or where < theirs.total)
+        elif parting > place and theirs.total >= ours.at(place):
             votes -= 1
-    return votes
+    return votes > 0
 
 
-def _row(history: History, rank: int, family: Hashable, number: int) -> int | None:
-    """Return the place of a call of a kind in a rank's recording."""
-    for index in range(len(history.recordings[rank].groups)):
-        group = history.group_of[rank, index]
-        row = history.row(group, rank, number) if group.family == family else None
-        if row is not None:
-            return row
-    return None
+def _is_same(history: History, group: KnownGroup, number: int, rank: int, other: int) -> bool:
+    """Return whether two ranks may have made the same call of the program: by its line, else by what it sends."""
+    (call, line), (another, there) = (
+        (history.signature(local, one, number), history.site(local, one, number))
+        for one in (rank, other)
+        for local in [group if one in history.tracks[group] else history.member_of[group.family, one]]
+    )
+    if call is None or another is None:
+        return True
+    if not line or not there:
+        return call == another
+    return (call.operation, line) == (another.operation, there)
+
+
+def _has_made_before(history: History, rank: int, group: KnownGroup, number: int) -> bool:
+    """Return whether a rank made a call like this one, at the same line, before it."""
+    row = history.row(group, rank, number)
+    if row is None:
+        return False
+    recording = history.recordings[rank]
+    columns = (recording.group, recording.signature, recording.site)
+    return any(all(column[earlier] == column[row] for column in columns) for earlier in range(row))
+
+
+def _order(history: History, rank: int, *of: KnownGroup) -> _Order | None:
+    """Return the order of a rank's calls of the kinds of two groups, of these groups where it has calls of them.
+
+    None if it has no group of one kind, or has lost all calls of one.
+    """
+    groups = [group if rank in history.tracks[group] else history.member_of.get((group.family, rank)) for group in of]
+    tracks = [None if group is None else history.tracks[group].get(rank) for group in groups]
+    if None in groups or (None in tracks and history.recordings[rank].dropped):
+        return None
+    (first, rows), (begin, others) = (
+        (1, np.empty(0, dtype=np.int64)) if track is None else (int(track.numbers[0]), track.rows) for track in tracks
+    )
+    return _Order(first, np.searchsorted(others, rows) + begin - 1, begin - 1 + len(others))
 
 
 def departure(history: History, rank: int, peers: Sequence[int]) -> tuple[KnownGroup, int, str] | None:

@@ -47,8 +47,9 @@ class Recording(Columns):
     """The calls of one rank, oldest first; ``dropped`` where the ring buffer no longer holds the oldest.
 
     ``session`` is the watch that wrote it, "" for torch's own; ``request`` counts the dump requests to all ranks.
-    ``state`` is what a rank that could not write looked like, ``alive`` whether its process ran. ``limit`` is what the
-    last call may take, in seconds. ``failure``: the error by which the program ended or is about to, "" for none.
+    ``state`` is what a rank that could not write looked like, ``alive`` whether its process ran. ``failure``: the error
+    by which the program ended or is about to, "" for none. ``late_by`` is how many seconds after the first member the
+    rank came to its next call, when that had given up.
     """
 
     rank: int
@@ -65,7 +66,7 @@ class Recording(Columns):
     alive: bool = False
     failure: str = ""
     dropped: bool = False
-    limit: float = 0.0
+    late_by: float = 0.0
     in_call: InCall | None = None
 
     def __len__(self) -> int:
@@ -96,7 +97,6 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         columns = columns_of(entries, stacks if isinstance(stacks, list) else [])
         columns.groups = _counted(_named(columns.groups, data), data.get("pg_status"))
         first = entries[0].get("record_id", 0) if entries else 0
-        limit = (_whole(entries[-1].get("timeout_ms")) or 0) / 1000 if entries else 0.0
     except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
         raise RecordingError(f"{path} has entries that are not those of a recording ({error!r:.80})") from error
     return Recording(
@@ -115,7 +115,6 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         alive=about.get("alive") is True,
         failure=str(about.get("failure", ""))[:200],
         dropped=isinstance(first, int) and first > 0,
-        limit=limit,
         in_call=_in_call(about.get("in_call")),
     )
 

@@ -18,7 +18,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from rankmesh.debug.doctor.causes import Cause, cause_of, wait_in
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall
-from rankmesh.debug.doctor.order import votes
+from rankmesh.debug.doctor.order import went_past
 from rankmesh.debug.doctor.waits import Waits
 from rankmesh.errors import in_words
 
@@ -65,20 +65,7 @@ def _before(call: PendingCall, known: PendingCall) -> bool:
 def _why(history: History, rank: int, call: PendingCall) -> str:
     if not history.has(rank):
         return "dead"
-    if call.delay:
-        return "late"
-    return "absent" if history.recordings[rank].ended or _went_past(history, rank, call) else "late"
-
-
-def _went_past(history: History, rank: int, call: PendingCall) -> bool:
-    """Return whether others reached this rank's last call by way of the call that it did not make."""
-    recording = history.recordings[rank]
-    if not len(recording):
-        return False
-    group = history.group_of[rank, int(recording.group[-1])]
-    if group is call.group:
-        return False
-    return votes(history, call, group.family, int(recording.number[-1]), rank) > 0
+    return "absent" if history.recordings[rank].ended or went_past(history, call, rank) else "late"
 
 
 def _no_recording(history: History, ranks: Sequence[int], call: PendingCall) -> str:
@@ -93,10 +80,6 @@ def _elsewhere(history: History, ranks: Sequence[int], call: PendingCall) -> str
 
 
 def _behind(history: History, ranks: Sequence[int], call: PendingCall) -> str:
-    if call.delay:
-        limit = history.recordings[call.waiting[0]].limit
-        gave_up = f"who gave up after {limit:.0f} s"
-        return f"{in_words(ranks)} reached {call.name} {call.delay:.0f} s after {in_words(call.waiting)}, {gave_up}"
     furthest = max((track.last for track in history.tracks[call.group].values()), default=call.number)
     by = {furthest - (history.last(call.group, rank) or 0) for rank in ranks} if call.numbered else {1}
     calls = f"{min(by)}" if len(by) == 1 else f"{min(by)} to {max(by)}"
@@ -113,6 +96,8 @@ def _doing(history: History, rank: int) -> str:
     about = recording.in_call
     if recording.ended:
         return "its program has ended"
+    if recording.late_by:
+        return f"it came {recording.late_by:.0f} s after the first, when that had given up"
     if about is not None and about.operation:
         return f"it is in {about.operation}" + (f", {about.site}" if about.site else "")
     where = f" at {about.site}" if about is not None and about.site else ""
@@ -178,14 +163,12 @@ def _cycles(waits: Waits) -> list[list[int]]:
 def _crossed(history: History, waits: Waits, ranks: list[int]) -> Iterator[Cause]:
     """Yield the cause of one cycle: the ranks that left the order of the others, else all of its ranks."""
     inside = set(ranks)
-    missed = [(call, rank) for call in _calls(waits, ranks) for rank in call.missing if rank in inside]
     odd: dict[int, PendingCall] = {}
-    for call, rank in missed:
-        if rank not in odd and _left_the_order(history, waits, call, rank):
-            odd[rank] = call
-    if not odd or len(odd) == len(inside):
-        odd = _single_waiter(waits, missed, inside)
-    if odd:
+    for call in _calls(waits, ranks):
+        for rank in inside.intersection(call.missing).difference(odd):
+            if _left_the_order(history, waits, call, rank):
+                odd[rank] = call
+    if 0 < len(odd) < len(inside):
         for rank, call in sorted(odd.items()):
             there = waits.of_rank[rank][0]
             evidence = f"{in_words([rank])} never reached {call.name}: it is in {there.name}; {wait_in(call)}"
@@ -199,22 +182,11 @@ def _calls(waits: Waits, ranks: Sequence[int]) -> list[PendingCall]:
 
 
 def _left_the_order(history: History, waits: Waits, call: PendingCall, rank: int) -> bool:
-    """Return whether other ranks made a call before the one that this rank is in."""
-    return any(
-        votes(history, call, there.group.family, there.number, rank) > 0
-        for there in waits.of_rank[rank]
-        if there.group is not call.group and there.numbered and call.numbered
-    )
-
-
-def _single_waiter(waits: Waits, missed: list[tuple[PendingCall, int]], inside: set[int]) -> dict[int, PendingCall]:
-    """Return the one rank of a cycle that is alone in its call while several wait for it in another."""
-    found = {
-        rank: call
-        for call, rank in missed
-        if len(call.waiting) > 1 and all(len(there.waiting) == 1 for there in waits.of_rank[rank])
-    }
-    return found if len(found) == 1 else {}
+    """Return whether a waiting rank has left the order of its peers before the call in which it is missing."""
+    places = [(there.group, there.number) for there in waits.of_rank[rank] if there.numbered]
+    if not places:  # what two members exchange has no place among the collectives
+        return went_past(history, call, rank)
+    return any(went_past(history, call, rank, place) for place in places)
 
 
 def _deadlock(history: History, waits: Waits, ranks: list[int]) -> Cause:

@@ -3,7 +3,7 @@
 ```
 distributed_c10d.py:3245 in all_reduce
 c10d_logger.py:83 in wrapper
-train.py:31 in step                      <- the site; the outermost line where all are torch's
+train.py:31 in step                      <- the site; none where all are torch's
 train.py:12 in main
 ```
 
@@ -46,6 +46,7 @@ class Sites:
         return self._site(listed) if listed else -1
 
     def _site(self, frames: Sequence[Any]) -> int:
+        """Return the number of the first line of the program, -1 where there is none."""
         for frame in frames:
             known = self._of_frame.get(id(frame))
             if known is None:
@@ -53,7 +54,7 @@ class Sites:
                 self._of_frame[id(frame)] = known
             if known >= 0:
                 return known
-        return self._number(frames[-1])
+        return -1
 
     def _number(self, frame: Mapping[str, Any]) -> int:
         return self._numbers.setdefault((frame["filename"], frame["line"], frame["name"]), len(self._numbers))

@@ -68,22 +68,30 @@ def waits_of(history: History) -> Waits:
     """Return the unfinished calls of a history, and those that failed."""
     broken = _broken(history)
     calls = [*_collectives(history, broken), *_exchanges(history, broken), *_unrecorded(history)]
-    waits = _by_rank(history, calls, broken)
-    return waits if waits.of_rank else _by_rank(history, list(_came_late(history)), broken)
-
-
-def _by_rank(history: History, calls: list[PendingCall], broken: Mapping[int, tuple[PendingCall, int]]) -> Waits:
     of_rank: dict[int, list[PendingCall]] = {}
     for call in calls:
         for rank in call.waiting:
-            about = history.recordings[rank].in_call
-            if not (about is not None and about.running):
+            if not _runs(history, rank) or (call.failed and _is_certain(history, call)):
                 of_rank.setdefault(rank, []).append(call)
     kept = tuple(call for call in calls if any(call in of_rank.get(rank, ()) for rank in call.waiting))
     labels = Counter(group.label for group in {call.group for call in kept})
     for call in kept:
         call.is_ambiguous = labels[call.group.label] > 1
     return Waits(kept, of_rank, broken)
+
+
+def _runs(history: History, rank: int) -> bool:
+    """Return whether a rank's program ran when its recording was written."""
+    about = history.recordings[rank].in_call
+    return about is not None and about.running
+
+
+def _is_certain(history: History, call: PendingCall) -> bool:
+    """Return whether a call that is over has failed: a member cannot have come to it since it recorded, as others may.
+
+    Recordings are not written in the same moment.
+    """
+    return any(history.has(rank) and not _runs(history, rank) for rank in call.missing)
 
 
 # -- collectives ---------------------------------------------------------------------------------------------------
@@ -153,35 +161,6 @@ def _made_otherwise(tracks: Mapping[int, Track]) -> int | None:
     numbers = {track.last for track in tracks.values()}
     calls = {int(track.signatures[-1]) for track in tracks.values()}
     return numbers.pop() if len(numbers) == 1 and len(calls) > 1 else None
-
-
-def _came_late(history: History) -> Iterator[PendingCall]:
-    """Yield calls that some members reached when the others had given up.
-
-    Two clocks must agree: the time of the call by all ranks' clocks, and the pause before it by the rank's own.
-    """
-    for group, tracks in history.tracks.items():
-        numbers = {track.last for track in tracks.values()}
-        if len(numbers) != 1 or set(tracks) != set(group.members) or not all(map(history.is_last, tracks.values())):
-            continue
-        number = numbers.pop()
-        limit = min(history.recordings[rank].limit for rank in tracks)
-        pauses = {rank: _pause(history, rank) for rank in tracks}
-        created = {rank: history.created(group, rank, number) / 1e9 for rank in tracks}
-        first, shortest = min(created.values()), min(pauses.values())
-        delays = {rank: min(created[rank] - first, pauses[rank] - shortest) for rank in tracks}
-        missing = tuple(rank for rank in group.members if limit and delays[rank] > limit)
-        waiting = tuple(sorted(set(tracks) - set(missing)))
-        if missing:
-            operation = history.operation(group, waiting[0], number)
-            delay = min(delays[rank] for rank in missing)
-            yield PendingCall(group, number, operation, waiting, missing, failed=True, delay=delay)
-
-
-def _pause(history: History, rank: int) -> float:
-    """Return the seconds between the last two calls of a rank."""
-    created = history.recordings[rank].created
-    return float(created[-1] - created[-2]) / 1e9 if len(created) > 1 else 0.0
 
 
 def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:

@@ -199,7 +199,7 @@ def _where(text: str) -> str:
     """Return the line of the program in the stack of its main thread, which comes last."""
     main = text.rpartition("hread 0x")[2] or text
     frames = _FRAME.findall(main)
-    place = next((frame for frame in frames if not is_library(frame[0])), frames[0] if frames else None)
+    place = next((frame for frame in frames if not is_library(frame[0])), None)
     return "" if place is None else f", at {place[0]}:{place[1]} in {place[2]}"
 
 

@@ -23,12 +23,13 @@ import torch.distributed as dist
 from rankmesh.backend import recorder as calls
 from rankmesh.backend.registries import registered
 from rankmesh.debug.doctor.reader import parsed
+from rankmesh.debug.doctor.sites import is_library
 from rankmesh.debug.watch import stacks
 from rankmesh.debug.watch.host import Look
 from rankmesh.errors import first_line
 from rankmesh.launch.started import host_name
 
-__all__ = ["CALLS", "Recorder", "failure", "prepare", "program_error"]
+__all__ = ["CALLS", "Recorder", "prepare"]
 
 # Calls that torch keeps for each rank, some three kilobytes each with their frames.
 CALLS = 2000
@@ -59,8 +60,6 @@ class Recorder:
         self.run = os.environ.get("TORCHELASTIC_RUN_ID", os.environ.get("SLURM_JOB_ID", ""))
         self.attempt = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0") or 0)
         self.host = host_name()
-        # The error of the program, once its end has asked for a diagnosis.
-        self.failure = ""
         self._program = threading.get_ident()
         self._groups: dict[str, tuple[str, tuple[int, ...]]] = {}
 
@@ -82,7 +81,7 @@ class Recorder:
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
         groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
-        about = self._about(reason) | (_end() if ended else self._now(mark))
+        about = self._about(reason) | ({"ended": True, "failure": self._failure()} if ended else self._now(mark))
         return {
             **kept,
             "pg_config": _twice({**kept.get("pg_config", {}), **groups}, entries),
@@ -114,29 +113,30 @@ class Recorder:
         }
 
     def _now(self, mark: stacks.Mark | None) -> dict[str, Any]:
-        return {"ended": False, "failure": self.failure, "in_call": self.in_call(mark)[0], "threads": stacks.threads()}
+        call, failure = self.in_call(mark)[0], self._failure() if self.call_failed() else ""
+        # A program that handles the error of a call has left no call, and makes none: it is where that failed.
+        call = {**call, "running": bool(call.get("running")) and not failure}
+        return {"ended": False, "failure": failure, "in_call": call, "threads": stacks.threads()}
+
+    def _error(self) -> BaseException | None:
+        """Return the error that ends the program, or that it handles; None where there is none."""
+        handled: Any = sys._current_exceptions().get(self._program)
+        error: BaseException | None = handled[1] if isinstance(handled, tuple) else handled  # until Python 3.12
+        return error or getattr(sys, "last_value", None)
+
+    def _failure(self) -> str:
+        error = self._error()
+        return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
+
+    def call_failed(self) -> bool:
+        """Return whether the program handles the error of a call, or ends by it, as peers of a rank that is gone do."""
+        return isinstance(self._error(), RuntimeError)
 
     def unresponsive(self, rank: int, look: Look) -> dict[str, Any]:
         """Return what an unresponsive rank of this host looks like: a recording without calls."""
         seen = {"state": look.state, "alive": look.alive, "threads": {"": look.stacks.splitlines()[:200]}}
         about = {**self._about(""), "rank": rank, "pid": 0, **seen}
         return {"version": "2.10", "entries": [], "rankmesh": about}
-
-
-def _end() -> dict[str, Any]:
-    """Return the end of the program as data, with its error."""
-    return {"ended": True, "failure": failure()}
-
-
-def program_error() -> BaseException | None:
-    """Return the error that ends the program, or that it handles; None where there is none."""
-    return sys.exc_info()[1] or getattr(sys, "last_value", None)
-
-
-def failure() -> str:
-    """Return ``program_error`` as a line; empty where there is none."""
-    error = program_error()
-    return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
 
 
 def _plain(data: bytes) -> dict[str, Any]:
@@ -201,5 +201,7 @@ def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:
 
 
 def _lines(frames: Sequence[Any] | None, table: dict[str, int]) -> dict[str, int]:
-    """Return the number of a stack in the table; nothing where there is none."""
-    return {"frames": table.setdefault(json.dumps(frames[:_FRAMES]), len(table))} if frames else {}
+    """Return the number of a stack in the table, up to the program's first line; nothing where there is none."""
+    places = (place for place, frame in enumerate(frames or ()) if not is_library(frame["filename"]))
+    end = max(_FRAMES, next(places, 0) + 1)
+    return {"frames": table.setdefault(json.dumps(frames[:end]), len(table))} if frames else {}

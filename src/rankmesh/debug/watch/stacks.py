@@ -71,8 +71,8 @@ def _lines(frame: FrameType | None) -> list[str]:
     return lines
 
 
-def _line(frame: FrameType) -> str:
-    return f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
+def _line(frame: FrameType | None) -> str:
+    return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
 def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], Mark]:
@@ -85,10 +85,11 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
     frames = sys._current_frames()
     del frames[threading.get_ident()]  # this very frame: what it knows would live until cycles are looked for
     first = frames.pop(program, None) or frames.pop(threading.main_thread().ident or 0, None)
+    user = _users(first)
     for frame in [first, *frames.values()]:
         found = _found(frame)
         if found is not None:
-            call = _call(found)
+            call = _call(found, user)
             # Our own functions that wait poll by themselves, at changing places, and may call on many groups.
             meets = call["operation"] in _COLLECTIVES
             made = recorder.calls_made("" if meets else call.get("group", ""))
@@ -96,8 +97,8 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
             return {**call, "running": not meets and _moved(before, mark)}, mark
     if first is None:
         return {"running": True}, (0, 0, 0)
-    user, mark = _users(first), (id(first), first.f_lasti, recorder.calls_made())
-    source = linecache.getline(user.f_code.co_filename, user.f_lineno)
+    mark = (id(first), first.f_lasti, recorder.calls_made())
+    source = "" if user is None else linecache.getline(user.f_code.co_filename, user.f_lineno)
     moved = _moved(before, mark)
     if any(word in source for word in _WAITS) and not moved:
         return {"operation": "wait", "site": _line(user)}, mark
@@ -108,14 +109,13 @@ def _moved(before: Mark | None, mark: Mark) -> bool:
     return before is not None and before != mark
 
 
-def _users(frame: FrameType) -> FrameType:
+def _users(frame: FrameType | None) -> FrameType | None:
     """Return the innermost frame that is neither torch's nor ours, nor of the standard library."""
-    found: FrameType | None = frame
-    while found is not None:
-        name = found.f_code.co_filename
+    while frame is not None:
+        name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _OURS)) and not is_library(name):
-            return found
-        found = found.f_back
+            break
+        frame = frame.f_back
     return frame
 
 
@@ -130,6 +130,7 @@ def _found(frame: FrameType | None) -> FrameType | None:
     return found
 
 
-def _call(frame: FrameType) -> dict[str, Any]:
-    name = frame.f_code.co_name
-    return {"operation": _RECORDED.get(name, name), "site": _line(_users(frame)), **recorder.call_facts(frame)}
+def _call(frame: FrameType, program: FrameType | None) -> dict[str, Any]:
+    """Return a call, at its line or, on a thread of torch's such as that of a backward pass, at the program's."""
+    name, site = frame.f_code.co_name, _line(_users(frame) or program)
+    return {"operation": _RECORDED.get(name, name), "site": site, **recorder.call_facts(frame)}

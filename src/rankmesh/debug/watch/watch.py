@@ -23,7 +23,7 @@ from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.options import time_limit
 from rankmesh.debug.watch.host import HostRanks
-from rankmesh.debug.watch.recorder import Recorder, failure, program_error
+from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
 from rankmesh.debug.watch.stacks import Mark
@@ -141,8 +141,7 @@ class Watch:
         if self._stop.is_set() or os.getpid() != self._process:
             # A process that was forked off is not a rank, whatever ends it.
             return
-        if not self._hung and self._diagnosed is None and _failed():
-            self._recorder.failure = failure()
+        if not self._hung and self._diagnosed is None and self._recorder.call_failed():
             self.ask("a call failed")
         self._stop.set()
         self._world.diagnosing.remove(self.ask)
@@ -273,11 +272,6 @@ def _clock(epoch: int) -> float:
 
 
 # -- from a program ---------------------------------------------------------------------------------------------------
-
-
-def _failed() -> bool:
-    """Return whether the program ends because a call of torch failed, as on the peers of a rank that gloo aborted."""
-    return isinstance(program_error(), RuntimeError)
 
 
 def start(folder: str | os.PathLike[str] | None = None, *, limit: float | timedelta | None = None) -> Watch:

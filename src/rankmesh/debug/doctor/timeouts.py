@@ -1,0 +1,106 @@
+"""Calls that ran out of time: where the order of a program ends, because it caught the error and went on.
+
+```
+seconds      0           5            5.01
+rank 0       tp 4        gave up      dp 4  fails at once, as do all later calls
+rank 1       dp 4        gave up      tp 4  comes when rank 0 has given up
+                         ends here
+```
+
+A call has run out of time if its first member made no other call for the group's timeout, and a member came to it later
+than that, or not at all, or with another call. Clocks of hosts differ: a rank that came later has also taken half of
+that time longer since the call before, by its own clock.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+
+import numpy as np
+
+from rankmesh.debug.doctor.groups import KnownGroup
+from rankmesh.debug.doctor.history import History
+from rankmesh.debug.doctor.recording import Recording
+
+__all__ = ["in_time"]
+
+
+def in_time(history: History) -> dict[int, Recording]:
+    """Return the recordings, each up to the first of its calls that ran out of time."""
+    calls = _quiet(history)
+    ends: dict[int, tuple[int, float]] = {}
+    while True:
+        found = dict(ends)
+        for group, number in calls:
+            for rank, end in _ends(history, group, number, ends):
+                found[rank] = min(found.get(rank, end), end)
+        if found == ends:
+            return {rank: _until(one, *ends[rank]) if rank in ends else one for rank, one in history.recordings.items()}
+        ends = found
+
+
+def _quiet(history: History) -> list[tuple[KnownGroup, int]]:
+    """Return the calls of a CPU after which a rank made no other call for the timeout of their group."""
+    found: dict[tuple[KnownGroup, int], None] = {}
+    for rank, recording in history.recordings.items():
+        if not len(recording):
+            continue
+        limits = np.array([group.limit for group in recording.groups])[recording.group] * 1e9
+        pauses = np.append(np.diff(recording.created).astype(float), np.inf)
+        for row in np.flatnonzero((limits > 0) & (pauses >= limits)).tolist():
+            group = history.group_of[rank, int(recording.group[row])]
+            if not history.on_device(group):
+                found[group, int(recording.number[row])] = None
+    return list(found)
+
+
+def _ends(
+    history: History, group: KnownGroup, number: int, ends: Mapping[int, tuple[int, float]]
+) -> Iterator[tuple[int, tuple[int, float]]]:
+    """Yield how many calls of each member count, and how late it came, if a call has run out of time."""
+    rows = {rank: row for rank in history.tracks[group] if (row := history.row(group, rank, number)) is not None}
+    made = {rank: row for rank, row in rows.items() if rank not in ends or row < ends[rank][0]}
+    if not made:
+        return
+    created = {rank: history.created(group, rank, number) for rank in made}
+    first = min(created, key=lambda rank: created[rank])
+    limit = int(_limit(history, group, first) * 1e9)
+    pauses = {rank: _pause(history, group, rank, number) for rank in made}
+    late = {
+        rank for rank in made if created[rank] - created[first] > limit and 2 * (pauses[rank] - pauses[first]) >= limit
+    }
+    later = history.recordings[first].created[made[first] + 1 : made[first] + 2]
+    is_quiet = not len(later) or later[0] - created[first] >= limit
+    is_incomplete = rows.keys() > made.keys() or any(
+        history.has(rank) and (history.last(group, rank) or number) < number for rank in group.members
+    )
+    differs = len({history.signature(group, rank, number) for rank in made}) > 1
+    if is_quiet and (late or is_incomplete or differs):
+        for rank, row in made.items():
+            end = (row, (created[rank] - created[first]) / 1e9) if rank in late else (row + 1, 0.0)
+            if end[0] < len(history.recordings[rank]):
+                yield rank, end
+
+
+def _pause(history: History, group: KnownGroup, rank: int, number: int) -> int:
+    """Return the nanoseconds since a rank's call of the group before this one, or since the first of all its calls."""
+    before = history.row(group, rank, number - 1)
+    return history.created(group, rank, number) - int(history.recordings[rank].created[before or 0])
+
+
+def _limit(history: History, group: KnownGroup, rank: int) -> float:
+    return history.known_as[group][rank].limit
+
+
+def _until(recording: Recording, rows: int, late_by: float) -> Recording:
+    """Return a recording without its later calls."""
+    return replace(
+        recording,
+        **{
+            name: getattr(recording, name)[:rows]
+            for name in ("group", "number", "signature", "pending", "site", "created")
+        },
+        groups=[replace(group, enqueued=None) for group in recording.groups],
+        late_by=late_by,
+    )
