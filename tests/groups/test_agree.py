@@ -11,9 +11,10 @@ from tests.torch_lacks import private_backend
 import rankmesh as rm
 from rankmesh.backend.registries import registries
 from rankmesh.core.rank_range import RankRange
+from rankmesh.core.saved import contents
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous import StoreChannel
-from rankmesh.runtime.agreement import PlanProposal, agree
+from rankmesh.runtime.agreement import PlanProposal, agree, differences
 
 PART_OF_WORLD = private_backend("a part of the world does not connect alone")
 SOON = 2.0
@@ -112,6 +113,31 @@ def test_one_rank_with_another_plan_is_named_on_every_rank(ranks, what):
         assert rank["made"] is False
         assert rank["seconds"] < limits.AT_ONCE
         assert rank["then"] in ([0, 1], [1, 2]), "those that failed meet again under the next epoch"
+
+
+# Another plan, and how the first field that differs is shown: as a user writes it.
+WRITTEN = {
+    "axis order": (ODD["axis order"][0], ("mesh.axes", "tp=2,dp=2", "dp=2,tp=2")),
+    "group order": (ODD["group order"][0], ("groups", "tp, dp", "dp, tp")),
+    "rank map": (ODD["rank map"][0], ("mesh.rank_map", "absent", "[1, 0, 2, 3]")),
+}
+
+
+@pytest.mark.parametrize("what", WRITTEN)
+def test_what_differs_is_shown_as_it_is_written(what):
+    """Axes as a SPEC, groups by their names: never the JSON in which plans are compared."""
+    other, shown = WRITTEN[what]
+    assert differences(contents(GOOD), contents(other)) == [shown]
+
+
+def test_a_view_is_shown_as_it_is_written():
+    """Its axes in another order, and where only one plan has it beside another view."""
+    turned = rm.Plan(rm.Mesh(tp=2, dp=2).with_view("expert", ep=2, edp=2), BASE)
+    other = rm.Plan(rm.Mesh(tp=2, dp=2).with_view("expert", edp=2, ep=2).with_view("data", all=4), BASE)
+    assert differences(contents(turned), contents(other)) == [
+        ("mesh.views.expert.axes", "ep=2,edp=2", "edp=2,ep=2"),
+        ("mesh.views.data", "absent", "all=4"),
+    ]
 
 
 def _other_ranks(me):

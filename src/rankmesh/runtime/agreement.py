@@ -230,6 +230,8 @@ def differences(ours: object, theirs: object, path: str = "") -> list[tuple[str,
 
     >>> differences({"mesh": {"axes": [["tp", 2]]}}, {"mesh": {"axes": [["tp", 4]]}})
     [('mesh.axes.tp', '2', '4')]
+    >>> differences({"mesh": {"axes": [["tp", 2], ["dp", 4]]}}, {"mesh": {"axes": [["dp", 4], ["tp", 2]]}})
+    [('mesh.axes', 'tp=2,dp=4', 'dp=4,tp=2')]
     """
     if ours == theirs:
         return []
@@ -257,4 +259,14 @@ def _mapping(value: object) -> dict[str, Any] | None:
 
 
 def _short(value: object) -> str:
-    return "absent" if value is None else cut(json.dumps(value))
+    """Return a value for a message: axes as a SPEC has them, named things by their names, anything else as JSON."""
+    if value is None:
+        return "absent"
+    if isinstance(value, dict) and "name" not in value and _mapping(value.get("axes")):
+        return _short(value["axes"])  # of a mesh or a view
+    named = _mapping(value) if isinstance(value, list) else None
+    if named is None:
+        return cut(json.dumps(value))
+    if any(isinstance(item, dict) for item in named.values()):
+        return cut(", ".join(named))
+    return cut(",".join(f"{axis}={size}" for axis, size in named.items()))
