@@ -2,8 +2,9 @@
 
 import json
 import sys
-from importlib.metadata import EntryPoint, EntryPoints
+from importlib.metadata import EntryPoint, EntryPoints, PackageNotFoundError
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -47,14 +48,17 @@ def test_a_model_by_its_name(tmp_path, monkeypatch):
 
 @pytest.fixture
 def installed(monkeypatch):
-    """Let these sides be the installed ones: functions by name, or what an entry point says where one is."""
+    """Let these sides be the installed ones: functions by name, or what an entry point says where one is.
 
-    def install(**made):
+    ``requires`` is what the metadata of their package says that it requires.
+    """
+
+    def install(requires=(), **made):
         points = []
         for name, side in made.items():
             monkeypatch.setattr(sys.modules[__name__], f"side_{name}", side, raising=False)
             value = side if isinstance(side, str) else f"{__name__}:side_{name}"
-            points.append(EntryPoint(name, value, "rankmesh.sides"))
+            points.append(EntryPoint(name, value, "rankmesh.sides")._for(SimpleNamespace(requires=requires)))
         monkeypatch.setattr(sides, "entry_points", lambda group: EntryPoints(points).select(group=group))
 
     return install
@@ -71,7 +75,7 @@ def test_unknown_sides_and_sizes_are_refused(installed):
         sides.side("vllm:tp=2,tp=4", {})
     with pytest.raises(MissingExtra) as caught:
         sides.side("vllm:tp=2", {})
-    assert caught.value.name == "a_missing_engine"
+    assert caught.value.names == ("a_missing_engine",)
 
 
 def test_without_the_engines_the_command_says_how_to_install_them(tmp_path, installed, rankmesh):
@@ -79,25 +83,105 @@ def test_without_the_engines_the_command_says_how_to_install_them(tmp_path, inst
     installed()
     done = rankmesh("layout", str(_llama(tmp_path)), "--side", "vllm:tp=2")
     assert (done.code, done.out) == (2, "")
-    assert done.err.endswith("pip install rankmesh-engines\n")
+    assert done.err.endswith("pip install 'rankmesh-engines[vllm]'\n")
     assert done.err.count("\n") == 1
     with pytest.raises(MissingExtra) as caught:
         sides.layout("vllm:tp=2", {})
     assert caught.value.name == "rankmesh_engines"
 
 
-def test_what_a_framework_asserts_of_its_sizes_is_a_refusal(installed):
+def test_all_packages_that_a_side_needs_are_named_at_once(installed):
+    """Those of its own extra that are missing, by one command, before anything is imported."""
+    requires = [
+        "rankmesh[torch]<0.2",
+        'missing_core>=2; extra == "vllm"',
+        "numpy; extra == 'vllm'",
+        'missing-loader ; extra == "vllm"',
+        'missing_other; extra == "sglang"',
+    ]
+    installed(requires, vllm="a_missing_engine:side", sglang="a_missing_engine:side")
+    with pytest.raises(MissingExtra, match=r"pip install missing_core missing-loader$") as caught:
+        sides.side("vllm:tp=2", {})
+    assert (caught.value.names, caught.value.extra) == (("missing_core", "missing-loader"), "vllm")
+    with pytest.raises(MissingExtra) as caught:
+        sides.side("sglang:tp=2", {})
+    assert caught.value.names == ("missing_other",)
+
+
+def _lazily(error):
+    """As transformers does, which imports late."""
+    raise RuntimeError("Failed to import a module") from error
+
+
+ABSENT = {
+    "by pip's words": (
+        ImportError("Using `tp_plan` requires Accelerate: `pip install 'accelerate>=0.26'`"),
+        "accelerate",
+    ),
+    "by its module": (ModuleNotFoundError("No module named 'megatron.core'", name="megatron.core"), "megatron-core"),
+    "by a requirement": (
+        PackageNotFoundError(
+            "The 'safetensors>=0.4.3' distribution was not found and is required by this application."
+        ),
+        "safetensors",
+    ),
+    "of no known name": (ImportError("cannot import name 'a' from 'b' (b.py)"), None),
+}
+
+
+@pytest.mark.parametrize("how", ABSENT)
+@pytest.mark.parametrize("when", ["constructed", "loaded", "behind another error"])
+def test_a_package_that_is_missed_late_is_named(installed, how, when):
+    """Whenever a framework finds it out, the error names the package, and no sizes."""
+    error, package = ABSENT[how]
+
+    def load(rank, tensors):
+        raise error
+
+    def side(config, *, tp):
+        if when == "behind another error":
+            _lazily(error)
+        if when == "constructed":
+            raise error
+        return Side("vllm", rm.Mesh(tp=tp), {}, load)
+
+    installed(vllm=side)
+    with pytest.raises(MissingExtra) as caught:
+        sides.layout("vllm:tp=2", {})
+    assert caught.value.names == ((package,) if package else ())
+    assert "sizes" not in str(caught.value)
+
+
+def _asserts(tp):
+    raise AssertionError
+
+
+def _says(tp):
+    raise AssertionError("tp_size must divide")
+
+
+REFUSED = {
+    "with its words": (_says, "tp_size must divide; change the sizes or the model"),
+    "without a word": (_asserts, r"AssertionError at test_layout.py:\d+: raise AssertionError; change the sizes"),
+    "by a defect": (lambda tp: {}["rope_theta"], "KeyError: 'rope_theta'; this release of sglang"),
+}
+
+
+@pytest.mark.parametrize("how", REFUSED)
+def test_what_a_framework_refuses_is_told_in_its_words(installed, how):
     """SGLang and vLLM check their arguments with assertions too, some of them without a word."""
-    for message, why in ((["tp_size must divide"], "tp_size must divide"), ([], "AssertionError")):
+    refuses, why = REFUSED[how]
 
-        def side(config, *, tp, message=message):
-            raise AssertionError(*message)
+    def side(config, *, tp):
+        return Side("sglang", rm.Mesh(tp=tp), {}, lambda rank, tensors: refuses(tp)) if config else refuses(tp)
 
-        installed(sglang=side)
-        with pytest.raises(LayoutError, match=f"sglang refuses 'tp=3' for this model: {why}; change the sizes"):
-            sides.side("sglang:tp=3", {})
-        with pytest.raises(LayoutError, match="sglang has no option 'cp'"):
-            sides.side("sglang:cp=3", {})
+    installed(sglang=side)
+    with pytest.raises(LayoutError, match=f"sglang refuses 'tp=3' for this model: {why}"):
+        sides.side("sglang:tp=3", {})
+    with pytest.raises(LayoutError, match=f"sglang cannot load this model as rank 0: {why}"):
+        sides.layout("sglang:tp=3", {"model_type": "llama"})
+    with pytest.raises(LayoutError, match="sglang has no option 'cp'"):
+        sides.side("sglang:cp=3", {})
 
 
 def test_a_layout_is_printed_as_a_table_and_as_json(tmp_path, monkeypatch, rankmesh):

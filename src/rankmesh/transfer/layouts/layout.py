@@ -16,8 +16,9 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import DTYPES, Shard, Sharding
-from rankmesh.errors import LayoutError, first_line, quoted
+from rankmesh.errors import LayoutError, quoted
 from rankmesh.transfer.layouts.inference import infer
+from rankmesh.transfer.layouts.refusals import refusal
 from rankmesh.transfer.layouts.strided import Fragment, contiguous, union
 
 if TYPE_CHECKING:
@@ -224,11 +225,8 @@ def read(side: Side) -> Layout:
             try:
                 parameters = side.load(rank, tensors)
             except Exception as error:
-                raise LayoutError(
-                    f"{side.name} cannot load this model as rank {rank}: {type(error).__name__}: {first_line(error)}; "
-                    "change the sizes or the model",
-                    rank=rank,
-                ) from error
+                what = f"{side.name} cannot load this model as rank {rank}"
+                raise refusal(what, side.name, error, rank=rank) from error
             for parameter, tensor in parameters.items():
                 try:
                     found = trace.fragments(tensor)

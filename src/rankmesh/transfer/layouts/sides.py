@@ -8,7 +8,8 @@ megatron:tp=2,pp=2,ep=2       tp, cp, dp, pp, ep, etp; vpp, first, last: stages;
 ```
 
 These are in the package rankmesh-engines. Any package can offer a side: an entry point of the group ``rankmesh.sides``
-names a function of a ``config.json`` and of sizes that returns a `Side`.
+names a function of a ``config.json`` and of sizes that returns a `Side`. An extra of that package with the name of the
+side lists what the side needs, which is looked for before anything is imported.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from typing import Any
 
 from rankmesh.errors import LayoutError, MissingExtra, RankmeshError, quoted
 from rankmesh.transfer.layouts.layout import Layout, Side, read
+from rankmesh.transfer.layouts.refusals import missing, not_installed, refusal
 
 __all__ = ["layout", "side"]
 
@@ -31,7 +33,7 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
     if not offered:
         raise MissingExtra(
             f"side {quoted(name)} needs the package 'rankmesh-engines', which is not installed; "
-            "pip install rankmesh-engines",
+            f"pip install {f'rankmesh-engines[{name}]'!r}",
             name="rankmesh_engines",
             extra=name,
         )
@@ -39,15 +41,12 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
         known = ", ".join(sorted(offered.names))
         raise LayoutError(f"unknown side {quoted(name)}; known are {known}, such as vllm:tp=8", side=name)
     given = _sizes(text, sizes)
+    if absent := missing(offered[name]):
+        raise not_installed(name, absent)
     try:
         make = offered[name].load()
-    except ModuleNotFoundError as error:
-        package = (error.name or name).partition(".")[0].replace("megatron", "megatron-core")
-        raise MissingExtra(
-            f"the package {package!r} is not installed, and side {name} runs its own loader; pip install {package}",
-            name=package,
-            extra=name,
-        ) from error
+    except ImportError as error:
+        raise refusal(f"side {name} cannot be loaded", name, error, side=text) from error
     options = list(signature(make).parameters)[1:]
     unknown = [axis for axis in given if axis not in options]
     if unknown:
@@ -56,12 +55,8 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
         found: Side = make(config, **given)
     except RankmeshError:
         raise
-    except (AssertionError, TypeError, ValueError) as error:
-        # vLLM's configuration is checked by pydantic, which says what is wrong in its second line.
-        why = " ".join(line.strip() for line in str(error).splitlines()[:2]) or type(error).__name__
-        raise LayoutError(
-            f"{name} refuses {quoted(sizes)} for this model: {why}; change the sizes or the model", side=text
-        ) from error
+    except Exception as error:
+        raise refusal(f"{name} refuses {quoted(sizes)} for this model", name, error, side=text) from error
     return found
 
 
