@@ -64,6 +64,33 @@ def test_a_device_mesh_over_permuted_ranks(ranks):
         assert gathered == members
 
 
+def _in_spec_order(me, plan, given):
+    with rm.connect(plan) as groups:
+        return [me.error(ConnectError, groups.device_mesh, *axes)["order"] for axes in given]
+
+
+def test_axes_in_the_order_of_a_spec_are_refused(ranks):
+    """8 ranks: torch would make the mesh and refuse its slices later; the error has the order that works."""
+    plan = rm.Plan(rm.Mesh(tp=2, cp=1, dp=2, pp=2), [rm.GroupSpec(name) for name in ("tp", "cp", "dp", "pp")])
+    given = [("tp", "dp"), ("tp", "cp", "dp", "pp"), ("dp", "pp", "tp")]
+    expected = [["dp", "tp"], ["pp", "cp", "dp", "tp"], ["pp", "dp", "tp"]]
+    for orders in ranks(8, _in_spec_order, plan, given):
+        assert [list(order) for order in orders] == expected
+
+
+def _kinds_across(me, plan):
+    with rm.connect(plan) as groups:
+        return [groups.device_mesh(*axes).mesh.tolist() for axes in (("zero", "tp"), ("tp", "zero"))]
+
+
+def test_kinds_of_which_neither_is_slower_have_any_order(ranks):
+    """8 ranks: zero is along the axes on both sides of tp, so torch's order says nothing."""
+    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("zero", "cp-dp")]
+    whole, turned = ranks(8, _kinds_across, rm.Plan(rm.Mesh(cp=2, tp=2, dp=2), kinds))[0]
+    assert whole == [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert turned == [list(row) for row in zip(*whole, strict=True)]
+
+
 def _refused(me, plan):
     with rm.connect(plan) as groups:
         view = groups.device_mesh("pp", "ep", view="expert")

@@ -61,14 +61,9 @@ def plan(config: object = None, *, options: Options | None = None, **sizes: int 
 
 def device_mesh(groups: LiveGroups, device_type: str | None = None) -> DeviceMesh:
     """Return accelerate's ``DeviceMesh`` over the live groups of ``plan``, flattened dimensions too; no new group."""
-    from rankmesh.backend import meshes
-
     active = groups.plan.mesh.axes
-    made = groups.device_mesh(*reversed(active), device_type=device_type)
-    for name, axes in FLATTENED.items():
-        if joined := tuple(axis for axis in axes if axis in active):
-            meshes.flatten(made, joined, name, groups[name].pg)
-    return made
+    joined = {name: tuple(axis for axis in axes if axis in active) for name, axes in FLATTENED.items()}
+    return groups.device_mesh(device_type=device_type, flattened={name: axes for name, axes in joined.items() if axes})
 
 
 def _sizes(config: object, given: Mapping[str, int | None]) -> dict[str, int]:

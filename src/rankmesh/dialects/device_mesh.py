@@ -1,10 +1,11 @@
-"""torch's ``DeviceMesh``: a plan from one, live groups from one, and one from live groups; never a new process group.
+"""torch's ``DeviceMesh``: a plan from one, and live groups from one; never a new process group.
 
 ```
 DeviceMesh(mesh, ("pp", "dp", "tp"))      first dimension slowest     ──plan_of──>   Mesh(tp, dp, pp)
                                           its process groups          ──adopt────>   LiveGroups
-LiveGroups["tp"].pg, ["dp"].pg, ...       ──to_device_mesh("dp", "tp", flattened={"dp_tp": ("dp", "tp")})──>  DeviceMesh
 ```
+
+The other way is `LiveGroups.device_mesh`.
 
 What differs from building a ``DeviceMesh`` with torch: a group that spans the world is a group like any other, not the
 world itself, so destroying it destroys nothing else; ranks that have another mesh get an error when the plan is
@@ -13,12 +14,11 @@ connected instead of hanging; a one-rank axis costs nothing; timeouts are those 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
 import torch.distributed as dist
 
-from rankmesh.backend import meshes
 from rankmesh.core import GroupSpec, Mesh, Options, Plan
 from rankmesh.core.axes import axis_name, axis_names
 from rankmesh.core.local import LocalGroup
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["AdoptedGroups", "adopt", "plan_of", "to_device_mesh"]
+__all__ = ["AdoptedGroups", "adopt", "plan_of"]
 
 
 def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, options: Options | None = None) -> Plan:
@@ -117,45 +117,3 @@ def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> Ado
     for group in groups.values():
         group.pg  # noqa: B018  - compared now, not at its first use
     return groups
-
-
-def to_device_mesh(
-    groups: LiveGroups,
-    *axes: str,
-    view: str | None = None,
-    device_type: str | None = None,
-    flattened: Mapping[str, Sequence[str]] | None = None,
-) -> DeviceMesh:
-    """Return a ``DeviceMesh`` over axes that have groups, first the slowest as in torch; by default all of the mesh.
-
-    An axis may be a kind of the plan along several axes, by its name: ``zero`` along dp and cp.
-    ``flattened`` maps a name to the dimensions that it joins (torch's ``_flatten``); the plan has a group over them.
-    """
-    names = axes or tuple(groups.plan.mesh.view(view).axes)[::-1]
-    device_mesh = groups.device_mesh(*names, view=view, device_type=device_type)
-    for name, joined in (flattened or {}).items():
-        meshes.flatten(device_mesh, tuple(joined), name, _group_over(groups, name, tuple(joined), view))
-    return device_mesh
-
-
-def _group_over(groups: LiveGroups, name: str, axes: tuple[str, ...], view: str | None) -> ProcessGroup:
-    """Return the group along these axes: the one of that name, else the only; what is ambiguous is refused."""
-    plan = groups.plan
-    wanted = plan.mesh.groups(axes, view=view).partition
-    found = [kind for kind in plan.kinds if kind in groups and plan.groups(kind).partition == wanted]
-    if name in found:
-        return groups[name].pg
-    if not found:
-        raise ConnectError(
-            f"no group of the plan is along {'-'.join(axes)}, to flatten them; "
-            f"add GroupSpec({name!r}, {'-'.join(axes)!r}) to the plan",
-            axes=axes,
-        )
-    if len({groups[kind].local.canonical for kind in found}) > 1:
-        raise ConnectError(
-            f"{'-'.join(axes)} cannot be flattened as {name!r}; the groups {', '.join(found)} are all along them, each "
-            "with a process group of its own, and none has that name; flatten under the name of one of them",
-            axes=axes,
-            found=tuple(found),
-        )
-    return groups[found[0]].pg

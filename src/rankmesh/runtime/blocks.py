@@ -16,9 +16,10 @@ from typing import Any
 import numpy as np
 
 from rankmesh.core.plan import Plan
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import ConnectError, RankmeshError, quoted
 
-__all__ = ["block", "kind_along"]
+__all__ = ["block", "kind_along", "kind_over"]
 
 
 def kind_along(plan: Plan, axis: str, view: str | None, local_kinds: Container[str]) -> str:
@@ -47,6 +48,31 @@ def kind_along(plan: Plan, axis: str, view: str | None, local_kinds: Container[s
     return found[0]
 
 
+def kind_over(plan: Plan, name: str, axes: tuple[str, ...], view: str | None, local_kinds: Container[str]) -> str:
+    """Return the kind along several axes together, of those that this rank is in: the one of that name, else the only.
+
+    ``ConnectError`` where there is none, and where several have process groups of their own.
+    """
+    wanted = plan.mesh.groups(axes, view=view).partition
+    found = [kind for kind in plan.kinds if kind in local_kinds and plan.groups(kind).partition == wanted]
+    if name in found:
+        return name
+    if not found:
+        raise ConnectError(
+            f"no group of the plan is along {'-'.join(axes)}, to flatten them; "
+            f"add GroupSpec({name!r}, {'-'.join(axes)!r}) to the plan",
+            axes=axes,
+        )
+    if len({plan.canonical[kind] for kind in found}) > 1:
+        raise ConnectError(
+            f"{'-'.join(axes)} cannot be flattened as {name!r}; the groups {', '.join(found)} are all along them, each "
+            "with a process group of its own, and none has that name; flatten under the name of one of them",
+            axes=axes,
+            found=tuple(found),
+        )
+    return found[0]
+
+
 def _along(plan: Plan, kind: str, axis: str, view: str | None) -> bool:
     """Whether a kind is along an axis, or is the kind of this name, which is not an axis."""
     try:
@@ -55,16 +81,32 @@ def _along(plan: Plan, kind: str, axis: str, view: str | None) -> bool:
         return kind == axis and plan.spec(kind).pick is None
 
 
-def block(plan: Plan, kinds: Sequence[str], rank: int, axes: Sequence[str]) -> Any:
+def block(plan: Plan, kinds: Sequence[str], rank: int, axes: Sequence[str]) -> IntArray:
     """Return the ranks of a device mesh that contains ``rank``, one axis for each kind, the slowest first."""
-    ranks = np.array(_nested(plan, kinds, rank)) if kinds else np.empty(0)
+    ranks = np.array(_nested(plan, kinds, rank) if kinds else (), dtype=np.int64)
     if not kinds or len(set(axes)) < len(axes) or len(np.unique(ranks)) < ranks.size:
         raise ConnectError(
             f"a device mesh cannot have the axes {quoted(tuple(axes))}; name one axis or more, each once, and none "
             "inside another, such as device_mesh('dp', 'tp')",
             axes=tuple(axes),
         )
+    _check_order(plan.mesh.rank_range.positions(ranks), axes)
     return ranks
+
+
+def _check_order(places: IntArray, axes: Sequence[str]) -> None:
+    """Refuse axes in the order of a SPEC, the fastest first: torch makes such a mesh, and later refuses its slices."""
+    wide = [dim for dim, size in enumerate(places.shape) if size > 1]
+    slowest = iter(sorted(wide, key=lambda dim: -int(places.take(1, dim).flat[0] - places.flat[0])))
+    order = [next(slowest) if dim in wide else dim for dim in range(places.ndim)]
+    if order != sorted(order) and bool((np.diff(places.transpose(order).ravel()) > 0).all()):
+        right = ", ".join(repr(axes[dim]) for dim in order)
+        raise ConnectError(
+            f"the axes {quoted(tuple(axes))} of a device mesh are not in torch's order, which has the slowest first: "
+            f"the reverse of a SPEC's; write device_mesh({right})",
+            axes=tuple(axes),
+            order=tuple(axes[dim] for dim in order),
+        )
 
 
 def _nested(plan: Plan, kinds: Sequence[str], rank: int) -> Any:

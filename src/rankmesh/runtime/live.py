@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING
 
@@ -79,19 +79,33 @@ class LiveGroups(ByKind[LiveGroup]):
 
     # -- what they are for --------------------------------------------------------------------------------------
 
-    def device_mesh(self, *axes: str, view: str | None = None, device_type: str | None = None) -> DeviceMesh:
+    def device_mesh(
+        self,
+        *axes: str,
+        view: str | None = None,
+        device_type: str | None = None,
+        flattened: Mapping[str, Sequence[str]] | None = None,
+    ) -> DeviceMesh:
         """Return a torch ``DeviceMesh`` over these axes, first the slowest as torch has it, on the same process groups.
 
-        An axis is one of the mesh or the view, or a kind of the plan along several of them (``zero`` along dp and cp).
+        An axis is one of the mesh or the view, or a kind of the plan along several of them (``zero`` along dp and cp);
+        by default all of the mesh. ``flattened`` maps a name to the dimensions that it joins (torch's ``_flatten``).
         Each must have a group in the plan, the one of that name if there is one: no process group is made here.
+
+        Raises ``ConnectError`` for axes without a group, and in the order of a SPEC: the reverse of torch's.
         """
-        from rankmesh.backend.meshes import device_mesh
-        from rankmesh.runtime.blocks import block, kind_along
+        from rankmesh.backend import meshes
+        from rankmesh.runtime.blocks import block, kind_along, kind_over
 
         self._connection.check_open()
-        groups = {axis: self._handles[kind_along(self.plan, axis, view, self._handles)] for axis in axes}
-        ranks = block(self.plan, [group.name for group in groups.values()], self.rank, axes)
-        return device_mesh([group.pg for group in groups.values()], ranks, axes, device_type)
+        names = axes or tuple(self.plan.mesh.view(view).axes)[::-1]
+        groups = {axis: self._handles[kind_along(self.plan, axis, view, self._handles)] for axis in names}
+        ranks = block(self.plan, [group.name for group in groups.values()], self.rank, names)
+        made = meshes.device_mesh([group.pg for group in groups.values()], ranks, names, device_type)
+        for name, joined in (flattened or {}).items():
+            kind = kind_over(self.plan, name, tuple(joined), view, self._handles)
+            meshes.flatten(made, tuple(joined), name, self._handles[kind].pg)
+        return made
 
     def warm_up(self, *, timeout: float | timedelta = 60.0) -> dict[str, float]:
         """Use every process group once, in the plan's order, and each pipeline neighbour; seconds by group.
@@ -161,7 +175,10 @@ class LiveGroups(ByKind[LiveGroup]):
     def close(self) -> None:
         """Destroy the process groups, last made first, the same order on every member; calling it again does nothing.
 
-        A forked child only forgets them: the groups, their threads and their connections belong to its parent.
+        Keep handles, not their ``pg``: handles raise ``ConnectError`` from then on. So does a kept process group of one
+        rank, and NCCL's has no communicator any more; but torch cannot close one group of gloo, whose collectives work
+        as long as the object is kept. A forked child only forgets the groups: their threads and their connections
+        belong to its parent.
         """
         self._connection.close()
 

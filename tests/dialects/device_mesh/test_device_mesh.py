@@ -10,7 +10,7 @@ from torch.distributed.tensor import DTensor, Shard
 
 import rankmesh as rm
 from rankmesh.backend.registries import registries
-from rankmesh.dialects.device_mesh import adopt, plan_of, to_device_mesh
+from rankmesh.dialects.device_mesh import adopt, plan_of
 from rankmesh.errors import ConnectError, LayoutError
 
 NAMES = ("pp", "dp", "tp")
@@ -34,7 +34,7 @@ def _adopted(me):
         places = [groups[name].rank for name in NAMES] == list(mesh.get_coordinate())
         members = {name: list(groups[name].ranks) for name in NAMES}
         sums = {name: _total(groups[name].pg) for name in NAMES}
-        again = to_device_mesh(groups)
+        again = groups.device_mesh()
         round_trip = [torch.equal(again.mesh, mesh.mesh), list(again.mesh_dim_names)]
         backend = groups.report().groups[0].backend
     me.error(ConnectError, lambda: groups["tp"])
@@ -75,7 +75,7 @@ def _permuted(me):
     orders = me.error(ConnectError, adopt, mesh) if me.rank in (1, 3) else {}
     # Made anew from the same plan, a rank's place in each group is its place in the mesh.
     with rm.connect(plan_of(mesh)) as groups:
-        again = to_device_mesh(groups, "dp", "tp")
+        again = groups.device_mesh("dp", "tp")
         place = [groups["dp"].rank, groups["tp"].rank] == list(again.get_coordinate())
         order = [dist.get_rank(groups["dp"].pg), dist.get_rank(groups["tp"].pg)] == list(mesh.get_coordinate())
         whole = DTensor.from_local(torch.tensor([me.rank]), again["tp"], [Shard(0)]).full_tensor().tolist()
@@ -120,7 +120,7 @@ def _plans(me):
             with rm.connect(plan) as groups:
                 for name in names:
                     assert dry.members(mesh.get_group(name)) == list(groups[name].ranks)
-                assert torch.equal(to_device_mesh(groups).mesh, mesh.mesh)
+                assert torch.equal(groups.device_mesh().mesh, mesh.mesh)
             with adopt(mesh) as adopted:
                 assert [adopted[name].pg for name in names] == mesh.get_all_groups()
 
@@ -164,8 +164,8 @@ JOINED = {"dp_cp": ("dp", "cp"), "all": ("dp", "cp", "tp"), **({"dp_tp": ("dp", 
 def _flattened(me):
     with rm.connect(FLAT) as groups:
         before = registries()
-        mesh = to_device_mesh(groups, "dp", "cp", "tp", flattened=JOINED)
-        me.error(ConnectError, to_device_mesh, groups, flattened={"cp_tp": ("cp", "tp")})
+        mesh = groups.device_mesh("dp", "cp", "tp", flattened=JOINED)
+        me.error(ConnectError, groups.device_mesh, flattened={"cp_tp": ("cp", "tp")})
         new = registries() != before
         theirs = init_device_mesh("cpu", (2, 2, 2), mesh_dim_names=("dp", "cp", "tp"))
         for name, axes in JOINED.items():
@@ -199,7 +199,7 @@ def test_axes_by_default_are_the_whole_mesh(ranks, axes):
 
 def _axes(me, axes):
     with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])) as groups:
-        return list(to_device_mesh(groups, *axes).mesh_dim_names)
+        return list(groups.device_mesh(*axes).mesh_dim_names)
 
 
 def _named(me):
@@ -210,9 +210,9 @@ def _named(me):
         me.error(ConnectError, groups.device_mesh, "tp")
     with rm.connect(rm.Plan(rm.Mesh(tp=2, cp=2, dp=2), specs)) as groups:
         single = groups.device_mesh("dp")
-        mesh = to_device_mesh(groups, "dp", "cp", "tp", flattened={"zero": ("dp", "cp")})
-        along = to_device_mesh(groups, "zero", "tp")
-        doubtful = me.error(ConnectError, to_device_mesh, groups, flattened={"dp_cp": ("dp", "cp")})["found"]
+        mesh = groups.device_mesh("dp", "cp", "tp", flattened={"zero": ("dp", "cp")})
+        along = groups.device_mesh("zero", "tp")
+        doubtful = me.error(ConnectError, groups.device_mesh, flattened={"dp_cp": ("dp", "cp")})["found"]
         return [
             mesh["zero"].get_group() is groups["zero"].pg,
             along["zero"].get_group() is groups["zero"].pg,
