@@ -90,6 +90,33 @@ def test_closed_groups_say_so(ranks):
             assert "[0, 3]" in seen["absent"]["message"]
 
 
+def _refused_group(use):
+    """The group of our error, behind which torch's wrapper of its functions puts one of its own."""
+    try:
+        use()
+    except (ConnectError, ValueError) as error:
+        return next(one.group for one in (error, error.__context__) if isinstance(one, ConnectError))
+
+
+def _kept(me):
+    with rm.connect("tp=1,dp=2") as groups:
+        alone, pair = groups["tp"].pg, groups["dp"].pg
+    tensors = [torch.ones(1), torch.zeros(1)]
+    uses = [
+        lambda: dist.all_reduce(tensors[0], group=alone),
+        lambda: dist.all_gather_into_tensor(tensors[1], tensors[0], group=alone),
+        lambda: dist.barrier(group=alone),
+    ]
+    me.error(ValueError, dist.broadcast, tensors[0], 0, group=pair)
+    return list(map(_refused_group, uses))
+
+
+@LEFT
+def test_a_process_group_that_was_kept(ranks):
+    """2 ranks: one of a single rank raises our error after close; of another, torch refuses what names a rank."""
+    assert ranks(2, _kept) == [["tp@dp0"] * 3, ["tp@dp1"] * 3]
+
+
 def _fails_inside(me, plan):
     before = registries()
     try:

@@ -27,6 +27,7 @@ import torch.distributed as dist
 from torch._C._distributed_c10d import FakeProcessGroup, HashStore, Work
 
 from rankmesh.backend.registries import register
+from rankmesh.errors import ConnectError
 
 __all__ = ["SingleRankGroup", "fake_backend", "finished", "premultiplied", "put_under", "single_rank_group"]
 
@@ -83,8 +84,18 @@ class SingleRankGroup(dist.ProcessGroup):
     def __init__(self) -> None:
         super().__init__(0, 1)  # type: ignore[call-arg]  # the stubs lack this overload, the only one for subclasses
         self._operations = 0
+        self._is_destroyed = False
+
+    def shutdown(self) -> None:
+        """Refuse all later calls: torch calls this where it destroys a group."""
+        self._is_destroyed = True
 
     def _done(self, tensors: list[torch.Tensor]) -> dist.Work:
+        if self._is_destroyed:
+            raise ConnectError(
+                f"group {self.group_desc!r} is destroyed; use it inside the `with` block, or connect again",
+                group=self.group_desc,
+            )
         self._operations += 1
         return finished(tensors)
 
