@@ -97,7 +97,7 @@ def _rank(name, folder, rank, size, port, watched):
         torch.set_default_device("cuda")
     timeout = timedelta(seconds=40 if watched else RUNS_OUT)
     dist.init_process_group(BACKEND, rank=rank, world_size=size, store=store, timeout=timeout)
-    watch = rankmesh.debug.watch.start(folder, limit=watched) if watched else None
+    watch = rankmesh.debug.watch.start(folder, timeout=watched) if watched else None
     try:
         program(rank)
         if BACKEND == "nccl":  # where a step would read its loss: until then a GPU's calls wait on the GPU alone

@@ -70,7 +70,7 @@ def _loop(seconds):
 def _hang(me, folder, how, limit=None):
     """Some steps, then one in which the victim is stopped or loops; what this rank said, heard, and when."""
     output = _Messages()
-    here = watch.start(folder, limit=limit)
+    here = watch.start(folder, timeout=limit)
     _steps()
     victim, act = how
     began = time.time()
@@ -134,7 +134,7 @@ def test_lines_are_added_to_what_the_diagnosis_was_made_of(ranks, tmp_path):
 def _differs(me, folder, what):
     """Some steps, then one in which rank 1 has another tensor than the others; what those that live are told."""
     output = _Messages()
-    here = watch.start(folder, limit=60)
+    here = watch.start(folder, timeout=60)
     _steps()
     odd = {"size": torch.ones(4096), "dtype": torch.ones(64, dtype=torch.float64)}[what]
     try:
@@ -161,7 +161,7 @@ def _waits(work):
 
 def _works(me, folder):
     """Steps in which all wait for rank 3, in the same lines each time: by a collective, its work, and a receive."""
-    with watch.start(folder, limit=6) as here:
+    with watch.start(folder, timeout=6) as here:
         gradient = torch.ones(4)
         for way in (
             lambda: dist.all_reduce(gradient),
@@ -191,7 +191,7 @@ def _is_asked_at_work(me, folder):
             received.append(here.verdict)
 
     received = []
-    with watch.start(folder, limit=60) as here:
+    with watch.start(folder, timeout=60) as here:
         requesting = threading.Thread(target=query)
         if me.rank == 2:
             requesting.start()
@@ -215,7 +215,7 @@ def test_ranks_that_work_are_not_accused(ranks, tmp_path):
 
 def _is_slow_then_stops(me, folder):
     """Rank 3 is late once, for longer than the limit; later it loops. What was told of each."""
-    with watch.start(folder, limit=3) as here:
+    with watch.start(folder, timeout=3) as here:
         _steps()
         if me.rank == 3:
             time.sleep(8)
@@ -240,7 +240,7 @@ def test_a_hang_after_a_slow_call_is_reported(ranks, tmp_path):
 
 def _does_not_wait(me, folder):
     """A call that rank 3 does not make, and that the others have under way while they work on something else."""
-    with watch.start(folder, limit=2.0) as here:
+    with watch.start(folder, timeout=2.0) as here:
         _steps()
         work = None if me.rank == 3 else dist.all_reduce(torch.ones(4), async_op=True)
         _loop(10)
@@ -272,10 +272,10 @@ def test_the_first_survivor_reports(outcomes, tmp_path):
 
 def _again(me, folder):
     """A watch that ends, another one that is asked once while all is well; later rank 3 is stopped."""
-    with watch.start(folder, limit=60):
+    with watch.start(folder, timeout=60):
         _steps(1)
         dist.barrier()
-    here = watch.start(folder, limit=2.0)
+    here = watch.start(folder, timeout=2.0)
     _steps(1)
     here.ask("a test")
     dist.barrier()
@@ -302,7 +302,7 @@ def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
 def _queries(me, folder):
     """Steps in which two ranks get SIGUSR1, one after the other; then a step that hangs."""
     output = _Messages()
-    here = watch.start(folder, limit=2.0)
+    here = watch.start(folder, timeout=2.0)
     received = []
     for turn, rank in ((1, 2), (2, 1)):
         if me.rank == rank:
@@ -341,7 +341,7 @@ def test_sigusr1(ranks, tmp_path):
 
 def _comes_late(me, folder, what):
     """Rank 3 does not come to connect, or to warm_up; what the others are told."""
-    with watch.start(folder, limit=60):
+    with watch.start(folder, timeout=60):
         if what == "connect":
             if me.rank == 3:
                 time.sleep(12)
@@ -399,12 +399,12 @@ def _leaves_nothing(me, folder, host):
 
     states = []
     recorder.recorded()  # what names frames is loaded once, which can take longer than a watch waits at its end
-    with watch.start(folder, limit=60) as here:
+    with watch.start(folder, timeout=60) as here:
         _steps()
         here.ask("a test")
     for queries in (False, True, False):
         states.append(state())
-        with watch.start(folder, limit=60) as here:
+        with watch.start(folder, timeout=60) as here:
             _steps()
             if queries:
                 here.ask("a test")
@@ -428,7 +428,7 @@ def test_nothing_is_left(ranks, tmp_path, tmp_path_factory):
 def _keeps_its_signal(me, folder):
     """A program that takes SIGUSR1 after its watch began, and gets one from another rank's look and after the watch."""
     arrived = []
-    with watch.start(folder, limit=1.5):
+    with watch.start(folder, timeout=1.5):
         signal.signal(signal.SIGUSR1, lambda *_: arrived.append("during"))
         time.sleep(1)
         if me.rank == 1:
@@ -466,7 +466,7 @@ def test_a_signal_that_c_handles_is_left_alone(tmp_path, monkeypatch):
 
 def _forks(me, folder):
     """A process that is forked off and ends as programs do."""
-    with watch.start(folder, limit=60):
+    with watch.start(folder, timeout=60):
         child = os.fork()
         if child == 0:
             atexit._run_exitfuncs()
@@ -490,7 +490,7 @@ class _CutOff(dist.TCPStore):
 def _store_is_cut_off(me, folder):
     """A watch whose store cannot be reached: the rank goes on."""
     world = replace(default_group(), store=_CutOff("127.0.0.1", 0, is_master=True, wait_for_workers=False))
-    with patch("rankmesh.debug.watch.watch.default_group", lambda: world), watch.start(folder, limit=60) as here:
+    with patch("rankmesh.debug.watch.watch.default_group", lambda: world), watch.start(folder, timeout=60) as here:
         _steps()
     return here.verdict
 

@@ -29,7 +29,7 @@ from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[a
 
 from rankmesh.rendezvous.channel import ChannelLost
 
-__all__ = ["Worker", "answered_within", "leave_behind", "submit", "underlying", "wait_for"]
+__all__ = ["Worker", "answered_within", "await_at_exit", "leave_behind", "submit", "underlying", "wait_for"]
 
 _Result = TypeVar("_Result")
 
@@ -39,7 +39,7 @@ _LAST = 30.0
 _SHARE, _LEAST, _MOST = 20, 0.001, 0.2
 
 
-# Seconds that the process waits at its end for calls of workers that have not returned.
+# Seconds that the process waits at its end for threads that call C++ and have not returned.
 _EXIT = 5.0
 
 
@@ -47,11 +47,12 @@ class Worker:
     """A thread that makes calls in turn, from the first one until ``close``, or until nobody holds the worker.
 
     A call that returns from C++ while Python shuts down ends the process with SIGABRT. So the process waits for calls
-    at its end, for 5 s at most.
+    at its end, for 5 s at most; from then on only the main thread makes calls.
     """
 
     _workers: ClassVar[WeakSet[Worker]] = WeakSet()
     _threads: ClassVar[WeakSet[threading.Thread]] = WeakSet()
+    _at_exit: ClassVar[bool] = False
 
     def __init__(self, name: str) -> None:
         self._name = name
@@ -59,13 +60,16 @@ class Worker:
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
         """Make a call; its future has what it returns, or raises."""
+        made: Future[_Result] = Future()
+        if Worker._at_exit and threading.current_thread() is not threading.main_thread():
+            made.set_exception(ChannelLost("this process ends"))
+            return made
         if self._calls is None:
             self._calls = SimpleQueue()
             thread = threading.Thread(target=_work, args=(self._calls,), daemon=True, name=self._name)
             thread.start()
             self._workers.add(self)
-            self._threads.add(thread)
-        made: Future[_Result] = Future()
+            await_at_exit(thread)
         self._calls.put((made, call))
         return made
 
@@ -87,7 +91,15 @@ class Worker:
             thread.join(max(0.0, end - time.monotonic()))
 
 
-atexit.register(Worker.end_all)
+def await_at_exit(thread: threading.Thread) -> None:
+    """Have the process wait at its end for a thread that calls C++, for 5 s at most."""
+    Worker._threads.add(thread)
+
+
+@atexit.register
+def _end() -> None:
+    Worker._at_exit = True
+    Worker.end_all()
 
 
 def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:

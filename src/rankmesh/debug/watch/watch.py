@@ -1,7 +1,7 @@
 """The watch: a thread that records its rank when its program cannot.
 
 ```
-every tick   a call under way for longer than the limit? a dump request of another rank? SIGUSR1?
+every tick   a call under way for longer than the timeout? a dump request of another rank? SIGUSR1?
 then         all responsive ranks write their recordings, and one of them diagnoses (``requests``)
 ```
 """
@@ -29,6 +29,7 @@ from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
 from rankmesh.debug.watch.stacks import Mark
 from rankmesh.rendezvous import BoundedChannel, Channel, FallbackChannel, StoreChannel
 from rankmesh.rendezvous.folder import FolderChannel
+from rankmesh.rendezvous.waiting import await_at_exit
 from rankmesh.runtime.world import World
 
 __all__ = ["Watch", "start"]
@@ -56,7 +57,7 @@ class Watch:
     def __init__(
         self,
         folder: Path | None,
-        limit: timedelta | None = None,
+        timeout: timedelta | None = None,
         *,
         diagnosed: Callable[[str, tuple[int, ...]], None] | None = None,
         anew: bool = False,
@@ -65,9 +66,9 @@ class Watch:
         self.folder = folder
         self.verdict: str | None = None
         self._diagnosed = diagnosed
-        patience = (limit or world.timeout / 2).total_seconds()
+        patience = (timeout or world.timeout / 2).total_seconds()
         self._recorder = Recorder(anew=anew)
-        self._slow = SlowCall(self._recorder, patience, limited=limit is not None)
+        self._slow = SlowCall(self._recorder, patience, limited=timeout is not None)
         if anew:
             self._slow.reported = time.monotonic()
         self._pace = Pace(patience, self._recorder.world_size)
@@ -82,6 +83,7 @@ class Watch:
         self._wanted: str | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
         self._thread.start()
+        await_at_exit(self._thread)
         # A rank that stops soon is known to the others of its host by then.
         self._started.wait(_MOMENT)
         atexit.register(self.close)
@@ -274,12 +276,11 @@ def _clock(epoch: int) -> float:
 # -- from a program ---------------------------------------------------------------------------------------------------
 
 
-def start(folder: str | os.PathLike[str] | None = None, *, limit: float | timedelta | None = None) -> Watch:
+def start(folder: str | os.PathLike[str] | None = None, *, timeout: float | timedelta | None = None) -> Watch:
     """Watch over this rank, in a world that is initialised; called by every rank, in the same order of watches.
 
-    ``folder`` takes the recordings (else the environment's ``RANKMESH_RECORD``, else ``recordings``); ``limit`` is how
-    long a call may take, in seconds, before every responsive rank writes its recording: by default half of
-    its group's timeout.
+    ``folder`` takes the recordings (else the environment's ``RANKMESH_RECORD``, else ``recordings``). A call may take
+    ``timeout`` seconds before every responsive rank writes its recording: by default half of its group's timeout.
     """
     place = Path(folder or os.environ.get("RANKMESH_RECORD") or "recordings")
-    return Watch(place.absolute(), None if limit is None else time_limit(limit))
+    return Watch(place.absolute(), None if timeout is None else time_limit(timeout))

@@ -294,7 +294,13 @@ class Publisher(_Member):
             engine: submit(partial(self._send, engine, one, history), "rankmesh-sync") for engine, one in served.items()
         }
         failed: dict[str, str] = {}
-        wait(sending.values())
+        try:
+            wait(sending.values())
+        except BaseException:
+            # Nobody waits for the messages any more: without their connections the threads end.
+            for engine in served:
+                self._drop(engine, failed=True)
+            raise
         for engine, sent in sending.items():
             if (error := sent.exception()) is not None:  # whatever it is, the other engines go on
                 failed[engine] = first_line(error)

@@ -21,6 +21,7 @@ import json
 import mmap
 import os
 import re
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
@@ -309,9 +310,11 @@ class Reader:
     def await_version(self, end: float) -> Announced | None:
         """Wait for a version newer than the one in use, and return it; None at ``end`` (``monotonic``).
 
-        A thread looks, and is left behind if the file system does not answer: the next call waits for it.
+        A thread looks, and is left behind if the file system does not answer: the next call waits for it. One that is
+        interrupted ends it.
         """
-        pending = self._pending or submit(partial(self._await, end), "rankmesh-sync")
+        stop = threading.Event()
+        pending = self._pending or submit(partial(self._await, end, stop), "rankmesh-sync")
         try:
             return answered_within(pending, max(0.0, end - time.monotonic()) + _MOMENT)
         except ChannelLost as error:
@@ -320,12 +323,16 @@ class Reader:
                 "one, such as /dev/shm",
                 at=self._folder,
             ) from error
+        except BaseException:
+            stop.set()
+            raise
         finally:
             self._pending = None if pending.done() else pending
 
-    def _await(self, end: float) -> Announced | None:
+    def _await(self, end: float, stop: threading.Event) -> Announced | None:
         while (found := self._look()) is None and (left := end - time.monotonic()) > 0:
-            time.sleep(min(_PAUSE, left))
+            if stop.wait(min(_PAUSE, left)):
+                break
         return found
 
     def _look(self) -> Announced | None:

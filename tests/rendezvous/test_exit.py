@@ -1,0 +1,24 @@
+"""The end of a process: whatever our threads are at, it ends as the program says, and not by a signal."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from tests.rendezvous import exits
+
+
+@pytest.fixture(scope="module")
+def ended():
+    """The exit statuses of several processes in each state, which the program ends with 7."""
+    program = [sys.executable, "-m", "tests.rendezvous.exits", "4"]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout), done.stderr
+
+
+@pytest.mark.parametrize("state", [state.__name__ for state in exits.STATES])
+def test_no_thread_ends_the_process(ended, state):
+    """A thread that returns from C++ while Python shuts down would abort it: -6 in place of 7."""
+    statuses, written = ended
+    assert statuses[state] == [7] * 4, written
