@@ -156,19 +156,19 @@ def _asserts(tp):
     raise AssertionError
 
 
-def _says(tp):
+def _explains(tp):
     raise AssertionError("tp_size must divide")
 
 
 REFUSED = {
-    "with its words": (_says, "tp_size must divide; change the sizes or the model"),
+    "with its words": (_explains, "tp_size must divide; change the sizes or the model"),
     "without a word": (_asserts, r"AssertionError at test_layout.py:\d+: raise AssertionError; change the sizes"),
     "by a defect": (lambda tp: {}["rope_theta"], "KeyError: 'rope_theta'; this release of sglang"),
 }
 
 
 @pytest.mark.parametrize("how", REFUSED)
-def test_what_a_framework_refuses_is_told_in_its_words(installed, how):
+def test_what_a_framework_refuses_has_its_words(installed, how):
     """SGLang and vLLM check their arguments with assertions too, some of them without a word."""
     refuses, why = REFUSED[how]
 

@@ -100,12 +100,12 @@ def _refused_group(use):
 
 def _kept(me):
     with rm.connect("tp=1,dp=2") as groups:
-        alone, pair = groups["tp"].pg, groups["dp"].pg
+        single, pair = groups["tp"].pg, groups["dp"].pg
     tensors = [torch.ones(1), torch.zeros(1)]
     uses = [
-        lambda: dist.all_reduce(tensors[0], group=alone),
-        lambda: dist.all_gather_into_tensor(tensors[1], tensors[0], group=alone),
-        lambda: dist.barrier(group=alone),
+        lambda: dist.all_reduce(tensors[0], group=single),
+        lambda: dist.all_gather_into_tensor(tensors[1], tensors[0], group=single),
+        lambda: dist.barrier(group=single),
     ]
     me.error(ValueError, dist.broadcast, tensors[0], 0, group=pair)
     return list(map(_refused_group, uses))

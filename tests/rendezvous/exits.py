@@ -59,12 +59,12 @@ def a_round_that_is_left(_):
         among.step("one", Proposal(), lambda _: Outcome(), WaitPolicy(60))
 
 
-def a_store_that_says_nothing(_):
+def a_store_that_never_answers(_):
     """What listens at the address accepts, and never answers."""
-    silent = socket.create_server(("127.0.0.1", 0))
-    _OPEN.append(silent)
+    listening = socket.create_server(("127.0.0.1", 0))
+    _OPEN.append(listening)
     with _interrupted():
-        open_at("127.0.0.1", silent.getsockname()[1], timedelta(seconds=1), serves=False)
+        open_at("127.0.0.1", listening.getsockname()[1], timedelta(seconds=1), serves=False)
 
 
 def _sync(at, timeout):
@@ -118,7 +118,7 @@ def groups_that_are_not_closed(_):
 STATES = (
     a_call_under_way,
     a_round_that_is_left,
-    a_store_that_says_nothing,
+    a_store_that_never_answers,
     a_version_that_is_not_received,
     a_version_that_is_not_published,
     a_watch,
