@@ -12,6 +12,7 @@ import rankmesh as rm
 from rankmesh import sim
 from rankmesh.errors import LayoutError
 from rankmesh.sim.comparison.layouts import layouts_of, reference_of
+from rankmesh.sim.comparison.repairs import formula_of
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
@@ -410,17 +411,51 @@ def test_second_defect_does_not_hide_the_repair_of_the_first():
 
 
 def test_no_repair_is_reported_that_was_not_tried():
-    """With no time for trials nothing is proposed; the line is named all the same."""
+    """With no time for trials nothing is proposed; a line whose inputs are right is named all the same."""
 
     def program(groups):
-        total = sim.random(groups, "x", (8, 3), ("dp", None)).sum(0)
+        total = sim.random(groups, "x", (8, 3), ("tp", None)).clone()
         dist.all_reduce(total, group=groups["tp"].pg)
-        sim.see("total", total)
+        sim.see("total", total, ("tp", None))
 
     found = first(program, "tp=2,dp=1", seconds=0.0)
-    assert found.repair is None
-    assert found.operation == "all-reduce"
-    assert found.group == "tp"
+    assert (found.repair, found.operation, found.group) == (None, "all-reduce", "tp")
+    assert found.before is None
+
+
+def test_what_gets_other_numbers_is_not_blamed():
+    """The first collective whose inputs differ already is said to be after the mistake, and is no cause."""
+
+    def program(groups):
+        x = sim.random(groups, "x", (8, 3), ("dp", None))
+        total = x.exp().sum(0) if groups["dp"].size == 1 else x.sinh().sum(0)
+        dist.all_reduce(total, group=groups["dp"].pg)
+        sim.see("total", total)
+
+    result = sim.compare(program, ["dp=2", "dp=4"])
+    found = result.first
+    assert (found.operation, found.group, found.repair) == (None, None, None)
+    assert found.before == f"test_compare.py:{line_of(program) + 3}"
+    assert result.report().startswith("could not be repaired: total differs under dp=2")
+    assert result.to_dict()["first"]["before"] == found.before
+
+
+@pytest.mark.parametrize(
+    ("factors", "formula"),
+    [
+        ({"dp=2": 0.5, "dp=4": 0.25}, "1/dp"),
+        ({"dp=2": 2.0, "tp=2,dp=4": 4.0}, "dp"),
+        ({"tp=2": 2.0, "dp=2": 0.5, "tp=2,dp=4": 0.5}, "tp/dp"),
+        ({"tp=2": 0.5, "dp=4": 0.25, "tp=2,dp=4": 0.125}, "1/(tp*dp)"),
+        ({"dp=2": 0.25, "dp=4": 0.0625}, "1/(dp*dp)"),
+        ({"dp=2": 0.5, "dp=4": 0.5}, None),
+    ],
+)
+def test_factors_are_formulas(factors, formula):
+    """The shortest formula in sizes that has these values under these layouts; none that has one number everywhere."""
+    layouts = layouts_of([*factors, "tp=1"])[: len(factors)]
+    found = formula_of(dict(zip(layouts, factors.values(), strict=True)))
+    assert (None if found is None else str(found)) == formula
 
 
 def test_result_as_data_and_table():

@@ -39,7 +39,7 @@ def test_an_error_of_the_program_is_raised_without_trials(monkeypatch):
 
     from rankmesh.sim.comparison import compare as module
 
-    monkeypatch.setattr(module, "find_failure", None)
+    monkeypatch.setattr(module, "find", None)
     with pytest.raises(sim.RanksFailed, match="AssertionError: too many"):
         sim.compare(program, ["pp=2"])
 

@@ -1,6 +1,6 @@
 """Programs that are wrong in ways that raise nothing. The line that should be named ends in ``# wrong``.
 
-A line ``sim.see`` is named where a collective is missing. Each has its layouts and the repair that proves it, or None.
+A line ``sim.see`` is named where no other one is known to be wrong. Each has its layouts, and its repair or None.
 """
 
 import torch
@@ -73,7 +73,7 @@ def gradients_not_reduced(groups):
     sim.see("w.grad", w.grad, ("tp", None))  # wrong
 
 
-@wrong("dp=2", "dp=4", "tp=2,dp=2", repair=("scale", 0.5), group="dp")
+@wrong("dp=2", "dp=4", "tp=2,dp=2", repair=("scale", "1/dp"), group="dp")
 def reduced_twice(groups):
     """Summed by a hook, then once more after the backward pass."""
     dp = pg(groups, "dp")
@@ -85,15 +85,15 @@ def reduced_twice(groups):
     sim.see("w.grad", w.grad)
 
 
-@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("scale", 2.0), group="dp")
+@wrong("tp=2", "dp=2", "tp=4,dp=2", repair=("scale", "tp"))
 def divided_by_the_world(groups):
-    """The mean over dp taken with the size of the world."""
+    """The mean over dp taken with the size of the world, after a sum that is right."""
     dp = pg(groups, "dp")
     w, loss = mlp(groups)
     loss.backward()
-    dist.all_reduce(w.grad, group=dp)  # wrong
+    dist.all_reduce(w.grad, group=dp)
     w.grad *= groups["dp"].size / dist.get_world_size()
-    sim.see("w.grad", w.grad, ("tp", None))
+    sim.see("w.grad", w.grad, ("tp", None))  # wrong
 
 
 @wrong("pp=2", "pp=4", "dp=2,pp=2", repair=("all-reduce", "embd"))
@@ -196,13 +196,13 @@ def sinks_over_tp(groups):
     sim.see("sink.grad", sink.grad, ("tp",))
 
 
-@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=None, group="tp")
+@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=None)
 def bias_on_every_rank(groups):
     """A row-parallel layer whose bias is added before the sum, on each rank of tp."""
     w, bias = weight(groups, "w", (4, 8), (None, "tp")), weight(groups, "bias", (4,))
     x = sim.random(groups, "x", (8, 8), ("dp", "tp"))
-    y = summed(x @ w.T + bias, pg(groups, "tp"))  # wrong
-    sim.see("y", y, ("dp", None))
+    y = summed(x @ w.T + bias, pg(groups, "tp"))
+    sim.see("y", y, ("dp", None))  # wrong
 
 
 @wrong("tp=2", "pp=2", "tp=2,pp=2", repair=("group", "tp"), group="pp")
@@ -219,12 +219,12 @@ def clipped_by_a_part(groups):
     sim.see("w", w, ("tp", None))
 
 
-@wrong("cp=2", "dp=2", "dp=2,cp=2", repair=None, group="dp_cp")
+@wrong("cp=2", "dp=2", "dp=2,cp=2", repair=None)
 def wrong_order_of_shards(groups):
-    """Parts that are cut by cp inside dp, gathered in the order of dp inside cp."""
+    """Parts that are cut by cp inside dp, gathered in the order of dp inside cp, as a zigzag may be."""
     x = sim.random(groups, "x", (8, 2), ("dp-cp", None))
-    whole = gather_rows(x, pg(groups, "dp_cp"))  # wrong
-    sim.see("whole", whole)
+    whole = gather_rows(x, pg(groups, "dp_cp"))
+    sim.see("whole", whole)  # wrong
 
 
 @wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "tp"), group="dp")
@@ -336,3 +336,233 @@ def skipped_on_one_rank(groups):
     if groups["dp"].size > 1:
         dist.all_reduce(y, group=pg(groups, "dp"))  # wrong
     sim.see("y", y, ("dp", None))
+
+
+# -- a group and its divisor, wrong together --------------------------------------------------------------------------
+
+
+def averaged(parameters, group):
+    """Gradients summed over a group and divided by its size, as everybody writes it."""
+    for parameter in parameters:
+        dist.all_reduce(parameter.grad, group=group.pg)
+        parameter.grad /= group.size
+
+
+def mean_loss(groups, cut=("dp", None), **options):
+    """A mean over this rank's tokens, after its backward pass: the weights."""
+    w, v = weight(groups, "w", (8, 4), **options), weight(groups, "v", (8,))
+    x = sim.random(groups, "x", (8, 4), cut)
+    ((x @ w.T).tanh() @ v).square().mean().backward()
+    return w, v
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", "tp=2,dp=4", repair=("group", "dp", "tp/dp"), group="tp")
+def averaged_over_tp(groups):
+    """The mean of gradients over tp, whose ranks have the same tokens."""
+    w, v = mean_loss(groups)
+    averaged([w, v], groups["tp"])  # wrong
+    sim.see("w.grad", w.grad)
+    sim.see("v.grad", v.grad)
+
+
+@wrong("dp=2", "cp=2", "dp=2,cp=2", "dp=2,cp=4", repair=("group", "dp_cp", "dp/dp_cp"), group="dp")
+def averaged_without_cp(groups):
+    """The mean over dp where the ranks of cp have other tokens, divided before the sum."""
+    w, v = mean_loss(groups, ("dp-cp", None))
+    for parameter in (w, v):
+        parameter.grad.div_(dist.get_world_size(groups["dp"].pg))
+        dist.all_reduce(parameter.grad, group=pg(groups, "dp"))  # wrong
+    sim.see("w.grad", w.grad)
+    sim.see("v.grad", v.grad)
+
+
+@wrong(*EXPERTS, repair=("group", "dp", "edp/dp"), group="edp")
+def router_averaged_over_experts(groups):
+    """The router's gradient, of means over its tokens, averaged over the group of the experts."""
+    w, v = mean_loss(groups)
+    averaged([w, v], groups["edp"])  # wrong
+    sim.see("router.grad", w.grad)
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", "dp=4", repair=("group", "dp", "tp/dp"), group="tp")
+def stepped_after_a_mean_over_tp(groups):
+    """Only weights after a step are seen, which are no multiple of the gradients."""
+    w, v = mean_loss(groups)
+    averaged([w, v], groups["tp"])  # wrong
+    torch.optim.SGD([w, v], lr=0.1).step()
+    sim.see("w", w)
+    sim.see("v", v)
+
+
+@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="tp")
+def loss_and_count_over_tp(groups):
+    """The sum of the losses and the number of tokens, both over tp: one alone is a factor away from being right."""
+    w, group = weight(groups, "w", (4,)), pg(groups, "tp")
+    losses = (sim.random(groups, "x", (8, 4), ("dp", None)) @ w).square().detach()
+    total, count = losses.sum(), torch.tensor(float(len(losses)))
+    dist.all_reduce(total, group=group)  # wrong
+    dist.all_reduce(count, group=group)
+    sim.see("loss", total / count)
+
+
+# -- factors that differ by layout ------------------------------------------------------------------------------------
+
+
+@wrong("dp=2", "dp=4", "tp=2,dp=2", repair=("scale", "1/dp"), group="dp")
+def loss_not_divided(groups):
+    """The means of replicas are summed for the log."""
+    x, w = sim.random(groups, "x", (8, 4), ("dp", None)), weight(groups, "w", (4,))
+    loss = (x @ w).square().mean()
+    dist.all_reduce(loss, group=pg(groups, "dp"))  # wrong
+    sim.see("loss", loss)
+
+
+@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=("scale", "tp"), group="tp")
+def partial_sums_averaged(groups):
+    """A row-parallel layer that takes the mean of its partial sums."""
+    w, x = weight(groups, "w", (4, 8), (None, "tp")), sim.random(groups, "x", (8, 8), ("dp", "tp"))
+    y = x @ w.T
+    dist.all_reduce(y, dist.ReduceOp.AVG, group=pg(groups, "tp"))  # wrong
+    sim.see("y", y, ("dp", None))
+
+
+@wrong("tp=2", "dp=2", "tp=4,dp=2", repair=("scale", "tp"))
+def loss_divided_by_tp(groups):
+    """Each rank's loss is divided by tp, whose ranks all have it; the sum over dp is right."""
+    w = weight(groups, "w", (4, 4))
+    ((sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T).square().sum() / groups["tp"].size).backward()
+    dist.all_reduce(w.grad, group=pg(groups, "dp"))
+    sim.see("w.grad", w.grad)  # wrong
+
+
+@wrong("dp=2", "dp=4", "tp=2,dp=2", repair=("scale", "dp"))
+def loss_divided_twice(groups):
+    """Each rank's part of a mean is divided by dp once more, before the sum."""
+    w = weight(groups, "w", (4, 4))
+    ((sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T).square().sum() / 8 / groups["dp"].size).backward()
+    dist.all_reduce(w.grad, group=pg(groups, "dp"))
+    sim.see("w.grad", w.grad)  # wrong
+
+
+@wrong("tp=2,dp=2", "tp=4,dp=4", repair=("scale", "1/tp"), group="tp")
+def loss_counted_by_tp(groups):
+    """The loss of the ranks of tp is added up where all have it, under layouts in which dp is as large."""
+    w = weight(groups, "w", (4, 4))
+    loss = (sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T).square().sum().detach()
+    dist.all_reduce(loss, group=pg(groups, "dp"))
+    dist.all_reduce(loss, group=pg(groups, "tp"))  # wrong
+    sim.see("loss", loss)
+
+
+@wrong("tp=2,dp=2", "tp=4,dp=4", repair=("scale", "1/tp", "1/dp"))
+def loss_times_tp(groups):
+    """A loss that is multiplied by tp before the right sum over dp, which is as large."""
+    w = weight(groups, "w", (4, 4))
+    loss = (sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T).square().sum() * groups["tp"].size
+    sim.see("loss", reduce_(loss.detach(), pg(groups, "dp")))  # wrong
+
+
+@wrong("tp=2", "dp=4", "tp=4,dp=2", repair=("scale", "tp*dp"))
+def sum_divided_by_the_world(groups):
+    """A sum over all tokens is divided by the size of the world."""
+    w = weight(groups, "w", (4, 4))
+    (sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T).square().sum().backward()
+    dist.all_reduce(w.grad, group=pg(groups, "dp"))
+    w.grad /= dist.get_world_size()
+    sim.see("w.grad", w.grad)  # wrong
+
+
+# -- backward passes that forget a sum --------------------------------------------------------------------------------
+
+
+class CutBackward(torch.autograd.Function):
+    """The rows of all members, whose gradient is only cut: the members' gradients are taken for equal."""
+
+    @staticmethod
+    def forward(ctx, x, group):
+        """Gather."""
+        ctx.group, ctx.rows = group, len(x)
+        return gather_rows(x, group)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """Cut."""
+        first = ctx.group.rank() * ctx.rows
+        return gradient[first : first + ctx.rows].contiguous(), None  # cut
+
+
+@wrong("ep=2", "ep=4", "dp=2,ep=2", repair=("all-reduce", "ep", "CutBackward.backward"))
+def gathered_without_a_sum(groups):
+    """Experts see the tokens of all ranks; the gradient of the tokens lacks what other ranks' experts give."""
+    ep, table = groups["ep"], weight(groups, "table", (4, 4))
+    experts = weight(groups, "experts", (4, 4, 4), ("ep", None, None))
+    x = sim.random(groups, "x", (16, 4), ("dp-ep", None))
+    tokens = CutBackward.apply(x @ table.T, ep.pg)
+    y = scattered(sum((tokens @ w.T).tanh() for w in experts), ep.pg)
+    y.square().sum().backward()
+    reduce_(table.grad, pg(groups, "ep"))
+    reduce_(table.grad, pg(groups, "dp"))
+    sim.see("y", y, ("dp-ep", None))
+    sim.see("table.grad", table.grad)
+
+
+class Column(torch.autograd.Function):
+    """A column-parallel layer in one function, whose backward pass does not sum the gradient of its input."""
+
+    @staticmethod
+    def forward(ctx, x, w):
+        """Multiply."""
+        ctx.save_for_backward(x, w)
+        return x @ w.T
+
+    @staticmethod
+    def backward(ctx, gradient):
+        """The gradients of the input and the weight."""
+        x, w = ctx.saved_tensors
+        return gradient @ w, gradient.T @ x  # column
+
+
+@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=("all-reduce", "tp", "Column.backward[0]"))
+def column_without_a_sum(groups):
+    """What is before the layer gets the gradient of this rank's columns only."""
+    table, w = weight(groups, "table", (4, 4)), weight(groups, "w", (8, 4), ("tp", None))
+    x = (sim.random(groups, "x", (8, 4), ("dp", None)) @ table.T).tanh()
+    loss = summed(Column.apply(x, w).square().sum(), pg(groups, "tp"))
+    loss.backward()
+    for parameter in (w, table):
+        reduce_(parameter.grad, pg(groups, "dp"))
+    sim.see("w.grad", w.grad, ("tp", None))
+    sim.see("x.square", (table.grad * 1.0).square())  # a multiple of no sum
+
+
+# -- what no change repairs -------------------------------------------------------------------------------------------
+
+
+@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=None)
+def tanh_of_partial_sums(groups):
+    """A row-parallel layer that is activated before the sum."""
+    w, x = weight(groups, "w", (4, 8), (None, "tp")), sim.random(groups, "x", (8, 8), ("dp", "tp"))
+    y = summed((x @ w.T).tanh(), pg(groups, "tp"))
+    sim.see("y", y, ("dp", None))  # wrong
+
+
+@wrong("dp=2", "dp=4", repair=None)
+def mean_of_unequal_means(groups):
+    """The mean over replicas of means over their own tokens, whose numbers differ."""
+    dp, w = groups["dp"], weight(groups, "w", (4,))
+    x = sim.random(groups, "x", (16, 4), ("dp", None))
+    counts = (sim.random(groups, "counts", (16,), ("dp",), draw=torch.rand) > 0.4).double()
+    (((x @ w).square() * counts).sum() / counts.sum()).backward()
+    averaged([w], dp)
+    sim.see("w.grad", w.grad)  # wrong
+
+
+@wrong("dp=2", "dp=4", repair=None)
+def gathered_without_gradient(groups):
+    """A contrastive loss whose negatives come from an all-gather that has no backward pass; the sum is right."""
+    dp, w = pg(groups, "dp"), weight(groups, "w", (4, 4))
+    x = sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T
+    loss = (x @ gather_rows(x.detach(), dp).T if dp.size() > 1 else x @ x.T).exp().sum().log()
+    loss.backward()
+    reduce_(w.grad, dp)
+    sim.see("w.grad", w.grad)  # wrong

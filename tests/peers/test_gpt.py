@@ -14,7 +14,7 @@ EXPECTED = {
     "column": ("layers.py", "self._forward_impl", "all-reduce", "dp", ["group", "tp"]),
     "vocabulary": ("layers.py", "reduce_from_tensor_model_parallel_region", "all-reduce", "dp", ["group", "tp"]),
     "gradients": ("param_and_grad_buffer.py", "_coalescing_manager", "all-reduce", "tp", ["group", "dp"]),
-    "mean": ("param_and_grad_buffer.py", "_coalescing_manager", "all-reduce", "dp_cp", ["scale", 0.5]),
+    "mean": ("param_and_grad_buffer.py", "_coalescing_manager", "all-reduce", "dp_cp", ["scale", "1/dp_cp"]),
     "norms": ("gpt.py", "sim.see", None, None, ["all-reduce", "tp"]),
     "norm": ("optimizer.py", "get_grad_norm_fp32", "all-reduce", "dp", ["group", "mp"]),
 }

@@ -40,6 +40,11 @@ class Site:
         return f"{_short(self.file)}:{self.line} in {self.function}"
 
     @property
+    def short(self) -> str:
+        """``file:line`` without the folder."""
+        return f"{Path(self.file).name}:{self.line}"
+
+    @property
     def place(self) -> str:
         """``file:line``."""
         return f"{self.file}:{self.line}"

@@ -6,13 +6,13 @@ A result may be cut by axes along its dimensions, be one of several parts of a s
 reference  [a b c d]     tp 0  [a b]     tp 1  [c d]          cut by tp                  same
                          dp 0  x         dp 1  y    x + y =   the reference              same (so far partial)
                          dp 0  2·whole   dp 1  2·whole        a mean is taken later      scaled
-                         dp 0  [c d a b]                      the same in another order  order
+                         dp 0  [c d a b]                      another order, as zigzag   unknown
 ```
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping
 from itertools import combinations, permutations, product
 from math import prod
 
@@ -21,18 +21,19 @@ import torch
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import RankmeshError
-from rankmesh.sim.comparison.noise import largest
+from rankmesh.sim.comparison.noise import largest, proportion
 
-__all__ = ["DIFFERENT", "ORDER", "SAME", "SCALED", "UNKNOWN", "match"]
+__all__ = ["DIFFERENT", "SAME", "UNKNOWN", "match"]
 
-SAME, SCALED, ORDER, DIFFERENT, UNKNOWN = "same", "scaled", "order", "different", "unknown"
+# What values are a multiple of their reference by; nothing, or not known.
+SAME, DIFFERENT, UNKNOWN = 1.0, 0.0, -1.0
 # Elements over all ranks up to which partial sums are looked for.
 _LARGEST = 1 << 22
 _CLOSE = 1e-5
 
 
-def match(mesh: Mesh, values: Mapping[int, torch.Tensor], whole: torch.Tensor) -> str:
-    """Return how the tensors of some ranks compare with the reference: SAME, SCALED, ORDER, DIFFERENT, UNKNOWN."""
+def match(mesh: Mesh, values: Mapping[int, torch.Tensor], whole: torch.Tensor) -> float:
+    """Return the factor by which the tensors of some ranks are the reference: SAME is 1; DIFFERENT or UNKNOWN else."""
     if not values or not whole.is_floating_point():
         return UNKNOWN
     local = next(iter(values.values())).shape
@@ -42,38 +43,42 @@ def match(mesh: Mesh, values: Mapping[int, torch.Tensor], whole: torch.Tensor) -
     if not cuts:
         return UNKNOWN
     size = largest(whole)
-    found = _tried(mesh, values, whole, cuts, size)
-    if found is not None:
-        return found
-    if tuple(local) == tuple(whole.shape):
-        ordered = whole.flatten().sort().values
-        if all(_close(value.flatten().sort().values, ordered, size) for value in values.values()):
-            return ORDER
-        return DIFFERENT
+    factors = {_factor(mesh, values, whole, sharding, size) for sharding in cuts} - {DIFFERENT}
+    if factors:
+        return SAME if SAME in factors else factors.pop()
     return UNKNOWN if _permuted(values, whole, size) else DIFFERENT
 
 
-def _tried(
-    mesh: Mesh, values: Mapping[int, torch.Tensor], whole: torch.Tensor, cuts: Sequence[Sharding], size: float
-) -> str | None:
+def _factor(
+    mesh: Mesh, values: Mapping[int, torch.Tensor], whole: torch.Tensor, sharding: Sharding, size: float
+) -> float:
+    """Return the product of sizes, or one over it, by which values or sums of them are a multiple of their shards."""
+    taken = {axis for axes in sharding.cut or () if axes for axis in axes.split("-")}
+    free = [axis for axis in mesh.axes if axis not in taken and _differ(mesh, values, axis, size)]
     large = whole.numel() * len(values) > _LARGEST
-    for sharding in cuts:
-        taken = {axis for axes in sharding.cut or () if axes for axis in axes.split("-")}
-        free = [axis for axis, length in mesh.axes.items() if length > 1 and axis not in taken]
-        expected = {rank: _shard(sharding, rank, whole) for rank in values}
-        for count in range(1 if large else len(free) + 1):
-            for axes in combinations(free, count):
-                summed = _sums(mesh, values, axes)
-                if summed is not None and all(_close(summed[rank], expected[rank], size) for rank in values):
-                    return SAME
-    sizes = {float(prod(chosen)) for count in range(1, len(mesh.axes) + 1)
-             for chosen in combinations(mesh.axes.values(), count)} - {1.0}  # fmt: skip
-    for sharding in cuts:
-        expected = {rank: _shard(sharding, rank, whole) for rank in values}
-        for factor in (*sizes, *(1.0 / one for one in sizes)):
-            if all(_close(value, expected[rank] * factor, size) for rank, value in values.items()):
-                return SCALED
-    return None
+    expected = {rank: _shard(sharding, rank, whole) for rank in values}
+    first = max(values, key=lambda rank: largest(expected[rank]))
+    sizes = {float(prod(chosen)) for count in range(len(mesh.axes) + 1)
+             for chosen in combinations(mesh.axes.values(), count)}  # fmt: skip
+    found = DIFFERENT
+    for axes in (axes for count in range(1 if large else len(free) + 1) for axes in combinations(free, count)):
+        summed = _sums(mesh, values, axes)
+        ratio = None if summed is None else proportion(expected[first], summed[first], _CLOSE * size)
+        if summed is None or ratio is None:
+            continue
+        factor = min((*sizes, *(1.0 / one for one in sizes)), key=lambda one: abs(one - ratio))
+        if all(_close(summed[rank], expected[rank] * factor, size) for rank in values):
+            if factor == SAME:
+                return factor
+            found = factor
+    return found
+
+
+def _differ(mesh: Mesh, values: Mapping[int, torch.Tensor], axis: str, size: float) -> bool:
+    """Return whether ranks along an axis have different values: parts of a sum do, copies do not."""
+    groups = mesh.groups(axis)
+    pairs = ((value, values.get(groups.of(rank).ranks[0])) for rank, value in values.items())
+    return any(first is not None and not _close(value, first, size) for value, first in pairs)
 
 
 def _cuts(mesh: Mesh, local: tuple[int, ...], whole: tuple[int, ...]) -> Iterator[Sharding]:

@@ -7,7 +7,10 @@ trials        the same run with one repair; one that makes what was seen right i
 ```
 
 Only a repair that worked is reported: in its run the value is right under every layout where it was wrong, and so is,
-unless the program has a second defect, everything that is seen after it. Where none works the first suspect is named.
+unless the program has a second defect, everything that is seen after it. A trial after which the value is off by a
+factor that is a formula in sizes is repeated with the formula: a sum over another group is divided by another size.
+
+Where no repair works, a collective is named only if it gets the right numbers and its result is wrong.
 Sends and receives have nothing on one process to be compared with: of these only a repair that worked says anything.
 """
 
@@ -15,7 +18,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
@@ -23,148 +26,159 @@ from itertools import chain
 import torch
 
 from rankmesh.sim.calls import Call, Site
-from rankmesh.sim.comparison.aligned import DIFFERENT, ORDER, SAME, SCALED, UNKNOWN, match
+from rankmesh.sim.comparison.aligned import DIFFERENT, SAME, UNKNOWN, match
 from rankmesh.sim.comparison.layouts import Layout
-from rankmesh.sim.comparison.repairs import Repair, reductions, regroupings, scalings
+from rankmesh.sim.comparison.noise import proportion
+from rankmesh.sim.comparison.repairs import (
+    Formula,
+    Repair,
+    equally_large,
+    formula_of,
+    reductions,
+    regroupings,
+    scalings,
+)
+from rankmesh.sim.comparison.result import Difference
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import SAME_SHAPE, Deviation, Key, Record, Reference, Session
-from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
+from rankmesh.sim.comparison.stacks import Gradient, Node, Stack, nodes_of
 from rankmesh.sim.failures import RanksFailed
 
-__all__ = ["Cause", "Failing", "find", "find_failure"]
+__all__ = ["find"]
 
 
-@dataclass(frozen=True)
-class Cause:
-    """What made a value differ: a collective, or a missing one (``operation`` and ``group`` are None then).
-
-    ``settles``: whether the repair makes everything that is seen right, under every layout but those in ``untried``,
-    in which it could not be tried. ``others`` are lines whose calls it changes as well.
-    """
-
-    site: Site | None
-    operation: str | None = None
-    group: str | None = None
-    repair: Repair | None = None
-    settles: bool = False
-    lines: tuple[Site, ...] = ()
-    untried: tuple[str, ...] = ()
-    others: tuple[Site, ...] = ()
-
-
-@dataclass(frozen=True)
-class Failing:
-    """What differs: the first deviation of the layout that is looked into, and all deviations of all layouts."""
-
-    layout: Layout
-    first: Deviation
-    by_layout: dict[str, dict[Key, Deviation]]
+# The site of collectives, then finer nodes.
+_Nodes = tuple[Node, ...]
 
 
 @dataclass
 class _Search:
-    """The trials of one comparison."""
+    """The trials of one comparison: ``runs`` are those without a repair, ``first`` what differs first in them.
 
-    layouts: Sequence[Layout]
+    ``layout`` is the one that is looked into; in it some rank is ``stuck`` where the program fails.
+    """
+
+    runs: Mapping[Layout, Session]
+    layout: Layout
+    first: Difference
+    key: Key
     reference: Reference
-    failing: Failing
     runner: Runner
     deadline: float
-    fallback: Cause | None = None
+    stuck: bool = False
+    fallback: Difference | None = None
     tried: set[Repair] = field(default_factory=set)
+    # Repairs that left a factor, with its formula.
+    rescaled: list[Repair] = field(default_factory=list)
 
-    def cause(self, phases: Iterable[Iterable[Repair]]) -> Cause | None:
+    @property
+    def layouts(self) -> list[Layout]:
+        """All layouts, that which is looked into first."""
+        return sorted(self.runs, key=lambda layout: layout is not self.layout)
+
+    def cause(self, phases: Iterable[Iterable[Repair]]) -> Difference | None:
         """Return what the first repair that settles everything shows, else the first that helps."""
         for repair in chain.from_iterable(phases):
             found = self._shown(repair)
-            if found is not None and not found.settles:
+            if self.stuck if found is None else not found.settles:
                 self.fallback = self.fallback or found
-                # The backward pass of these lines may be wrong in the same way.
+                # The backward pass of these lines may be wrong in the same way, or is not reached.
                 found = self._shown(_widened(repair))
             if found is not None and found.settles:
                 return found
         return self.fallback
 
-    def _shown(self, repair: Repair) -> Cause | None:
-        """Return the cause that a repair shows; None where it does not help, or was tried before."""
-        if repair in self.tried or time.monotonic() > self.deadline:
-            return None
-        self.tried.add(repair)
-        tried = self._left(repair)
-        if tried is None:
-            return None
-        left, untried = tried
-        cause = Cause(self.failing.first.site) if repair.node is None else _of(repair.node)
-        others = tuple(node.site for node in repair.others)
-        return replace(cause, repair=repair, settles=not left, untried=untried, others=others)
-
-    def _left(self, repair: Repair) -> tuple[int, tuple[str, ...]] | None:
-        """Return how many values still differ with a repair, and the untried layouts; None where it does not help.
+    def _shown(self, repair: Repair) -> Difference | None:
+        """Return the cause that a repair shows; None where it does not help, or was tried before.
 
         It does not help where the first value still differs, or the program fails under the layout that is looked
         into. Other layouts say nothing where the program fails because its tensors have the shape of the former
         group, or does not make the collective because that group has one rank.
         """
-        key, left, same_sums, other_sums, untried = self.failing.first.key, 0, 0, 0, list[str]()
-        ordered = sorted(self.layouts, key=lambda layout: layout is not self.failing.layout)
-        for layout in ordered:
+        if repair in self.tried or time.monotonic() > self.deadline:
+            return None
+        self.tried.add(repair)
+        key, left, same_sums, other_sums, untried = self.key, 0, 0, 0, list[str]()
+        factors: dict[Layout, float] = {}
+        for layout in self.layouts:
             session = Session(layout, self.reference, repair=repair, until=key)
             outcome = self.runner.tried(session)
-            if layout is not self.failing.layout and (
+            if layout is not self.layout and (
                 (outcome == "failed" and _sized(repair))
                 or (key in session.deviations and not session.chosen and _single(repair, layout))
             ):
                 untried.append(layout.name)
                 continue
-            if outcome != "ended" or key in session.deviations:
+            factor = self._factor(session.deviations.get(key)) if outcome != "failed" else None
+            if factor is None or (outcome == "stopped" and key not in session.deviations):
+                return None
+            factors[layout] = factor
+            if outcome == "stopped" and (repair.form != "group" or repair.factor or not _rescaled(repair, factors)):
                 return None
             left += len(session.deviations)
             same_sums, other_sums = same_sums + session.sums_of_equal, other_sums + session.sums_of_different
         # Sums of equal numbers only multiply: that is a scale, and another defect.
-        return None if same_sums and not other_sums else (left, tuple(untried))
+        if same_sums and not other_sums:
+            return None
+        if any(factor != 1.0 for factor in factors.values()):
+            self.rescaled += filter(None, [_rescaled(repair, factors)])
+            return None
+        found = self.first if repair.node is None else _blamed(self.first, repair.node)
+        if repair.gradient is not None:
+            found = replace(found, site=repair.gradient.site.short)
+        others = tuple(node.site.short for node in repair.others)
+        return replace(found, repair=repair.described(), settles=not left, untried=tuple(untried), others=others)
+
+    def _factor(self, deviation: Deviation | None) -> float | None:
+        """Return what would make a value right if multiplied by it: 1 where it is; None where no factor does."""
+        if deviation is None:
+            return 1.0
+        expected, got = deviation.expected, deviation.got
+        if deviation.why != "value" or expected is None or got is None or not got.is_floating_point():
+            return None
+        return proportion(got, expected, self.reference.allowed(deviation.key))
+
+    def scaled(self) -> list[Repair]:
+        """Return the factor that makes what is seen right under every layout, where there is one."""
+        factors = {layout: self._factor(run.deviations.get(self.key)) for layout, run in self.runs.items()}
+        known = {layout: factor for layout, factor in factors.items() if factor is not None}
+        return scalings(known) if len(known) == len(factors) else []
 
 
-def find(layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner, *, seconds: float) -> Cause:
-    """Return what made the first value differ, within about so many seconds of trials."""
-    single = Session(runner.reference, None, trace=True)
+def find(
+    runs: Mapping[Layout, Session],
+    layout: Layout,
+    first: Difference,
+    reference: Reference,
+    runner: Runner,
+    seconds: float,
+) -> Difference:
+    """Return the first difference with what made it, within about so many seconds of trials."""
+    single, key = Session(runner.reference, None, trace=True), (first.name, first.number)
     runner.run(single)
-    failing, record = _looked_into(layouts, reference, failing, runner)
-    first, layout = failing.first, failing.layout
+    layout, record = _looked_into(runs, layout, key, reference, runner)
     nodes = nodes_of((one.stack, one.kind, one.call.operation) for ranks in record.records.values() for one in ranks)
-    suspects = _suspects(layout, record, single, first.key, nodes)
-    before = _before(record, first.key, nodes)
-    search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
-    found = search.cause(_phases(layouts, suspects, before))
-    return found or (_of(suspects[0][0]) if suspects else Cause(first.site))
+    states = _states(layout, record, single, key, nodes)
+    search = _Search(runs, layout, first, key, reference, runner, time.monotonic() + seconds, _STUCK in states.values())
+    found = search.cause(_phases(search, states, record.gradients))
+    if found is not None:
+        return found
+    wrong, late = ([nodes[0] for nodes, one in states.items() if one == state] for state in (_WRONG, _LATE))
+    if wrong:
+        return _blamed(first, wrong[0])
+    return replace(first, before=late[0].site.short if late else None)
 
 
-def find_failure(
-    layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner, *, seconds: float
-) -> Cause | None:
-    """Return which change of a call lets a program end whose ranks diverge under a layout, and makes it right."""
-    record = Session(failing.layout, reference, trace=True)
-    with suppress(RanksFailed):
-        runner.run(record)
-    first = failing.first
-    records = [one for ranks in record.records.values() for one in ranks]
-    nodes = nodes_of((one.stack, one.kind, one.call.operation) for one in records)
-    # What some rank waits for is most suspect.
-    waits = {node for one in records if one.call.results is None for node in nodes.get((one.stack, one.kind), ())}
-    before = sorted(_before(record, first.key, nodes), key=lambda found: waits.isdisjoint(found))
-    search = _Search(layouts, reference, failing, runner, time.monotonic() + seconds)
-    regrouped = [
-        way
-        for found in before
-        for repair in regroupings(found[0], layouts)
-        # A program that fails has not made its backward pass yet.
-        for way in (repair, _widened(repair))
-    ]
-    return search.cause((regrouped, _together(before, before, layouts)))
+def _blamed(first: Difference, node: Node) -> Difference:
+    """Return a difference that a collective made."""
+    operation = node.operation.removesuffix("_coalesced").removesuffix("_single").replace("_", "-")
+    lines = tuple(map(str, node.sites))
+    return replace(first, site=node.site.short, operation=operation, group=node.kind, lines=lines)
 
 
 def _looked_into(
-    layouts: Sequence[Layout], reference: Reference, failing: Failing, runner: Runner
-) -> tuple[Failing, Session]:
+    runs: Mapping[Layout, Session], layout: Layout, key: Key, reference: Reference, runner: Runner
+) -> tuple[Layout, Session]:
     """Return the layout whose collectives are looked into, and its run.
 
     Programs make no collective on a group of one rank: then the layout with the most axes that has the same first
@@ -173,54 +187,92 @@ def _looked_into(
 
     def traced(layout: Layout) -> Session:
         session = Session(layout, reference, trace=True)
-        runner.run(session)
+        with suppress(RanksFailed):
+            runner.run(session)
         return session
 
-    simple, key = traced(failing.layout), failing.first.key
-    same = [one for one in layouts if min(failing.by_layout[one.name], key=reference.place, default=None) == key]
-    richest = max(same, key=lambda one: sum(size > 1 for size in one.mesh.axes.values()), default=failing.layout)
-    if richest is failing.layout:
-        return failing, simple
+    simple = traced(layout)
+    same = [one for one, run in runs.items() if min(run.deviations, key=reference.place, default=None) == key]
+    richest = max(same, key=lambda one: sum(size > 1 for size in one.mesh.axes.values()))
+    if richest is layout or runs[layout].failure is not None:
+        return layout, simple
     session = traced(richest)
     made = {(one.stack.sites, one.kind) for ranks in simple.records.values() for one in ranks}
     more = {one.kind for ranks in session.records.values() for one in ranks if (one.stack.sites, one.kind) not in made}
-    if all(failing.layout.kinds[kind].size > 1 for kind in more if kind in failing.layout.kinds):
-        return failing, simple
-    return Failing(richest, failing.by_layout[richest.name][key], failing.by_layout), session
+    if all(layout.kinds[kind].size > 1 for kind in more if kind in layout.kinds):
+        return layout, simple
+    return richest, session
 
 
 def _phases(
-    layouts: Sequence[Layout], suspects: list[list[Node]], before: list[list[Node]]
+    search: _Search, states: dict[_Nodes, str], gradients: dict[Gradient, set[str]]
 ) -> Iterator[Iterable[Repair]]:
     """Yield the repairs that are tried, in the order in which one that works is believed."""
-    every = [*suspects, *(nodes for nodes in before if nodes not in suspects)]
+    layouts = search.layouts
+    suspects = sorted((nodes for nodes in states if states[nodes] in _SUSPECT), key=lambda one: _SUSPECT[states[one]])
+    every = list(dict.fromkeys([*suspects, *reversed(states)]))
     plain = [nodes for nodes in every if _matters(nodes[0], layouts)]
-    trivial = [nodes for nodes in every if not _matters(nodes[0], layouts)]
-    likely = [nodes for nodes in plain if nodes in suspects]
-    yield [repair for nodes in likely for repair in regroupings(nodes[0], layouts)]
+    depths = range(max(map(len, every), default=0))
+    likely = [nodes[0] for nodes in plain if nodes in suspects]
+    yield [repair for node in likely for repair in regroupings(node, layouts)]
     yield _together(likely, plain, layouts)
-    yield [repair for nodes in plain for repair in regroupings(nodes[0], layouts)]
-    # Coarse nodes came first, then finer ones.
-    for depth in range(1, max(map(len, every), default=0)):
-        at_depth = [nodes[depth] for nodes in plain if depth < len(nodes)]
-        yield [repair for node in at_depth for repair in regroupings(node, layouts)]
-    yield _together(plain, plain, layouts)
+    # Coarse nodes first, then finer ones.
+    for depth in depths:
+        yield [repair for nodes in plain for node in nodes[depth : depth + 1] for repair in regroupings(node, layouts)]
+    together = _together([nodes[0] for nodes in plain], plain, layouts)
+    yield together
+    if search.stuck:
+        return
+    yield search.rescaled
     yield reductions(layouts)
-    for depth in range(max(map(len, every), default=0)):
-        at_depth = [nodes[depth] for nodes in every if depth < len(nodes)]
-        yield [repair for node in at_depth for repair in scalings(layouts, node)]
-    yield scalings(layouts)
-    yield [repair for nodes in trivial for node in nodes for repair in regroupings(node, layouts)]
+    for depth in depths:
+        for nodes in plain:
+            yield [repair for node in nodes[depth : depth + 1] for repair in _scalings(node, states, nodes, layouts)]
+    yield search.scaled()
+    regrouped = [*(repair for nodes in plain for repair in regroupings(nodes[0], layouts)), *together]
+    yield [replace(repair, factor=divided) for repair in regrouped if (divided := _divided(repair, layouts))]
+    for gradient, kinds in gradients.items():
+        yield [repair for repair in reductions(layouts, gradient) if not kinds or repair.kind in kinds]
+    yield [repair for nodes in every for node in nodes for repair in regroupings(node, layouts)]
 
 
-def _together(likely: list[list[Node]], every: list[list[Node]], layouts: Sequence[Layout]) -> list[Repair]:
+def _scalings(node: Node, states: dict[_Nodes, str], nodes: _Nodes, layouts: Sequence[Layout]) -> list[Repair]:
+    """Return the factors by which a collective can be wrong: the size of its group, and one over it.
+
+    A sum of means has the factor before it as well; any other factor is not the collective's if its result has none,
+    or its inputs have it. It may be another group's that always has as many ranks, unless the inputs are right. The
+    line that makes the collective is tried before the one that chose its group, unless it makes right ones, too.
+    """
+    state = states[nodes]
+    if state == _RIGHT or node.kind not in layouts[0].kinds or (state != _SCALED and equally_large(node.kind, layouts)):
+        return []
+    right = {other[0].sites[0] for other, one in states.items() if one == _RIGHT}
+    made = [] if node.sites[0] in right else [replace(node, sites=node.sites[:1])]
+    factors = [Formula((), (node.kind,)), *([Formula((node.kind,))] if state != _CARRIED else [])]
+    return [Repair("scale", "", one, factor) for one in (*made, node) for factor in factors]
+
+
+def _divided(repair: Repair, layouts: Iterable[Layout]) -> Formula | None:
+    """Return what divides by the size of the new group, not by that of the former one."""
+    former = "" if repair.node is None else repair.node.kind
+    named = all(former in layout.kinds for layout in layouts)
+    return Formula((former,), (repair.kind,)) if named else None
+
+
+def _rescaled(repair: Repair, factors: dict[Layout, float]) -> Repair | None:
+    """Return a repair with the formula that has these values; one that divides by the new group's size, if it has."""
+    found = formula_of(factors, _divided(repair, factors))
+    return None if found is None else replace(repair, factor=found)
+
+
+def _together(likely: list[Node], every: list[_Nodes], layouts: Sequence[Layout]) -> list[Repair]:
     """Move all collectives of a function on one kind to another: it got, or chose, that group once."""
-    functions = {_function(nodes[0]): None for nodes in likely}
     found = []
-    for function in functions:
-        nodes = sorted({one[0] for one in every if _function(one[0]) == function}, key=lambda node: node.site.line)
+    for file, function, kind in dict.fromkeys((node.site.file, node.site.function, node.kind) for node in likely):
+        inside = {one[0] for one in every if one[0].site.file == file and one[0].site.function == function}
+        nodes = sorted((node for node in inside if node.kind == kind), key=lambda node: node.site.line)
         if len(nodes) > 1:
-            found += [Repair("group", one.what, nodes[0], tuple(nodes[1:])) for one in regroupings(nodes[0], layouts)]
+            found += [replace(one, others=tuple(nodes[1:])) for one in regroupings(nodes[0], layouts)]
     return found
 
 
@@ -229,11 +281,7 @@ def _widened(repair: Repair) -> Repair:
     node = repair.node
     if repair.form != "group" or node is None:
         return repair
-    return Repair("group", repair.what, Node((node.site,), node.kind, node.operation, anywhere=True))
-
-
-def _function(node: Node) -> tuple[str, str, str]:
-    return node.site.file, node.site.function, node.kind
+    return replace(repair, node=Node((node.site,), node.kind, node.operation, anywhere=True), others=())
 
 
 def _sized(repair: Repair) -> bool:
@@ -252,44 +300,40 @@ def _matters(node: Node, layouts: Sequence[Layout]) -> bool:
     return any(node.kind not in layout.kinds or layout.kinds[node.kind].size > 1 for layout in layouts)
 
 
-def _of(node: Node) -> Cause:
-    operation = node.operation.removesuffix("_coalesced").removesuffix("_single")
-    return Cause(node.site, operation.replace("_", "-"), node.kind, lines=node.sites)
+# How the results of a collective are, and its inputs where that matters; some rank waits for a stuck one.
+_STUCK = "stuck"
+_RIGHT, _UNKNOWN, _DIFFERENT = "right", "unknown", "different"
+_WRONG = "wrong"  # other results, from inputs that are right, or right but for a factor
+_LATE = "late"  # other results, from other inputs
+_SCALED = "scaled"  # right but for a factor, which the inputs do not have
+_CARRIED = "carried"  # right but for a factor, which the inputs have as well
+# Which states make collectives suspect, and in which order.
+_SUSPECT = {_STUCK: 0, _WRONG: 0, _DIFFERENT: 1, _LATE: 1, _SCALED: 2, _CARRIED: 2}
 
 
-def _before(record: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]) -> list[list[Node]]:
-    """Return the nodes of the collectives that some rank made before it saw the value, the latest first."""
-    found: dict[tuple[Node, ...], None] = {}
-    ends = record.seen_at.get(key, {})
-    for rank, records in record.records.items():
-        end = ends.get(rank, float("inf"))
-        for one in reversed(records):
-            if one.order < end and (one.stack, one.kind) in nodes:
-                found.setdefault(tuple(nodes[one.stack, one.kind]))
-    return [list(one) for one in found]
-
-
-# In which order what was found about collectives makes them suspect.
-_SUSPECT = ("wrong", DIFFERENT, SCALED, ORDER)
-
-
-def _suspects(
+def _states(
     layout: Layout, record: Session, single: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]
-) -> list[list[Node]]:
-    """Return the nodes of collectives that differ from the reference, the most suspect first, then in program order."""
+) -> dict[_Nodes, str]:
+    """Return how the collectives before a value compare with the reference, in the order of the program.
+
+    Of the calls of one node the most suspect one counts.
+    """
     references = _by_line(single.records)
-    ends, found = record.seen_at.get(key, {}), defaultdict[str, dict[tuple[Node, ...], None]](dict)
-    for lines, calls in _by_line(record.records, ends).items():
-        wholes = references.get(lines)
-        if not wholes:
-            continue
+    found: dict[_Nodes, str] = {}
+    order = [*_SUSPECT, _UNKNOWN, _RIGHT]
+    for lines, calls in _by_line(record.records, record.seen_at.get(key, {})).items():
+        wholes = references.get(lines, {})
         for number, ranks in calls.items():
-            state = _state(layout, ranks, [*wholes.get(number, {}).values()] or _all(wholes), _all(wholes))
-            if state in _SUSPECT:
-                one = next(iter(ranks.values()))
-                found[state].setdefault(tuple(nodes[one.stack, one.kind]))
-    ordered = [nodes for state in _SUSPECT for nodes in found[state]]
-    return [list(one) for one in dict.fromkeys(ordered)]
+            waits = any(one.call.results is None for one in ranks.values())
+            state = (
+                _STUCK
+                if waits
+                else _state(layout, ranks, [*wholes.get(number, {}).values()] or _all(wholes), _all(wholes))
+            )
+            one = next(iter(ranks.values()))
+            known = tuple(nodes[one.stack, one.kind])
+            found[known] = min(state, found.get(known, state), key=order.index)
+    return found
 
 
 def _all(wholes: dict[int, dict[int, Record]]) -> list[Record]:
@@ -313,29 +357,34 @@ def _by_line(
 
 def _state(layout: Layout, ranks: dict[int, Record], likely: list[Record], every: list[Record]) -> str:
     """Return what one collective's results are, and where they differ, whether its inputs did before."""
-    states = {_compared(layout, ranks, whole.call, _results) for whole in likely}
-    if states - {DIFFERENT, SCALED, ORDER} or not states:
-        return SAME
+    factors = {_compared(layout, ranks, whole.call, _results) for whole in likely}
+    if SAME in factors:
+        return _RIGHT
     # Stages of a pipeline number their calls differently.
-    if any(_compared(layout, ranks, whole.call, _results) in (SAME, UNKNOWN) for whole in every):
-        return SAME
-    state = next(one for one in (SCALED, ORDER, DIFFERENT) if one in states)
+    factors |= {_compared(layout, ranks, whole.call, _results) for whole in every}
+    if not factors or factors & {SAME, UNKNOWN}:
+        return _UNKNOWN
     given = {_compared(layout, ranks, whole.call, _given) for whole in likely}
-    return "wrong" if state == DIFFERENT and SAME in given else state
+    if factors != {DIFFERENT}:
+        return _CARRIED if factors & given - {DIFFERENT} else _SCALED
+    return _LATE if given == {DIFFERENT} else _WRONG if given - {DIFFERENT, UNKNOWN} else _DIFFERENT
 
 
 def _compared(
     layout: Layout, ranks: dict[int, Record], whole: Call, tensors: Callable[[Call], list[torch.Tensor]]
-) -> str:
+) -> float:
+    """Return the factor that the tensors of a call have in common; DIFFERENT or UNKNOWN where one of them is."""
     expected = tensors(whole)
     local = {rank: tensors(one.call) for rank, one in ranks.items()}
     if not expected or any(len(one) != len(expected) for one in local.values()):
         return UNKNOWN
-    states = [
+    factors = [
         match(layout.mesh, {rank: one[index] for rank, one in local.items()}, tensor)
         for index, tensor in enumerate(expected)
     ]
-    return next((state for state in (DIFFERENT, ORDER, SCALED, UNKNOWN) if state in states), SAME)
+    if DIFFERENT in factors or UNKNOWN in factors:
+        return DIFFERENT if DIFFERENT in factors else UNKNOWN
+    return next((factor for factor in factors if factor != SAME), SAME)
 
 
 def _given(call: Call) -> list[torch.Tensor]:

@@ -4,15 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
 import torch
 
 from rankmesh.errors import LayoutError, first_line, quoted
-from rankmesh.sim.calls import Site
-from rankmesh.sim.comparison.blame import Cause, Failing, find, find_failure
+from rankmesh.sim.comparison.blame import find
 from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, reference_of
 from rankmesh.sim.comparison.result import Comparison, Difference
 from rankmesh.sim.comparison.runner import Runner
@@ -66,21 +64,9 @@ def compare(
     options = {"timeout": timeout, "seed": seed, "modules": tuple(modules)}
     runner, reference, refused = _reference(Runner(program, reference_of(chosen[0]), torch.float64, options), tolerance)
     sessions = {layout: Session(layout, reference) for layout in chosen}
-    failure = next(filter(None, [_failure(runner, session) for session in sessions.values()]), None)
-    return replace(_result(runner, reference, sessions, seconds, failure), refused=refused)
-
-
-def _failure(runner: Runner, session: Session) -> RanksFailed | None:
-    """Return the error of a program whose ranks diverge, which a change of a call may repair."""
-    try:
-        runner.run(session)
-    except RanksFailed as error:
-        first = next(iter(error.failures.values()))
-        if not isinstance(first, DivergenceError) or first.kind not in _DIVERGED:
-            raise
-        session.fail(error)
-        return error
-    return None
+    for session in sessions.values():
+        _run(runner, session)
+    return replace(_result(runner, reference, sessions, seconds), refused=refused)
 
 
 def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str]:
@@ -99,21 +85,28 @@ def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str
     return runner, reference, refused
 
 
-def _result(
-    runner: Runner, reference: Reference, sessions: dict[Layout, Session], seconds: float, failure: RanksFailed | None
-) -> Comparison:
+def _run(runner: Runner, session: Session) -> None:
+    """Run the program; note the error if its ranks diverge, which a change of a call may repair."""
+    try:
+        runner.run(session)
+    except RanksFailed as error:
+        first = next(iter(error.failures.values()))
+        if not isinstance(first, DivergenceError) or first.kind not in _DIVERGED:
+            raise
+        session.fail(error)
+
+
+def _result(runner: Runner, reference: Reference, sessions: dict[Layout, Session], seconds: float) -> Comparison:
     failing = {layout: session for layout, session in sessions.items() if session.deviations}
     first = None
     if failing:
         firsts = {layout: min(session.deviations, key=reference.place) for layout, session in failing.items()}
-        layout = min(failing, key=lambda one: (failing[one].failure is not failure, reference.place(firsts[one])))
-        deviation = failing[layout].deviations[firsts[layout]]
-        found = Failing(layout, deviation, {one.name: session.deviations for one, session in sessions.items()})
-        search = find if failure is None else find_failure
-        cause = search(list(sessions), reference, found, runner, seconds=seconds)
-        if cause is None and failure is not None:
+        layout = min(failing, key=lambda one: (failing[one].failure is None, reference.place(firsts[one])))
+        failure = failing[layout].failure
+        difference = _difference(layout, failing[layout].deviations[firsts[layout]], failure)
+        first = find(sessions, layout, difference, reference, runner, seconds)
+        if failure is not None and first.repair is None:
             raise failure
-        first = _difference(layout, deviation, cause or Cause(None), failure)
     return Comparison(
         layouts=tuple(layout.name for layout in sessions),
         first=first,
@@ -140,7 +133,7 @@ def _raised(reference: Reference) -> dict[str, float]:
     return found
 
 
-def _difference(layout: Layout, deviation: Deviation, cause: Cause, failure: RanksFailed | None) -> Difference:
+def _difference(layout: Layout, deviation: Deviation, failure: RanksFailed | None) -> Difference:
     name, number = deviation.key
     return Difference(
         name,
@@ -148,18 +141,11 @@ def _difference(layout: Layout, deviation: Deviation, cause: Cause, failure: Ran
         tuple(sorted(set(deviation.ranks))),
         _value(deviation.expected),
         _value(deviation.got),
-        None if cause.site is None else _line(cause.site),
-        cause.operation,
-        cause.group,
-        None if cause.repair is None else cause.repair.described(layout),
-        cause.settles,
-        tuple(map(str, cause.lines)),
-        number,
-        deviation.why,
-        deviation.error,
-        cause.untried,
-        tuple(map(_line, cause.others)),
-        "" if failure is None else failure.message,
+        None if deviation.site is None else deviation.site.short,
+        number=number,
+        why=deviation.why,
+        error=deviation.error,
+        failure="" if failure is None else failure.message,
     )
 
 
@@ -167,7 +153,3 @@ def _value(tensor: torch.Tensor | None) -> float | torch.Tensor | None:
     if tensor is None or tensor.numel() != 1 or tensor.is_complex():
         return tensor
     return float(tensor)
-
-
-def _line(site: Site) -> str:
-    return f"{Path(site.file).name}:{site.line}"

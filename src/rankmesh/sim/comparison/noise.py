@@ -14,7 +14,7 @@ import torch
 
 from rankmesh.backend.tracing import TorchDispatchMode
 
-__all__ = ["MARGIN", "PermutedReductions", "Scale", "largest"]
+__all__ = ["MARGIN", "PermutedReductions", "Scale", "largest", "proportion"]
 
 # The spread is one draw of the noise: another order may move a value somewhat further.
 MARGIN = 16.0
@@ -86,6 +86,20 @@ def largest(tensor: torch.Tensor) -> float:
     number = tensor.detach() if tensor.is_floating_point() or tensor.is_complex() else tensor.to(torch.float64)
     most = float(number.abs().max())
     return float("inf") if most != most else most
+
+
+def proportion(unit: torch.Tensor, value: torch.Tensor, allowed: float) -> float | None:
+    """Return by which factor a value is a multiple of another one; None where it is none.
+
+    >>> proportion(torch.tensor([1.0, 2.0]), torch.tensor([2.0, 4.0]), 1e-9)
+    2.0
+    """
+    if unit.numel() != value.numel() or unit.is_complex() or value.is_complex():
+        return None
+    left, right = unit.detach().double().flatten(), value.detach().double().flatten()
+    square = float(left @ left)
+    factor = float(left @ right) / square if square else 1.0
+    return factor if largest(right - factor * left) <= allowed else None
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """The result of a comparison: whether all layouts have the same numbers, and what differs first.
 
->>> Difference("loss", "dp=2", (0, 1), 2.0, 4.0, "train.py:41", "all-reduce", "dp", ("scale", 0.5)).fix
-'divide its result by 2'
+>>> Difference("loss", "dp=2", (0, 1), 2.0, 4.0, "train.py:41", "all-reduce", "dp", ("scale", "1/dp")).fix
+'divide its result by the size of dp'
 """
 
 from __future__ import annotations
@@ -26,13 +26,18 @@ class Difference:
 
     ``name``, ``layout``    what, and under which layout; ``ranks`` saw it differ
     ``expected``, ``got``   a number, or the tensor of the first of these ranks; None where nobody saw it
-    ``site``                ``"train.py:41"``: the collective that made it differ; where one is missing, ``sim.see``
-    ``operation, group``    ``"all-reduce"``, ``"dp"``; None where a collective is missing
-    ``repair``              ``("group", "dp_cp")``, ``("all-reduce", "tp")`` of what is seen, ``("scale", 0.5)``; None
+    ``site``                ``"train.py:41"``: the collective that made it differ, or the backward pass that lacks one;
+                            ``sim.see`` where no line is known to be wrong
+    ``operation, group``    ``"all-reduce"``, ``"dp"``; None where no collective is known to be wrong
+    ``repair``              ``("group", "dp_cp")``, or ``("group", "dp_cp", "dp/dp_cp")`` with a factor of its result;
+                            ``("scale", "1/dp")``, or with other formulas that the layouts do not tell apart;
+                            ``("all-reduce", "tp")`` of what is seen, or
+                            ``("all-reduce", "tp", "Gather.backward")`` of a gradient; None
     ``settles``             whether with the repair everything seen is right, under every layout but the ``untried``
     ``lines``               from the collective to ``site``, as ``file:line in function``, innermost first
     ``others``              the lines of the calls that the repair changes as well
     ``failure``             the message of the error with which the program fails, where it does
+    ``before``              the first collective that gets other numbers than on one process, where no line is known
     """
 
     name: str
@@ -43,7 +48,7 @@ class Difference:
     site: str | None
     operation: str | None = None
     group: str | None = None
-    repair: tuple[str, str | float] | None = None
+    repair: tuple[str, ...] | None = None
     settles: bool = False
     lines: tuple[str, ...] = ()
     number: int = 0
@@ -52,21 +57,25 @@ class Difference:
     untried: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
     failure: str = ""
+    before: str | None = None
 
     @property
     def fix(self) -> str | None:
         """The repair in words."""
         if self.repair is None:
             return None
-        form, what = self.repair
-        others = "".join(f", and {line} with it" for line in dict.fromkeys(self.others) if line != self.site)
-        if form == "group":
-            return f"make it on {what}{others}"
+        form, what, *more = self.repair
+        if form == "scale":
+            ways = [_scaled(self.name if self.operation is None else "its result", one) for one in (what, *more)]
+            return " or ".join(ways) + (", which these layouts do not tell apart" if more else "")
         if form == "all-reduce":
-            return f"sum {self.name} over {what}"
-        subject = self.name if self.operation is None else "its result"
-        factor = float(what)
-        return f"multiply {subject} by {factor:g}" if factor > 1 else f"divide {subject} by {1 / factor:g}"
+            return f"sum {_gradient(more[0]) if more else self.name} over {what}"
+        others = "".join(f", and {line} with it" for line in dict.fromkeys(self.others) if line != self.site)
+        if not more:
+            return f"make it on {what}{others}"
+        if more[0] == f"{self.group}/{what}":
+            return f"make it on {what}{others}, and divide by the size of {what}, not of {self.group}"
+        return f"make it on {what}{others}, and {_scaled('its result', more[0])}"
 
     def __str__(self) -> str:
         nth = f" (its value {self.number})" if self.number else ""
@@ -107,7 +116,7 @@ class Difference:
 
     def _plain(self) -> dict[str, Any]:
         """Plain data; ``element`` is where the value differs most."""
-        names = ("site", "operation", "group", "repair", "settles", "untried", "others", "lines")
+        names = ("site", "operation", "group", "repair", "settles", "untried", "others", "lines", "before")
         given = {name: getattr(self, name) for name in names}
         element, expected, got = self.worst or (None, None, None)
         return {
@@ -119,6 +128,28 @@ class Difference:
             "got": _finite(got),
             **{name: list(value) if isinstance(value, tuple) else value for name, value in given.items()},
         }
+
+
+def _scaled(subject: str, formula: str) -> str:
+    """Return a factor in words.
+
+    >>> _scaled("loss", "1/dp"), _scaled("loss", "tp"), _scaled("loss", "tp/dp")
+    ('divide loss by the size of dp', 'multiply loss by the size of tp', 'multiply loss by the sizes tp/dp')
+    """
+    over, _, under = formula.partition("/")
+    if "*" in formula or (under and over != "1"):
+        return f"multiply {subject} by the sizes {formula}"
+    return f"divide {subject} by the size of {under}" if under else f"multiply {subject} by the size of {over}"
+
+
+def _gradient(text: str) -> str:
+    """Return a gradient of a backward pass in words; a number is that of one which it returns.
+
+    >>> _gradient("Gather.backward"), _gradient("Linear.backward[0]")
+    ('what Gather.backward gets', 'gradient 0 of what Linear.backward returns')
+    """
+    function, _, number = text.removesuffix("]").partition("[")
+    return f"gradient {number} of what {function} returns" if number else f"what {function} gets"
 
 
 def _values(count: int) -> str:
@@ -171,7 +202,8 @@ class Comparison:
         if self.first is None:
             lines = [f"same: {of}"]
         else:
-            lines = [str(self.first), *self._cause(self.first)]
+            unrepaired = "could not be repaired: " if self.first.repair is None else ""
+            lines = [f"{unrepaired}{self.first}", *self._cause(self.first)]
             lines += (
                 [f"  {layout}: {_values(len(names))}" for layout, names in self.differing.items() if names]
                 if self.others
@@ -181,7 +213,11 @@ class Comparison:
 
     def _cause(self, first: Difference) -> list[str]:
         if first.operation is None:
-            lines = [f"  {first.site}: a collective is missing before this line, or a rank computes it differently"]
+            lines = [f"  {first.before or first.site}: {self._missing(first)}"]
+        elif first.repair is None:
+            lines = [
+                f"  {first.site}: the {first.operation} over {first.group} gets the right numbers; its result differs"
+            ]
         else:
             did = "fail" if first.why == "failed" else "differ"
             lines = [f"  {first.site}: the {first.operation} over {first.group} made it {did}"]
@@ -192,6 +228,17 @@ class Comparison:
             lines.append(f"  fix: {first.fix}; tried, and {rest}{untried}")
         lines += [f"  {line}" for line in first.failure.splitlines()]
         return lines
+
+    def _missing(self, first: Difference) -> str:
+        """Return what is known where no collective is wrong."""
+        if first.repair is None:
+            gets = "the first collective that gets other numbers than on one process; the mistake is before it"
+            return gets if first.before else "it differs here, and no line is known to be wrong"
+        form, what, *gradient = first.repair
+        if form == "scale":
+            return "it is off by a factor here, and no line is known to be wrong"
+        where = f"in {gradient[0].partition('[')[0]}" if gradient else "before this line"
+        return f"a sum over {what} is missing {where}"
 
     def _noise(self) -> str:
         text = (

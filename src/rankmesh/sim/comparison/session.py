@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -24,7 +25,7 @@ from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.noise import Scale, largest
 from rankmesh.sim.comparison.repairs import Repair
 from rankmesh.sim.comparison.seen import Seen, piece
-from rankmesh.sim.comparison.stacks import Stack, stack_here
+from rankmesh.sim.comparison.stacks import Gradient, Stack, stack_here
 from rankmesh.sim.failures import RanksFailed
 from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.simulation import current_context
@@ -126,11 +127,13 @@ class Session(Observer):
         trace: bool = False,
     ) -> None:
         self.layout, self.reference, self.repair, self.trace = layout, reference, repair, trace
+        self.failure: RanksFailed | None = None
         self.values: dict[Key, torch.Tensor] = {}
         self.deviations: dict[Key, Deviation] = {}
         self.worst: dict[str, float] = {}
         self.records: dict[int, list[Record]] = defaultdict(list)
-        self.failure: RanksFailed | None = None
+        # Gradients of backward passes, with the kinds of group that their functions got.
+        self.gradients: dict[Gradient, set[str]] = {}
         self.seen_at: dict[Key, dict[int, int]] = defaultdict(dict)
         # Collectives of the repair that were sums of different numbers, and of equal ones.
         self.sums_of_different, self.sums_of_equal = 0, 0
@@ -145,7 +148,7 @@ class Session(Observer):
     @property
     def looks_at_lines(self) -> bool:
         """Whether the lines that led to each collective matter."""
-        return self.trace or (self.repair is not None and self.repair.node is not None)
+        return self.trace or (self.repair is not None and (self.repair.node or self.repair.gradient) is not None)
 
     # -- what is seen -------------------------------------------------------------------------------------------
 
@@ -173,7 +176,7 @@ class Session(Observer):
             self._note(key, "shape", rank, float("inf"), piece(whole, shard, None), seen.tensor)
             return
         error, expected = _difference(whole, shard, seen.tensor)
-        if self.repair is not None and self.repair.node is None:
+        if not self.looks_at_lines:
             error = self._repaired(key, rank, seen, sharding, error)
         size = reference.scales[key].size
         self.worst[key[0]] = max(self.worst.get(key[0], 0.0), error / size if size else error)
@@ -239,10 +242,10 @@ class Session(Observer):
         if repair is None or reference is None or not seen.tensor.is_floating_point():
             return error
         allowed = reference.allowed(key)
-        if repair.form == "scale":
-            better = None if error <= allowed else seen.tensor * repair.factor(self.layout)
+        if repair.factor is not None:
+            better = None if error <= allowed else seen.tensor * repair.factor.value(self.layout)
         else:
-            better = self._summed(rank, repair.what, seen.tensor, differs=not error <= allowed, allowed=allowed)
+            better = self._summed(rank, repair.kind, seen.tensor, differs=not error <= allowed, allowed=allowed)
         if better is None:
             return error
         left, _ = _difference(reference.values[key], sharding.of(rank), better)
@@ -255,21 +258,63 @@ class Session(Observer):
         self, rank: int, kind: str, tensor: torch.Tensor, *, differs: bool, allowed: float
     ) -> torch.Tensor | None:
         """Return the sum over a group where one member differs; None where all are right, or all equal."""
-        context = current_context()
-        ranks = self.layout.kinds[kind].of(rank).ranks
-        if context is None or len(ranks) == 1:
-            return None
-        pg = context.simulation.group(rank, f"seen/{kind}", ranks, kind)
         given = torch.cat([tensor.new_tensor([float(differs)]), tensor.reshape(-1)])
-        every = [torch.empty_like(given) for _ in ranks]
-        with torch.no_grad():
-            pg.allgather([every], [given]).wait()
+        every = self._gathered(rank, kind, given)
         if not any(float(one[0]) for one in every):
             return None
         if all(largest(one[1:] - every[0][1:]) <= allowed for one in every):
             return None
-        total = torch.stack([one[1:] for one in every]).sum(0)
-        return total.reshape(tensor.shape)
+        return torch.stack([one[1:] for one in every]).sum(0).reshape(tensor.shape)
+
+    def _gathered(self, rank: int, kind: str, tensor: torch.Tensor) -> list[torch.Tensor]:
+        """Return what the members of a rank's group have, on a group of the repair's own."""
+        context = current_context()
+        ranks = self.layout.kinds[kind].of(rank).ranks
+        if context is None or len(ranks) == 1:
+            return [tensor]
+        pg = context.simulation.group(rank, f"seen/{kind}", ranks, kind)
+        every = [torch.empty_like(tensor) for _ in ranks]
+        with torch.no_grad():
+            pg.allgather([every], [tensor]).wait()
+        return every
+
+    # -- repairs of gradients -----------------------------------------------------------------------------------
+
+    def applied(self, site: Site, groups: Sequence[object], node: Any) -> None:
+        """Record the backward pass of a function, or sum the gradient of it that the repair sums."""
+        context, repair = current_context(), self.repair
+        if context is None:
+            return
+        kinds = self._kinds_of(groups, context.rank)
+        for number in (None, *(at for at, (made, _) in enumerate(node.next_functions) if made is not None)):
+            self.gradients.setdefault(Gradient(site, number), set()).update(kinds)
+        if repair is None or repair.gradient is None or repair.gradient.site != site:
+            return
+        kind, number = repair.kind, repair.gradient.returned
+        if (kinds and kind not in kinds) or not self.layout.kinds[kind].has(context.rank):
+            return
+        if number is None:
+            node.register_prehook(lambda got: tuple(self._total(kind, one) for one in got))
+        else:
+            node.register_hook(
+                lambda returned, _: tuple(
+                    self._total(kind, one) if at == number else one for at, one in enumerate(returned)
+                )
+            )
+
+    def _kinds_of(self, groups: Sequence[object], rank: int) -> set[str]:
+        """Return the kinds whose group of a rank has the members of one of these process groups."""
+        given = {frozenset(group.channel.ranks) for group in groups if isinstance(group, SimulatedGroup)}
+        members = {kind: every.of(rank).ranks for kind, every in self.layout.kinds.items() if every.has(rank)}
+        return {kind for kind, ranks in members.items() if frozenset(ranks) in given}
+
+    def _total(self, kind: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        context = current_context()
+        if context is None or gradient is None:
+            return gradient
+        every = self._gathered(context.rank, kind, gradient.contiguous())
+        self._count(every)
+        return torch.stack(every).sum(0)
 
     # -- collectives --------------------------------------------------------------------------------------------
 
@@ -279,7 +324,7 @@ class Session(Observer):
             return pg
         if not self._changes(pg, call) or self.repair is None or self.repair.form != "group":
             return pg
-        return self._moved(pg, call, self.repair.what)
+        return self._moved(pg, call, self.repair.kind)
 
     def _changes(self, pg: SimulatedGroup, call: Call) -> bool:
         """Record a call where that is wanted; whether it is one that the repair changes."""
@@ -316,21 +361,21 @@ class Session(Observer):
         repair = self.repair
         if repair is None or not any(id(call) in self.chosen for call in calls):
             return
-        if repair.form == "scale":
-            factor = repair.factor(self.layout)
+        if repair.factor is not None and (repair.form == "scale" or calls[0].reduction is not None):
+            factor = repair.factor.value(self.layout)
             for call in calls:
                 call.results = [_scaled(result, factor) for result in call.results or ()]
-        elif calls[0].reduction is not None and len(calls) > 1:
-            self._count(calls)
+        if repair.form == "group" and calls[0].reduction is not None:
+            sums: dict[object, torch.Tensor] = {}
+            for call in calls:
+                _, former = self.chosen[id(call)]
+                flat = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in call.given])
+                sums[former] = sums[former] + flat if former in sums else flat
+            self._count(list(sums.values()))
 
-    def _count(self, calls: Sequence[Call]) -> None:
-        """Count whether the former groups' sums are now added to equal ones: then they are only scaled."""
-        sums: dict[object, torch.Tensor] = {}
-        for call in calls:
-            _, former = self.chosen[id(call)]
-            flat = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in call.given])
-            sums[former] = sums[former] + flat if former in sums else flat
-        first, *others = sums.values()
+    def _count(self, added: Sequence[torch.Tensor]) -> None:
+        """Count whether the repair adds equal numbers: then it only scales them."""
+        first, *others = added
         if others:
             close = all(torch.allclose(first, other, rtol=1e-6, atol=0.0) for other in others)
             self.sums_of_equal += close
