@@ -480,6 +480,46 @@ def test_a_fork_is_no_rank(ranks, tmp_path):
     assert ranks(2, _forks, str(tmp_path)) == [False, False]
 
 
+def _is_terminated(me, folder):
+    """Rank 0 gets SIGTERM inside a call that rank 1 never makes; that waits for the recording."""
+    with watch.start(folder, limit=60):
+        _steps()
+        if me.rank == 0:
+            threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
+            _steps(1)
+        while not (Path(folder) / "rank0.json.gz").exists():
+            time.sleep(0.05)
+
+
+def test_a_rank_that_gets_sigterm_leaves_its_recording(outcomes, tmp_path):
+    """2 ranks: as a launcher ends the others when one has died, a rank records the call that it is in, and ends."""
+    ended = outcomes(2, _is_terminated, str(tmp_path), timeout=30)
+    assert ended[0].code == -signal.SIGTERM
+    about = _recording(tmp_path, 0)["rankmesh"]
+    assert (about["reason"], about["ended"], about["in_call"]["operation"]) == ("SIGTERM", False, "all_reduce")
+
+
+def _ends_a_worker(me, folder):
+    """A process that is forked off gets SIGTERM, as workers of a data loader do."""
+    with watch.start(folder, limit=60) as here:
+        ready, started = os.pipe()
+        child = os.fork()
+        if child == 0:
+            os.write(started, b"x")
+            signal.pause()
+            os._exit(0)
+        os.read(ready, 1)
+        os.kill(child, signal.SIGTERM)
+        _, status = os.waitpid(child, 0)
+        here.ask("a test")
+    return os.WTERMSIG(status)
+
+
+def test_a_worker_is_ended_by_sigterm_and_its_rank_is_not(ranks, tmp_path):
+    """2 ranks: a process that each has forked off ends at once, and the ranks go on."""
+    assert ranks(2, _ends_a_worker, str(tmp_path)) == [signal.SIGTERM] * 2
+
+
 class _CutOff(dist.TCPStore):
     """A store to which no further connection comes about, and none is refused."""
 

@@ -28,7 +28,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from rankmesh.core.documents import Unreadable, parse_json
 from rankmesh.core.private import PrivateFolder
@@ -82,6 +82,25 @@ class HostRanks:
         if self.by_signal:
             faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True)
         self._publish()
+        self._end: IO[bytes] | None = None
+
+    def outlive_sigterm(self) -> None:
+        """Put SIGTERM off until ``close``: launchers send it as soon as another rank has died.
+
+        A program that handles it keeps it. So do processes that are forked off: who ends them does not wait.
+        """
+        if not _is_taken(signal.SIGTERM) and not _is_caught(signal.SIGTERM):
+            self._end = tempfile.TemporaryFile()  # noqa: SIM115  - open until close
+            faulthandler.register(signal.SIGTERM, file=self._end)
+            os.register_at_fork(after_in_child=self._take_sigterm)
+
+    def terminated(self) -> bool:
+        """Return whether SIGTERM was put off."""
+        return self._end is not None and os.fstat(self._end.fileno()).st_size > 0
+
+    def _take_sigterm(self) -> None:
+        if self._end is not None and not _is_taken(signal.SIGTERM):
+            faulthandler.unregister(signal.SIGTERM)
 
     def _publish(self) -> None:
         about = {"pid": os.getpid(), "began": _began(os.getpid()), "space": _space(), "signal": self.by_signal}
@@ -128,7 +147,8 @@ class HostRanks:
         return ""
 
     def close(self) -> None:
-        """Unregister the signal, unless the program has taken it, and delete the files of this rank."""
+        """Unregister the signals, unless the program has taken them, and delete the files of this rank."""
+        self._take_sigterm()
         if self.by_signal and not _is_taken(_SIGNAL):
             faulthandler.unregister(_SIGNAL)
         self._stacks.close()
@@ -137,6 +157,9 @@ class HostRanks:
                 folder.remove(f"{self._rank}.{ending}")
         with suppress(OSError):  # the last to leave deletes the folder
             self._place.rmdir()
+        if self.terminated():
+            os.kill(os.getpid(), signal.SIGTERM)
+        self._end = None
 
 
 def _is_taken(number: signal.Signals) -> bool:

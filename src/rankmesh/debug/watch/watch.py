@@ -104,10 +104,15 @@ class Watch:
         channel = FallbackChannel([each for each in (store, folder) if each is not None], self._pace.tick / 2)
         self._recordings = recordings = Recordings(session, self.folder, store)
         requests = DumpRequests(channel, recordings, self._recorder, host, self._pace)
+        if self.folder is not None:
+            host.outlive_sigterm()
         self._started.set()
         try:
             while not self._stop.wait(self._pace.tick):
                 self._look(host, requests)
+                if host.terminated():
+                    self._put(requests.number, "SIGTERM")
+                    return
             requests.close()
         finally:
             host.close()
@@ -151,12 +156,16 @@ class Watch:
         if self._responding:
             self._thread.join(2 * self._pace.grace + self._pace.reading)
         atexit.unregister(self.close)
-        recordings, self._store, self._recordings = self._recordings, None, None
-        if self._hung or self._diagnosed is not None or recordings is None:
-            # The recording of the hang stays, also if the hang has ended.
+        self._put(self._requests_over, "the end", ended=True)
+        self._store = self._recordings = None
+
+    def _put(self, request: int, reason: str, *, ended: bool = False) -> None:
+        """Leave a recording as the program ends; that of a hang stays, also if the hang has ended."""
+        if self._hung or self._diagnosed is not None or self._recordings is None:
             return
         try:
-            recordings.put(self._recorder.rank, self._requests_over, self._recorder.document("the end", ended=True))
+            document = self._recorder.document(reason, ended=ended)
+            self._recordings.put(self._recorder.rank, request, document)
         except RuntimeError as error:
             _log.debug("rankmesh: rank %s ended without a recording: %s", self._recorder.rank, error)
 
