@@ -606,10 +606,26 @@ def test_the_drawing_has_contrast(shown, theme):
 
 
 def test_a_narrow_screen_has_it_all(shown):
-    """On a telephone the drawing comes first, and nothing is wider than the screen."""
+    """On a telephone the SPEC is whole, the controls are above the drawing, and nothing is wider than the screen."""
     shown.page.set_viewport_size({"width": 390, "height": 844})
+    shown.page.fill("#spec-field", LONG)
+    assert shown.app("app.state.spec") == LONG
     assert shown.page.evaluate("document.documentElement.scrollWidth") <= 390
+    field = shown.page.evaluate(
+        "(({scrollWidth, clientWidth, scrollHeight, clientHeight}) => "
+        "[scrollWidth <= clientWidth, scrollHeight <= clientHeight])(document.querySelector('#spec-field'))"
+    )
+    assert field == [True, True]
+    size = shown.page.locator(".controls [aria-label^='double ']").first
+    size.wait_for(state="hidden")
+    shown.page.get_by_text("Sizes, order, machine").click()
+    size.wait_for()
+    top = {part: shown.page.locator(part).bounding_box()["y"] for part in (".top", ".controls", ".stage", ".inspector")}
+    assert list(top) == sorted(top, key=top.__getitem__)
     assert _axe(shown.page) == []
+    shown.page.get_by_text("Sizes, order, machine").click()
+    shown.page.set_viewport_size(WINDOW)
+    size.wait_for()  # it opens where there is room
 
 
 # -- what came with the page --------------------------------------------------------------------------------------
@@ -656,6 +672,17 @@ def test_a_hang_is_drawn(shown, tmp_path):
     colours = {rank: tuple(shown.pixel(rank)) for rank in range(4)}
     assert colours[cause["ranks"][0]] not in [colours[rank] for rank in waiting if rank not in cause["ranks"]]
     assert len({colours[rank] for rank in waiting if rank not in cause["ranks"]}) == 1
+
+
+def test_a_call_that_all_have_entered_is_a_whole_sentence(shown, tmp_path):
+    """Nobody is missing in it, so nobody is named after the word for."""
+    data, file = explored("tp=2,dp=2", recordings=RECORDINGS / "skips_a_call"), tmp_path / "page.html"
+    data["hang"]["turns"] = [{"call": "all_reduce", "waiting": [0, 2], "missing": missing} for missing in ([], [1])]
+    file.write_text(page_text(data))
+    shown.goto(path=file)
+    text = shown.text(".inspector")
+    assert "all_reduce: 0, 2 in it, as all members" in text
+    assert "all_reduce: 0, 2 for 1" in text
 
 
 # -- large worlds -------------------------------------------------------------------------------------------------

@@ -34,10 +34,7 @@ export class App {
   #formsKey = "";
   readonly #parts = {
     header: h("header", { class: "top" }),
-    controls: h("nav", {
-      class: "controls",
-      "aria-label": "Layout and machine",
-    }),
+    controls: h("div"),
     inspector: h("aside", {
       class: "inspector",
       "aria-label": "What is shown",
@@ -55,7 +52,7 @@ export class App {
     this.model = this.#first();
     this.stage = new Stage(this);
     const { header: top, controls: left, inspector: right, live } = this.#parts;
-    root.append(top, left, this.stage.element, right, live);
+    root.append(top, folded(left), this.stage.element, right, live);
     addEventListener("hashchange", () => {
       if (location.hash.slice(1) !== fragmentOf(this.state, this.start)) this.set(stateOf(location.hash, this.start));
     });
@@ -193,6 +190,18 @@ export class App {
   #inspect(): void {
     fill(this.#parts.inspector, ...inspector(this));
   }
+}
+
+/** The controls: beside the drawing, or above it and closed at first where the screen is narrow. */
+function folded(controls: HTMLElement): HTMLElement {
+  const fold = h("details", {}, h("summary", {}, "Sizes, order, machine"), controls);
+  const narrow = matchMedia("(max-width: 1080px)");
+  const follow = (): void => {
+    fold.open = !narrow.matches;
+  };
+  narrow.addEventListener("change", follow);
+  follow();
+  return h("nav", { class: "controls", "aria-label": "Layout and machine" }, fold);
 }
 
 /** For a world of another size: the same devices a host. */

@@ -31,15 +31,18 @@ const nodeOf = (child: Node | string | number): Node | string => (typeof child =
 export function fill(element: HTMLElement, ...children: readonly Child[]): void {
   const active = document.activeElement as HTMLElement | null;
   const key = active && element.contains(active) ? active.dataset.key : undefined;
-  const caret = active instanceof HTMLInputElement && active.type === "text" ? active.selectionStart : null;
+  const caret = active && isText(active) ? active.selectionStart : null;
   element.replaceChildren(
     ...children.filter((child) => child !== null && child !== undefined && child !== false).map(nodeOf),
   );
   if (!key) return;
   const again = element.querySelector<HTMLElement>(`[data-key="${CSS.escape(key)}"]`);
   again?.focus({ preventScroll: true });
-  if (again instanceof HTMLInputElement && caret !== null) again.setSelectionRange(caret, caret);
+  if (again && isText(again) && caret !== null) again.setSelectionRange(caret, caret);
 }
+
+const isText = (element: HTMLElement): element is HTMLInputElement | HTMLTextAreaElement =>
+  element instanceof HTMLTextAreaElement || (element instanceof HTMLInputElement && element.type === "text");
 
 export const number = (value: number): string => value.toLocaleString("en");
 export const plural = (count: number, token: string): string => `${number(count)} ${token}${count === 1 ? "" : "s"}`;

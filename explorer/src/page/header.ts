@@ -6,6 +6,9 @@ import { PRESETS } from "../formula/source";
 import { RankmeshError } from "../formula/messages";
 import { fragmentOf } from "./state";
 
+/** Characters of a SPEC on one line, for browsers that do not size a field by its text. */
+const ROW = 44;
+
 export function header(app: App): Node[] {
   const { state } = app;
   return [
@@ -50,7 +53,7 @@ const comparing = (app: App): boolean => app.state.compare !== "";
 
 function toggleCompare(app: App): void {
   app.set({ compare: app.state.compare ? "" : app.state.spec });
-  document.querySelector<HTMLInputElement>('[data-key="compare field"]')?.select();
+  document.querySelector<HTMLTextAreaElement>('[data-key="compare field"]')?.select();
 }
 
 function specField(
@@ -60,16 +63,20 @@ function specField(
   value: string,
   error: string | null,
 ): HTMLElement {
-  const input = h("input", {
-    type: "text",
+  // A text of several lines where the screen is narrow: a SPEC is seen whole.
+  const input = h("textarea", {
     value,
+    rows: Math.ceil((value.length + 1) / ROW),
     id: `${name}-field`,
     spellcheck: "false",
     autocomplete: "off",
     "data-key": `${name} field`,
     "aria-invalid": error ? "true" : null,
     "aria-describedby": error ? `${name}-error` : null,
-    oninput: () => app.set({ [name]: input.value }),
+    oninput: () => app.set({ [name]: input.value.replace(/\s*\n\s*/g, "") }),
+    onkeydown: (event: KeyboardEvent) => {
+      if (event.key === "Enter") event.preventDefault();
+    },
   });
   return h(
     "div",

@@ -20,6 +20,8 @@ export function inspector(app: App): Node[] {
   ];
 }
 
+const ranksOf = (ranks: readonly number[]): string => shortened(ranks, ranks.length);
+
 function hang(app: App): HTMLElement[] {
   const found = app.given.hang;
   if (!found) return [];
@@ -39,7 +41,7 @@ function hang(app: App): HTMLElement[] {
       h(
         "li",
         {},
-        `${step.call}: ${shortened(step.waiting, step.waiting.length)} for ${shortened(step.missing, step.missing.length)}`,
+        `${step.call}: ${ranksOf(step.waiting)} ${step.missing.length ? `for ${ranksOf(step.missing)}` : "in it, as all members"}`,
       ),
     );
   return [
