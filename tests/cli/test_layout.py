@@ -79,9 +79,10 @@ def test_unknown_sides_and_sizes_are_refused(installed):
 
 
 def test_without_the_engines_the_command_says_how_to_install_them(tmp_path, installed, rankmesh):
-    """One line with what to run, and the exit code of wrong usage."""
+    """Of a model that rankmesh's table does not have: one line with what to run, and the exit code of wrong usage."""
     installed()
-    done = rankmesh("layout", str(_llama(tmp_path)), "--side", "vllm:tp=2")
+    (tmp_path / "config.json").write_text('{"model_type": "toy"}', encoding="utf-8")
+    done = rankmesh("layout", str(tmp_path), "--side", "vllm:tp=2")
     assert (done.code, done.out) == (2, "")
     assert done.err.endswith("pip install 'rankmesh-engines[vllm]'\n")
     assert done.err.count("\n") == 1

@@ -20,6 +20,7 @@ from rankmesh import sim
 from rankmesh.backend.fake_world import fake_world
 from rankmesh.errors import LayoutError
 from rankmesh.transfer import Transfer
+from rankmesh.transfer.layouts.known import known
 from rankmesh.transfer.layouts.layout import read
 from rankmesh.transfer.layouts.sides import side
 
@@ -112,6 +113,30 @@ def wrong(layout, ranks, whole):
     return bad, compared
 
 
+def unlike(layout, text, config):
+    """Tensors of which rankmesh's own table says something else than a side's loader; None if it has no such layout."""
+    # Of latent attention the loader's layers are those of the local specification.
+    table = known(text + ",te=0" if text.startswith("megatron") else text, config)
+    if table is None:
+        return None
+    ranks = layout.mesh.rank_range.ascending.tolist()
+    names, known_names = ({*one.shardings, *one.refused} for one in (layout, table))
+    wrong = names ^ known_names
+    for name, ours in table.shardings.items():  # what it refuses, a loader may have placed
+        theirs = layout.shardings.get(name)
+        if theirs is None or theirs.dtype != ours.dtype or any(theirs.of(rank) != ours.of(rank) for rank in ranks):
+            wrong.add(name)
+    return sorted(wrong)
+
+
+def offered(text, config):
+    """Whether rankmesh's own table has a layout."""
+    try:
+        return known(text, config) is not None
+    except LayoutError:
+        return False
+
+
 def moved(source, target, source_ranks, target_ranks):
     """Tensors that a transfer from one side's parameters into the other's empty ones left wrong."""
     names = source.shardings.keys() & target.shardings.keys()
@@ -164,13 +189,14 @@ def main(models, sides):
                 one = side(text, MODELS[model])
                 layout = read(one)
             except LayoutError as error:
-                write_row(row | {"result": "refused", "why": str(error)})
+                write_row(row | {"result": "refused", "why": str(error), "table": offered(text, MODELS[model])})
                 continue
             whole = random_weights(one.weights)
             ranks = loaded(one, whole)
             bad, compared = wrong(layout, ranks, whole)
             result = {"result": "wrong" if bad else "exact", "wrong": bad[:5], "compared": compared,
-                      "tensors": len(layout.shardings), "refused": dict(layout.refused)}  # fmt: skip
+                      "tensors": len(layout.shardings), "refused": dict(layout.refused),
+                      "unlike": unlike(layout, text, MODELS[model])}  # fmt: skip
             write_row(row | result)
             known[text] = layout, ranks
         for source, target in pairs(list(known)):

@@ -23,9 +23,10 @@ from rankmesh.viz.tables import Column
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["Column", "pages", "print_columns", "print_facts"]
+__all__ = ["Column", "bytes_text", "pages", "print_columns", "print_facts"]
 
 _GAP = 2
+_UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def pages(columns: Sequence[Column], width: int) -> list[list[Column]]:
@@ -89,3 +90,15 @@ def _line(cells: list[tuple[Column, str, str]]) -> Text:
         line.append(" " * _GAP * bool(number)).append(padded, style)
     line.rstrip()
     return line
+
+
+def bytes_text(count: int) -> str:
+    """Format a number of bytes.
+
+    >>> bytes_text(512), bytes_text(3 << 20), bytes_text(1536)
+    ('512 B', '3 MiB', '1.5 KiB')
+    """
+    size, unit = float(count), 0
+    while size >= 1024 and unit < len(_UNITS) - 1:
+        size, unit = size / 1024, unit + 1
+    return f"{size:.4g} {_UNITS[unit]}"

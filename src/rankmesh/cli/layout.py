@@ -10,16 +10,18 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import out, write_json
+from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.options import Json
+from rankmesh.cli.patterns import patterns
 from rankmesh.core.documents import parse_json, read_text, refused_as
-from rankmesh.errors import LayoutError, quoted
+from rankmesh.errors import LayoutError, MissingExtra, first_line, quoted
 from rankmesh.readers.models import CONFIGS
 
 if TYPE_CHECKING:
+    from rankmesh.core.sharding import Sharding
     from rankmesh.transfer.layouts.layout import Layout
 
-__all__ = ["EXAMPLES", "command", "config_of"]
+__all__ = ["EXAMPLES", "by_value", "command", "config_of", "cut_text"]
 
 EXAMPLES = """\
 $ rankmesh layout ./Llama-3.1-8B --side vllm:tp=8
@@ -65,12 +67,22 @@ def command(
 ) -> None:
     """Print how a framework shards every weight of a model, from its own loader run without weights.
 
-    The framework must be installed; it runs as every rank in turn, in this process. Tensors that have no sharding are
-    listed with the reason.
+    The framework runs as every rank in turn, in this process; without it, rankmesh's own table answers for common
+    models. Equal layers are one line; tensors that have no sharding are listed with the reason. rankmesh transfer reads
+    what --json prints.
     """
+    from rankmesh.transfer.layouts.known import known
     from rankmesh.transfer.layouts.sides import layout
 
-    found = layout(side, config_of(model))
+    config = config_of(model)
+    try:
+        found = layout(side, config)
+    except MissingExtra as error:
+        table = known(side, config)
+        if table is None:
+            raise
+        note(f"note: from rankmesh's own table, as {first_line(error)}")
+        found = table
     if json:
         write_json(found.to_dict())
         return
@@ -79,17 +91,32 @@ def command(
 
 def _print(found: Layout) -> None:
     console = out()
-    rows = []
+    equal: dict[tuple[str, ...], list[str]] = {}
     for name, sharding in found.shardings.items():
         data: dict[str, Any] = sharding.to_dict()
         notes = [f"at {axis}={','.join(map(str, places))}" for axis, places in data.get("at", {}).items()]
         notes += [f"parts {quoted(parts)}" for parts in data.get("parts", {}).values()]
         notes += [f"padded to {length}" for length in (sharding.padded or {}).values()]
-        cut = ", ".join(axes or "-" for axes in sharding.cut or ())
-        rows.append((name, " x ".join(map(str, sharding.shape)), sharding.dtype, cut, "; ".join(notes)))
+        row = (" x ".join(map(str, sharding.shape)), sharding.dtype, cut_text(sharding), "; ".join(notes))
+        equal.setdefault(row, []).append(name)
+    rows = [(pattern, *row) for row, names in equal.items() for pattern in patterns(names)]
     heads = ("tensor", "shape", "dtype", "cut by", "where")
     if rows:
         cells = list(zip(*rows, strict=True))
         print_columns(console, [Column(head, column) for head, column in zip(heads, cells, strict=True)])
-    for name, why in found.refused.items():
-        console.print(f"refused: {name}: {why}", markup=False)
+    for why, names in by_value(found.refused).items():
+        for pattern in patterns(names):
+            console.print(f"refused: {pattern}: {why}", markup=False)
+
+
+def cut_text(sharding: Sharding) -> str:
+    """Return the axes that cut each dimension: ``tp, -``."""
+    return ", ".join(axes or "-" for axes in sharding.cut or ())
+
+
+def by_value(reasons: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return the names of each reason."""
+    found: dict[str, list[str]] = {}
+    for name, why in reasons.items():
+        found.setdefault(why, []).append(name)
+    return found

@@ -31,7 +31,7 @@ from rankmesh.readers.models import CONFIGS
 from rankmesh.readers.reading import Entry
 from rankmesh.readers.run import read_run
 
-__all__ = ["read_model"]
+__all__ = ["model_of", "read_model"]
 
 _MEGATRON: Mapping[str, str] = {
     "--num-layers": "layers",
@@ -78,7 +78,7 @@ def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer
     """
     given = {} if vocabulary is None else {"vocabulary": vocabulary}
     if text in CONFIGS:
-        return _model({**transformer(CONFIGS[text]), **given}, text)
+        return model_of({**transformer(CONFIGS[text]), **given}, text)
     forms = f"give a Megatron script, config.json, a file of Transformer's fields, or one of {', '.join(CONFIGS)}"
     near = get_close_matches(text, CONFIGS, n=1)
     fix = f"did you mean {near[0]!r}?" if near else forms
@@ -86,10 +86,14 @@ def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer
         content = read_text(text)
         if not content.strip():
             raise Unreadable("is an empty file")
-        return _model({**_values(content, text), **given}, text)
+        return model_of({**_values(content, text), **given}, text)
 
 
-def _model(values: dict[str, Any], text: str) -> tuple[Transformer, dict[str, Any]]:
+def model_of(values: dict[str, Any], text: str) -> tuple[Transformer, dict[str, Any]]:
+    """Return a model of fields by name, and the fields of ``Training`` among them; ``text`` is what they were read of.
+
+    Raises ``PlacementError`` where one is missing.
+    """
     names = {field.name for field in fields(Transformer)}
     missing = [name for name in ("layers", "hidden", "heads", "vocabulary") if name not in values]
     if missing:

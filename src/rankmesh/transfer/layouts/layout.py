@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import dataclass, field
 from math import prod
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import DTYPES, Shard, Sharding
@@ -166,17 +166,33 @@ class Layout:
         return view
 
     def to_dict(self) -> dict[str, object]:
-        """The layout as plain data: mesh, shardings, refusals."""
+        """The layout as plain data: meshes, its own first, shardings, each ``on`` one of these, refusals."""
+        meshes: dict[int, tuple[int, Mesh]] = {id(self.mesh): (0, self.mesh)}
+        for sharding in self.shardings.values():
+            meshes.setdefault(id(sharding.mesh), (len(meshes), sharding.mesh))
         return {
             "side": self.side,
             "mesh": dict(self.mesh.axes),
+            "meshes": [mesh.to_dict() for _, mesh in meshes.values()],
             "tensors": {
-                name: {**sharding.to_dict(), "mesh": dict(sharding.mesh.axes)}
-                for name, sharding in self.shardings.items()
+                name: {**one.to_dict(), "mesh": dict(one.mesh.axes), "on": meshes[id(one.mesh)][0]}
+                for name, one in self.shardings.items()
             },
             "refused": dict(self.refused),
             "unfilled": list(self.unfilled),
         }
+
+    @classmethod
+    def from_dict(cls, data: Mapping[str, Any]) -> Layout:
+        """Return the layout that ``to_dict`` gave as plain data, also after JSON; without places, so without views.
+
+        >>> one = Layout("toy", Mesh(tp=2), {"up": Sharding(Mesh(tp=2), ("tp",), shape=(8,))})
+        >>> Layout.from_dict(one.to_dict()) == one
+        True
+        """
+        meshes = [Mesh.from_dict(mesh) for mesh in data["meshes"]]
+        shardings = {name: Sharding.from_dict(meshes[one["on"]], one) for name, one in data["tensors"].items()}
+        return cls(data["side"], meshes[0], shardings, dict(data["refused"]), tuple(data["unfilled"]))
 
 
 def _part(shard: Tensor, piece: Piece) -> Tensor:

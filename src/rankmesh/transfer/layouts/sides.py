@@ -14,7 +14,7 @@ side lists what the side needs, which is looked for before anything is imported.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from inspect import signature
 from typing import Any
@@ -23,7 +23,7 @@ from rankmesh.errors import LayoutError, MissingExtra, RankmeshError, quoted
 from rankmesh.transfer.layouts.layout import Layout, Side, read
 from rankmesh.transfer.layouts.refusals import missing, not_installed, refusal
 
-__all__ = ["layout", "side"]
+__all__ = ["check_options", "layout", "side", "sizes_of"]
 
 
 def side(text: str, config: Mapping[str, Any]) -> Side:
@@ -40,17 +40,14 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
     if name not in offered.names:
         known = ", ".join(sorted(offered.names))
         raise LayoutError(f"unknown side {quoted(name)}; known are {known}, such as vllm:tp=8", side=name)
-    given = _sizes(text, sizes)
+    given = sizes_of(text)
     if absent := missing(offered[name]):
         raise not_installed(name, absent)
     try:
         make = offered[name].load()
     except ImportError as error:
         raise refusal(f"side {name} cannot be loaded", name, error, side=text) from error
-    options = list(signature(make).parameters)[1:]
-    unknown = [axis for axis in given if axis not in options]
-    if unknown:
-        raise LayoutError(f"{name} has no option {unknown[0]!r}; it has {', '.join(options)}", side=text)
+    check_options(text, given, make)
     try:
         found: Side = make(config, **given)
     except RankmeshError:
@@ -65,9 +62,10 @@ def layout(text: str, config: Mapping[str, Any]) -> Layout:
     return read(side(text, config))
 
 
-def _sizes(text: str, sizes: str) -> dict[str, int]:
+def sizes_of(text: str) -> dict[str, int]:
+    """Return the sizes of a text such as ``vllm:tp=8``. Raises ``LayoutError`` for what is none."""
     given: dict[str, int] = {}
-    for part in filter(None, sizes.split(",")):
+    for part in filter(None, text.partition(":")[2].split(",")):
         axis, equals, size = part.partition("=")
         if not equals or not size.isdecimal():
             raise LayoutError(f"{quoted(part)} of side {quoted(text)} is no size; write tp=8", side=text)
@@ -75,3 +73,13 @@ def _sizes(text: str, sizes: str) -> dict[str, int]:
             raise LayoutError(f"side {quoted(text)} has {axis} twice; give it once", side=text)
         given[axis] = int(size)
     return given
+
+
+def check_options(text: str, given: Mapping[str, int], make: Callable[..., object]) -> None:
+    """Raise ``LayoutError`` for a size that the function of a side has no option for."""
+    options = list(signature(make).parameters)[1:]
+    for axis in given:
+        if axis not in options:
+            raise LayoutError(
+                f"{text.partition(':')[0]} has no option {axis!r}; it has {', '.join(options)}", side=text
+            )

@@ -1,0 +1,60 @@
+"""Names of equal tensors as one pattern: what layers and experts have in common, on one line.
+
+>>> list(patterns(f"layers.{layer}.{name}" for layer in range(32) for name in ("up", "down")))
+['layers.{0..31}.up', 'layers.{0..31}.down']
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import product
+
+__all__ = ["patterns"]
+
+_NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
+
+
+def patterns(names: Iterable[str]) -> dict[str, list[str]]:
+    """Return patterns that stand for exactly these names, each with its names.
+
+    >>> list(patterns(["a.0.b.1", "a.0.b.2", "a.1.b.1", "a.1.b.2", "a.3.b.1", "norm"]))
+    ['a.{0,1}.b.{1,2}', 'a.3.b.1', 'norm']
+    """
+    equal: dict[tuple[str, ...], dict[tuple[int, ...], str]] = {}
+    for name in names:
+        equal.setdefault(tuple(_NUMBER.split(name)), {})[tuple(map(int, _NUMBER.findall(name)))] = name
+    made = {}
+    for texts, by_numbers in equal.items():
+        for sets in _products(by_numbers):
+            shown = [*map(_shown, sets), ""]
+            made["".join(map("".join, zip(texts, shown, strict=True)))] = [by_numbers[one] for one in product(*sets)]
+    return made
+
+
+def _products(tuples: Iterable[tuple[int, ...]]) -> Iterator[list[Sequence[int]]]:
+    """Yield products of sets that make up a set of tuples: equal rests share a set of first numbers."""
+    rests: dict[int, list[tuple[int, ...]]] = {}
+    for one in sorted(tuples):
+        if not one:
+            yield []
+            return
+        rests.setdefault(one[0], []).append(one[1:])
+    firsts: dict[tuple[tuple[int, ...], ...], list[int]] = {}
+    for first, rest in rests.items():
+        firsts.setdefault(tuple(rest), []).append(first)
+    for rest_of, values in firsts.items():
+        for others in _products(rest_of):
+            yield [values, *others]
+
+
+def _shown(values: Sequence[int]) -> str:
+    """Format numbers that ascend: ``7``, ``{0..31}``, ``{0..2,5}``; a run is at least three."""
+    runs: list[list[int]] = []
+    for value in values:
+        if runs and runs[-1][-1] + 1 == value:
+            runs[-1].append(value)
+        else:
+            runs.append([value])
+    parts = [f"{run[0]}..{run[-1]}" if len(run) > 2 else ",".join(map(str, run)) for run in runs]
+    return parts[0] if len(values) == 1 else f"{{{','.join(parts)}}}"
