@@ -20,7 +20,7 @@ PANELS = {
     "Look": ("show", "groups", "explain", "diff", "explore", "presets"),
     "Run": ("check", "measure", "where"),
     "Plan": ("cluster", "place", "search"),
-    "Weights": ("layout", "transfer"),
+    "Weights": ("layout", "transfer", "checkpoint"),
     "Debug": ("doctor", "compare"),
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}

@@ -20,6 +20,7 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
@@ -30,13 +31,13 @@ from torch import Tensor
 from rankmesh.core import documents
 from rankmesh.core.boxes import Box, meet, size, uncovered
 from rankmesh.core.documents import Unreadable, open_regular, parse_json, read_text, refused_as
-from rankmesh.core.sharding import Sharding
+from rankmesh.core.sharding import DTYPES, Sharding
 from rankmesh.errors import MissingExtra, TransferError, extra, first_line, quoted
 from rankmesh.transfer.live.shards import Shards, local, mark
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.torch_checkpoint import METADATA, Chunk, chunks_of, read_chunk
 
-__all__ = ["INDEX", "Checkpoint", "Stored", "load", "save"]
+__all__ = ["CODES", "INDEX", "Checkpoint", "Stored", "load", "safetensors_header", "save"]
 
 INDEX = "rankmesh.json"
 _SCHEMA = 1
@@ -76,13 +77,14 @@ class _Opened(ExitStack):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in a folder: shape and dtype of each tensor, and where its boxes are."""
+    """A checkpoint in a folder: shape and dtype of each tensor, where its boxes are, and names of other objects."""
 
     folder: Path
     shapes: Mapping[str, tuple[int, ...]]
     dtypes: Mapping[str, str]
     stored: Mapping[str, Sequence[Stored]]
     about: Mapping[str, Any]
+    objects: tuple[str, ...] = ()
 
     @classmethod
     def open(cls, folder: str | Path) -> Checkpoint:
@@ -161,21 +163,35 @@ def _sync(folder: Path) -> None:
 
 
 def _safetensors_of(boxes: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]:
-    """Yield the bytes of a safetensors file: eight bytes of length, JSON, then one box after the other."""
+    """Yield the bytes of a safetensors file: its header, then one box after the other."""
+    header, begins = safetensors_header(
+        {key: (str(part.dtype).removeprefix("torch."), tuple(part.shape)) for key, part in boxes.items()}
+    )
+    yield header
+    for key in begins:
+        yield boxes[key].cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+
+
+def safetensors_header(
+    tensors: Mapping[str, tuple[str, tuple[int, ...]]], form: str | None = None
+) -> tuple[bytes, dict[str, int]]:
+    """Return the header of a safetensors file of tensors (dtype, shape), and where each begins behind it, in order.
+
+    The header is eight bytes of length, and JSON; ``form`` is what Hugging Face's readers look for in it.
+    """
     # Readers map the file: the widest elements come first, so that each box is aligned.
-    ordered = sorted(boxes.items(), key=lambda item: (-item[1].element_size(), item[0]))
-    header, end = dict[str, Any](), 0
-    for key, part in ordered:
-        dtype = str(part.dtype).removeprefix("torch.")
-        if dtype not in _CODES:
+    ordered = sorted(tensors.items(), key=lambda item: (-DTYPES.get(item[1][0], 0), item[0]))
+    header: dict[str, Any] = {} if form is None else {"__metadata__": {"format": form}}
+    begins: dict[str, int] = {}
+    end = 0
+    for key, (dtype, shape) in ordered:
+        if dtype not in CODES:
             raise TransferError(f"{key!r} has dtype {dtype}, which safetensors does not have; convert it", name=key)
-        header[key] = {"dtype": _CODES[dtype], "shape": part.shape, "data_offsets": (end, end + part.nbytes)}
-        end += part.nbytes
+        begins[key], end = end, end + prod(shape) * DTYPES[dtype]
+        header[key] = {"dtype": CODES[dtype], "shape": shape, "data_offsets": (begins[key], end)}
     text = json.dumps(header).encode()
     text += b" " * (-len(text) % 8)
-    yield struct.pack("<Q", len(text)) + text
-    for _, part in ordered:
-        yield part.cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
+    return struct.pack("<Q", len(text)) + text, begins
 
 
 def _writers(shardings: Mapping[str, Sharding]) -> Iterator[tuple[str, Sharding, list[int]]]:
@@ -353,7 +369,7 @@ _NAMES = {"BF16": "bfloat16", "F16": "float16", "F32": "float32", "F64": "float6
 _NAMES |= {f"{sign}{bits}": f"{kind}{bits}" for sign, kind in (("I", "int"), ("U", "uint")) for bits in (8, 16, 32, 64)}
 _NAMES |= {f"F8_{kind.upper()}": f"float8_{kind}" for kind in ("e5m2", "e4m3fnuz", "e5m2fnuz")}
 _NAMES |= {"F8_E4M3": "float8_e4m3fn", "F8_E8M0": "float8_e8m0fnu"}
-_CODES = {name: code for code, name in _NAMES.items()}
+CODES = {name: code for code, name in _NAMES.items()}
 
 
 def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
@@ -377,8 +393,11 @@ def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
 def _distributed(place: Path) -> Checkpoint:
     """Return torch's distributed checkpoint: chunks of each tensor, each somewhere in a file."""
     shapes: dict[str, tuple[int, ...]] = {}
-    dtypes, stored = {}, {}
+    dtypes, stored, objects = {}, {}, []
     for name, dtype, shape, chunks in chunks_of(place):
+        if dtype is None:
+            objects.append(name)
+            continue
         shapes[name], dtypes[name] = shape, str(dtype).removeprefix("torch.")
         stored[name] = [Stored(chunk.file, _key(name, chunk.box), chunk.box, chunk) for chunk in chunks]
-    return Checkpoint(place, shapes, dtypes, stored, {})
+    return Checkpoint(place, shapes, dtypes, stored, {}, tuple(objects))

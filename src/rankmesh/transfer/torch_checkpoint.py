@@ -73,11 +73,13 @@ def _empty() -> dict[str, Any]:
 _METADATA, _SHARDED = "torch.distributed.checkpoint.metadata", "torch.distributed._shard.sharded_tensor.metadata"
 _RECORDS = ("BytesStorageMetadata", "ChunkStorageMetadata", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING")
 # What a name in a pickle becomes: a record, or a function that makes plain data of its arguments.
+_PLANS = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType", "BytesIOWriteData")  # Megatron keeps those
 _KNOWN: dict[tuple[str, str], Any] = {
     (_METADATA, "Metadata"): _Metadata,
     (_METADATA, "TensorStorageMetadata"): _Tensor,
     (_METADATA, "MetadataIndex"): _Index,
     **{(_METADATA, name): _Record for name in _RECORDS},
+    **{("torch.distributed.checkpoint.planner", name): _Record for name in _PLANS},
     **{(_SHARDED, name): _Record for name in ("TensorProperties", "MEM_FORMAT_ENCODING")},
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Record,
     ("torch", "Size"): _size,
@@ -171,8 +173,11 @@ class Chunk:
     length: int
 
 
-def chunks_of(folder: Path) -> Iterator[tuple[str, torch.dtype, tuple[int, ...], list[Chunk]]]:
-    """Yield name, dtype, shape and chunks of each tensor. Raises ``Unreadable`` for another file."""
+def chunks_of(folder: Path) -> Iterator[tuple[str, torch.dtype | None, tuple[int, ...], list[Chunk]]]:
+    """Yield name, dtype, shape and chunks of each tensor; of another object its name, and no dtype.
+
+    Raises ``Unreadable`` for another file.
+    """
     metadata = _metadata(read_bytes(folder / METADATA, INDEX.size))
     stored = {
         (index["fqn"], tuple(index.state.get("offset") or ())): info
@@ -180,12 +185,16 @@ def chunks_of(folder: Path) -> Iterator[tuple[str, torch.dtype, tuple[int, ...],
         if isinstance(index, _Index)
     }
     for name, entry in metadata["state_dict_metadata"].items():
+        if not isinstance(name, str):
+            raise Unreadable(f"has {quoted(name)} where a name is")
         if isinstance(entry, _Tensor):
             dtype = entry["properties"]["state"][0]
-            if not isinstance(dtype, torch.dtype) or not isinstance(name, str):
+            if not isinstance(dtype, torch.dtype):
                 raise Unreadable(f"says no dtype of {quoted(name)}")
             shape = _lengths(entry["size"])
             yield name, dtype, shape, [_chunk(name, dtype, shape, one, stored) for one in entry["chunks"]]
+        else:
+            yield name, None, (), []
 
 
 def _metadata(data: bytes) -> _Metadata:

@@ -1,0 +1,63 @@
+"""``rankmesh checkpoint``: convert a checkpoint in files to another format, every tensor bit for bit."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from rankmesh.cli.columns import bytes_text
+from rankmesh.cli.console import progress_bar, write, write_json
+from rankmesh.cli.options import Json
+from rankmesh.errors import extra
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\
+$ rankmesh checkpoint convert ./Llama-3.1-8B ./llama-dcp --to dcp
+$ rankmesh checkpoint convert ./step-1000 ./model --to safetensors --leave-out 'optimizer.*'
+$ rankmesh checkpoint convert ./iter_0001000 ./weights --to dcp --leave-out 'optimizer.*' --leave-out '*_extra_state*'
+"""
+
+
+def command(
+    action: Annotated[Literal["convert"], typer.Argument(metavar="convert", help="What to do: convert.")],
+    source: Annotated[
+        Path,
+        typer.Argument(
+            metavar="SOURCE",
+            help="The folder of a checkpoint: Hugging Face's safetensors, torch's distributed checkpoint (.metadata), "
+            "Megatron's torch_dist (iter_0001000), or what rankmesh saved.",
+        ),
+    ],
+    target: Annotated[Path, typer.Argument(metavar="TARGET", help="A new folder.")],
+    to: Annotated[
+        Literal["safetensors", "dcp"],
+        typer.Option(
+            help="safetensors: whole tensors, as Hugging Face has them; dcp: torch.distributed.checkpoint, which "
+            "torchtitan and FSDP load under any layout."
+        ),
+    ],
+    leave_out: Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Names to leave out, such as 'optimizer.*'; may be repeated."),
+    ] = None,
+    json: Json = False,
+) -> None:
+    """Convert a checkpoint to another format, without a GPU, a job or the program that wrote it.
+
+    Every tensor keeps its name and its bits. Nothing is split, fused or renamed: what cannot be converted so is refused
+    by name before anything is written, such as Megatron's fused tensors to safetensors. Opening a checkpoint runs no
+    code from it. Memory stays below 256 MiB and twice the largest chunk of the source, whatever the size of the model.
+    """
+    with extra("files"):
+        from rankmesh.transfer.convert import convert
+
+    with progress_bar("converting", "bytes") as (progress, _):
+        sizes = convert(source, target, to, leave_out=leave_out or (), progress=progress)
+    total = sum(sizes.values())
+    if json:
+        write_json({"target": str(target), "format": to, "tensors": len(sizes), "bytes": total})
+    else:
+        write(f"wrote {len(sizes):,} tensors, {bytes_text(total)}, to {target} ({to})")
