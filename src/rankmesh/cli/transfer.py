@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -78,7 +78,7 @@ def command(
     puts the target on ranks of its own.
     """
     left_out: dict[str, str] = {}
-    placed_on = None
+    placed_on: Sequence[str] = ()
     if tensors is None:
         ours, theirs, left_out = _layouts(source, target, model, offset or 0)
     elif model is None:

@@ -133,7 +133,7 @@ def _weights(config: Mapping[str, Any], model: Transformer, family: _Family) -> 
     parts = {*family.block.split(), *(("biases", "bias_out") if config.get("attention_bias") else ())}
     for layer in range(model.layers):
         more = family.experts.split() if model.expert_layers(layer, layer + 1) else ["mlp"]
-        for name, shape, role in (row for part, *row in _rows() if part in parts or part in more):
+        for name, shape, role in (row for part, row in _rows() if part in parts or part in more):
             whole = tuple(sizes[one] for one in shape)
             for expert in range(model.experts) if "{}" in name else (None,):
                 yield _Weight(f"model.layers.{layer}.{name.format(expert)}", whole, role, layer, expert)
@@ -143,9 +143,10 @@ def _weights(config: Mapping[str, Any], model: Transformer, family: _Family) -> 
 
 
 @cache
-def _rows() -> tuple[tuple[str, str, tuple[str, ...], str], ...]:
+def _rows() -> tuple[tuple[str, tuple[str, tuple[str, ...], str]], ...]:
+    """Return part, and name, shape and role, of each line of the table."""
     lines = (line.split() for line in _PARTS.strip().splitlines())
-    return tuple((part, name, tuple(shape), role) for part, name, *shape, role in lines)
+    return tuple((part, (name, tuple(shape), role)) for part, name, *shape, role in lines)
 
 
 def _sizes(config: Mapping[str, Any], model: Transformer) -> dict[str, int]:
