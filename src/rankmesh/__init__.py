@@ -19,6 +19,7 @@ from rankmesh.errors import (
     AgreementError,
     ClusterError,
     ConnectError,
+    Diverged,
     LayoutError,
     LostState,
     MissingExtra,
@@ -37,6 +38,7 @@ if TYPE_CHECKING:
     from rankmesh.core import Job, Sharding, recipes
     from rankmesh.debug.joined import init
     from rankmesh.debug.verification.check import check
+    from rankmesh.guard import Guard
     from rankmesh.placement import Cluster, Placed, Traffic, place
     from rankmesh.readers.source import read_plan as read
     from rankmesh.runtime import LiveGroup, LiveGroups, LiveJob, close_all
@@ -52,9 +54,11 @@ __all__ = [
     "Cluster",
     "ClusterError",
     "ConnectError",
+    "Diverged",
     "Group",
     "GroupSpec",
     "Groups",
+    "Guard",
     "Job",
     "LayoutError",
     "LiveGroup",
@@ -112,6 +116,7 @@ _LAZY = {
     "recipes": "rankmesh.core.recipes",
 }
 _LIVE = {
+    "Guard": "rankmesh.guard:Guard",
     "LiveGroup": "rankmesh.runtime:LiveGroup",
     "LiveGroups": "rankmesh.runtime:LiveGroups",
     "LiveJob": "rankmesh.runtime:LiveJob",

@@ -17,6 +17,7 @@ RankmeshError
 │   └── AlreadyInitialized(AssertionError)  a second initialisation of a dialect's state
 ├── RecordingError(ValueError)           a file or folder that holds no recording of a flight recorder
 ├── ProofError(RuntimeError)                a live group that gave a wrong answer
+├── Diverged(RuntimeError)                  ranks that must hold the same, and do not
 ├── LostState(RuntimeError)                 tensors of which no rank that is left holds a part
 ├── TransferError(RuntimeError)             tensors that do not fit a transfer, or a transfer that ended incomplete
 ├── NotAMember(KeyError)                    a group that exists, but not for this rank
@@ -47,6 +48,7 @@ __all__ = [
     "AlreadyInitialized",
     "ClusterError",
     "ConnectError",
+    "Diverged",
     "LayoutError",
     "LostState",
     "MissingExtra",
@@ -202,6 +204,25 @@ class TransferError(RankmeshError, RuntimeError):
 
     ranks: Sequence[int] = ()
     incomplete: Sequence[str] = ()
+
+
+class Diverged(RankmeshError, RuntimeError):
+    """Ranks that must hold the same hold something else, or a value is not finite.
+
+    ``step`` is the one of the check that found it, ``since`` the last at which the ranks were equal, None if there was
+    none. ``ranks`` of ``group`` are in the minority (of two copies both are named). ``box`` is where the first element
+    of ``tensor`` differs, of ``count``; ``expected`` and ``got`` are its values. Each is None where it does not apply.
+    """
+
+    step: int
+    tensor: str
+    ranks: Sequence[int]
+    since: int | None = None
+    group: str | None = None
+    box: _Box | None = None
+    count: int = 0
+    expected: complex | None = None
+    got: complex | None = None
 
 
 class LostState(RankmeshError, RuntimeError):

@@ -1,0 +1,69 @@
+"""Everyone: the process group of all ranks of a plan, and small reductions over it.
+
+Each slot of a reduction has the least of what ranks give for it; who gives nothing for a slot leaves it to the others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from rankmesh.core.plan import Plan
+from rankmesh.core.spec import GroupSpec
+from rankmesh.runtime.connect import connect
+from rankmesh.runtime.live import LiveGroups
+
+__all__ = ["NOTHING", "Everyone", "Reduced"]
+
+# What a rank gives for a slot that is not its own.
+NOTHING = 2**63 - 1
+
+
+class Everyone:
+    """All ranks of the plan of some live groups: torch's default group where it has no others."""
+
+    def __init__(self, groups: LiveGroups) -> None:
+        mesh = groups.plan.mesh
+        self.rank, self._own, self.pg = groups.rank, None, dist.group.WORLD
+        if mesh.size < groups.world_size:
+            spec = GroupSpec("everyone", axes="-".join(mesh.axes))
+            self._own = connect(Plan(mesh, [spec]))
+            self.pg = self._own["everyone"].pg
+        backend = str(dist.get_backend_config(self.pg)) if mesh.size > 1 else ""
+        self.device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
+
+    def reduce(self, size: int, given: Mapping[int, int] | tuple[Tensor, Tensor]) -> Reduced:
+        """Begin a reduction of so many slots: values by slot, or a tensor of slots and one of values."""
+        slots = torch.full((size,), NOTHING, dtype=torch.int64, device=self.device)
+        if isinstance(given, Mapping):
+            given = torch.tensor([*given], dtype=torch.int64), torch.tensor([*given.values()], dtype=torch.int64)
+        where, values = given
+        slots[where.to(self.device)] = values.to(self.device)
+        return Reduced(slots, dist.all_reduce(slots, dist.ReduceOp.MIN, group=self.pg, async_op=True))
+
+    def told_by(self, ranks: Sequence[int], value: int | None) -> list[int]:
+        """Return what each of these ranks gives; the same list on every rank, and every rank calls it."""
+        mine = {ranks.index(self.rank): value} if value is not None and self.rank in ranks else {}
+        return self.reduce(len(ranks), mine).values()
+
+    def close(self) -> None:
+        """Destroy the process group, unless it is torch's own."""
+        if self._own is not None:
+            self._own.close()
+
+
+class Reduced:
+    """A reduction under way."""
+
+    def __init__(self, slots: Tensor, work: dist.Work | None) -> None:
+        self._slots, self._work = slots, work
+
+    def values(self) -> list[int]:
+        """Wait for the result: the least value of each slot, ``NOTHING`` where no rank gave one."""
+        if self._work is not None:
+            self._work.wait()
+        found: list[int] = self._slots.tolist()
+        return found

@@ -1,0 +1,328 @@
+"""Guard: compares at run time what ranks must hold alike, and says where it differs first.
+
+```
+step 100      each rank makes one digest a set of replicas; one reduction over all ranks starts
+step 101      its result is there, so nobody waits: equal, or Diverged on every rank
+```
+
+One slot a set has the least digest in it, another the least complement: they fit together if all digests are equal.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from hashlib import sha256
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from rankmesh.core.axes import integer
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import Diverged, PlanError, quoted
+from rankmesh.guard.digest import combined, digests
+from rankmesh.guard.everyone import NOTHING, Everyone, Reduced
+from rankmesh.guard.explain import Difference, explained
+from rankmesh.guard.replicas import group_of, replica_kinds
+from rankmesh.runtime.live import LiveGroups
+from rankmesh.transfer.live.shards import local, problem_of, shards_of
+
+__all__ = ["Guard"]
+
+Action = Literal["raise", "warn"] | Callable[[Diverged], object]
+
+_log = logging.getLogger("rankmesh.guard")
+
+
+@dataclass
+class _Values:
+    """What ``sum`` and ``finite`` were given in one step: by name its axes and value, or who has a value that is none.
+
+    ``origin`` is 0 for a value that is finite, 1 for one that was made here, 2 for one that arrived.
+    """
+
+    sums: dict[str, tuple[str, Tensor | None]] = field(default_factory=dict)
+    finite: dict[str, Tensor | None] = field(default_factory=dict)
+
+    @property
+    def digest(self) -> int:
+        """Equal on ranks that gave the same names, in whatever order."""
+        names = sorted([(name, axes) for name, (axes, _) in self.sums.items()]) + sorted(self.finite)
+        return int.from_bytes(sha256(repr(names).encode()).digest()[:7], "big")
+
+
+@dataclass
+class _Check:
+    """A check under way: its step, what this rank compares, and the reduction."""
+
+    step: int
+    digests: Mapping[int, Tensor]
+    values: _Values
+    reduced: Reduced
+
+
+@dataclass
+class _ValueCheck:
+    """A check of the values of a step, whose names are known to be the same on every rank."""
+
+    step: int
+    values: _Values
+    reduced: Reduced
+
+
+class Guard:
+    """Notices that ranks which must hold the same hold something else: replicas, and values that are reduced.
+
+    ``tensors`` are this rank's shards by name and ``shardings`` those of all tensors of the job, alike on every rank,
+    as ``job.hold`` takes them; shardings say which ranks hold the same. Every rank of ``groups.plan`` makes one, and
+    calls ``step`` in each step; every ``every`` steps that compares. ``action``: ``"raise"`` raises ``Diverged`` on
+    every rank, ``"warn"`` logs it, and a callable gets it and decides by what it raises.
+
+    Raises ``PlanError`` for a tensor that is missing or has not the shape and dtype of its shard.
+
+    >>> import rankmesh as rm
+    >>> from rankmesh import sim
+    >>> def train(groups):
+    ...     weight = torch.ones(4)
+    ...     guard = rm.Guard(groups, {"w": weight}, {"w": rm.Sharding(groups.plan.mesh, shape=(4,))})
+    ...     if groups.rank == 2:
+    ...         weight[3] = 5
+    ...     guard.check()
+    >>> sim.run(train, "dp=3")
+    Traceback (most recent call last):
+    rankmesh.errors.Diverged: 'w' differs within dp at step 0: rank 2 has 5.0 where 1.0 is expected at [3] (1 element \
+differs); the ranks were never found equal
+    """
+
+    def __init__(
+        self,
+        groups: LiveGroups,
+        tensors: Mapping[str, Tensor],
+        shardings: Mapping[str, Sharding],
+        *,
+        every: int = 100,
+        action: Action = "raise",
+    ) -> None:
+        if action not in ("raise", "warn") and not callable(action):
+            raise PlanError(f"action={quoted(action)} is none; give 'raise', 'warn', or a function of the error")
+        self._every, self._action = integer(every, "every", least=1), action
+        self._plan, self._rank = groups.plan, groups.rank
+        shards = shards_of(shardings, self._rank)
+        if problem := _problem(groups, tensors, shardings, shards.keys()) or problem_of(
+            tensors, shardings, shards, "tensor"
+        ):
+            raise PlanError(f"rank {self._rank}: Guard() was given a wrong shard: {problem}")
+        self._tensors, self._shardings = tensors, shardings
+        self._kinds = replica_kinds(shardings)
+        self._size = sum(kind.count for kind in self._kinds)
+        slots = [kind.slot(self._rank) for kind in self._kinds]
+        # The kinds of which this rank holds something, each with the slot of its set.
+        self._mine = {number: slot for number, slot in enumerate(slots) if slot is not None}
+        self._everyone = Everyone(groups)
+        self._values, self._step = _Values(), 0
+        self._pending: deque[_Check | _ValueCheck] = deque()
+        # By slot the last step at which all were equal.
+        self._since: dict[int, int] = {}
+
+    # -- what a program calls -----------------------------------------------------------------------------------
+
+    def step(self, step: int) -> None:
+        """The program has done a step: look at the last check, and begin one every ``every`` steps.
+
+        Raises ``Diverged`` for what that check found. Every rank calls it with the same step.
+        """
+        self._look()
+        self._step = step
+        if step % self._every == 0:
+            self._begin(step)
+        self._values = _Values()
+
+    def check(self) -> None:
+        """Compare now, and wait for the result; every rank calls it."""
+        self._begin(self._step)
+        self._values = _Values()
+        while self._pending:
+            self._look()
+
+    def sum(self, name: str, value: float | Tensor | None, over: str) -> None:
+        """The value is one that this rank believes to be reduced over these axes (``"dp-cp"``): equal on those ranks.
+
+        Every rank of the plan names it before ``step``, with None where it has no value.
+        """
+        self._plan.mesh.groups(over)  # raises for axes that the mesh does not have
+        given = _tensor(value)
+        if given is not None and given.numel() != 1:
+            raise PlanError(f"guard.sum({name!r}) was given {list(given.shape)} numbers; give one", name=name)
+        self._values.sums[name] = over, None if given is None else given.double().clone()
+
+    def finite(self, name: str, value: Tensor | float | None, given: Tensor | float | None = None) -> None:
+        """The value has no NaN and no Inf; ``given`` is what it was computed of on this rank.
+
+        Where it is not finite, the error names the lowest rank whose ``given`` was: there it was made. Elsewhere it
+        arrived through a collective. Every rank of the plan names it before ``step``, with None where it has no value.
+        """
+        here, before = _tensor(value), _tensor(given)
+        origin = None
+        if here is not None:
+            bad = ~torch.isfinite(here).all()
+            arrived = torch.zeros_like(bad) if before is None else ~torch.isfinite(before).all()
+            origin = bad.long() * (1 + arrived.long())
+        self._values.finite[name] = origin
+
+    def close(self) -> None:
+        """Destroy what the guard has made; results that nobody has looked at are dropped."""
+        self._pending.clear()
+        self._everyone.close()
+
+    # -- a check ------------------------------------------------------------------------------------------------
+
+    def _begin(self, step: int) -> None:
+        device, size = self._everyone.device, self._size
+        of_kind = {
+            number: digests([local(self._tensors[name]) for name in self._kinds[number].names], device)
+            for number in self._mine
+        }
+        where = torch.tensor([*self._mine.values(), 2 * size], dtype=torch.int64)
+        found = torch.stack(
+            [combined(one, device) for one in of_kind.values()] + [torch.tensor(self._values.digest, device=device)]
+        )
+        where = torch.cat([where, where + torch.where(where == 2 * size, 1, size)])
+        reduced = self._everyone.reduce(2 * size + 2, (where, torch.cat([found, ~found])))
+        self._pending.append(_Check(step, of_kind, self._values, reduced))
+
+    def _look(self) -> None:
+        """Look at the oldest result."""
+        if not self._pending:
+            return
+        check = self._pending.popleft()
+        found = check.reduced.values()
+        if isinstance(check, _ValueCheck):
+            self._look_at_values(check, found)
+            return
+        size = self._size
+        if found[2 * size] != ~found[2 * size + 1]:
+            raise PlanError(
+                f"guard.sum() or guard.finite() named other values on some ranks than on others at step {check.step}; "
+                "name the same on every rank of the plan, with None where a rank has no value"
+            )
+        differ = [slot for slot in range(size) if found[slot] != ~found[size + slot]]
+        if check.values.sums or check.values.finite:
+            self._begin_values(check)
+        since = self._since.get(differ[0]) if differ else None
+        self._since |= dict.fromkeys(set(range(size)).difference(differ), check.step)
+        if differ:
+            self._act(self._diverged(check, differ[0], since))
+
+    def _diverged(self, check: _Check, slot: int, since: int | None) -> Diverged:
+        number, kind = next((n, one) for n, one in enumerate(self._kinds) if slot < one.offset + one.count)
+        ranks = kind.ranks(slot)
+        mine = check.digests[number] if self._rank in ranks else None
+        found = explained(self._everyone, self._tensors, self._shardings, kind.names, ranks, mine)
+        return _error(found, group_of(self._plan, ranks), check.step, since)
+
+    # -- values -------------------------------------------------------------------------------------------------
+
+    def _begin_values(self, check: _Check) -> None:
+        given: dict[int, int] = {}
+        size = 0
+        for axes, value in check.values.sums.values():
+            groups = self._plan.mesh.groups(axes)
+            if value is not None:
+                bits = _bits(value)
+                slot = size + 2 * groups.index_of(self._rank)
+                given |= {slot: bits, slot + 1: ~bits}
+            size += 2 * len(groups)
+        for origin in check.values.finite.values():
+            if origin is not None and int(origin):
+                given[size + int(origin) - 1] = self._rank
+            size += 2
+        self._pending.append(_ValueCheck(check.step, check.values, self._everyone.reduce(size, given)))
+
+    def _look_at_values(self, check: _ValueCheck, found: list[int]) -> None:
+        size = 0
+        for name, (axes, value) in check.values.sums.items():
+            groups = self._plan.mesh.groups(axes)
+            for number in range(len(groups)):
+                low, high = found[size + 2 * number : size + 2 * number + 2]
+                if low != NOTHING and low != ~high:
+                    self._act(self._sum_differs(name, value, check.step, tuple(groups[number])))
+            size += 2 * len(groups)
+        for name in check.values.finite:
+            made, arrived = found[size : size + 2]
+            if made != NOTHING or arrived != NOTHING:
+                self._act(_not_finite(name, made, arrived, check.step))
+            size += 2
+
+    def _sum_differs(self, name: str, value: Tensor | None, step: int, ranks: tuple[int, ...]) -> Diverged:
+        given = self._everyone.told_by(ranks, None if value is None else _bits(value))
+        values = {rank: one for rank, one in zip(ranks, given, strict=True) if one != NOTHING}
+        counts = sorted({(-list(values.values()).count(one), one) for one in values.values()})
+        expected = counts[0][1]
+        tied = len(counts) > 1 and counts[0][0] == counts[1][0]
+        odd = tuple(rank for rank, one in values.items() if tied or one != expected)
+        got = next(one for one in values.values() if one != expected)
+        found = Difference(name, odd, None, 0, _double(expected), _double(got))
+        return _error(found, group_of(self._plan, ranks), step, None)
+
+    def _act(self, error: Diverged) -> None:
+        if callable(self._action):
+            self._action(error)
+        elif self._action == "raise":
+            self._pending.clear()
+            raise error
+        elif self._rank == self._plan.mesh.rank_range.rank(0):
+            _log.warning("rankmesh: %s", error)
+
+
+def _problem(
+    groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: Mapping[str, Sharding], needed: object
+) -> str:
+    for name, sharding in shardings.items():
+        if sharding.mesh != groups.plan.mesh:
+            return f"the sharding of {name!r} is on {sharding.mesh}, not on the plan's mesh {groups.plan.mesh}"
+    extra = sorted(set(tensors) - set(shardings))
+    return f"tensor {extra[0]!r} has no sharding; give one" if extra else ""
+
+
+def _tensor(value: Tensor | float | None) -> Tensor | None:
+    if value is None or isinstance(value, Tensor):
+        return value if value is None else local(value)
+    return torch.tensor(float(value), dtype=torch.float64)
+
+
+def _bits(value: Tensor) -> int:
+    return int(value.cpu().reshape(1).view(torch.int64))
+
+
+def _double(bits: int) -> float:
+    return float(torch.tensor(bits, dtype=torch.int64).view(torch.float64))
+
+
+def _not_finite(name: str, made: int, arrived: int, step: int) -> Diverged:
+    rank = made if made != NOTHING else arrived
+    how = "it was made there" if made != NOTHING else "it arrived through a collective on every rank that has it"
+    return Diverged(
+        f"{quoted(name)} has NaN or Inf on rank {rank} at step {step}; {how}",
+        tensor=name,
+        ranks=(rank,),
+        step=step,
+        local=made != NOTHING,
+    )
+
+
+def _error(found: Difference, group: str, step: int, since: int | None) -> Diverged:
+    return Diverged(
+        found.sentence(group, step, since),
+        step=step,
+        since=since,
+        tensor=found.name,
+        ranks=found.ranks,
+        group=group,
+        box=found.box,
+        count=found.count,
+        expected=found.expected,
+        got=found.got,
+    )

@@ -1,0 +1,127 @@
+"""Digests see every bit and its place, in every dtype, whatever the strides of a tensor are."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from rankmesh.core.sharding import DTYPES
+from rankmesh.guard import digest as module
+from rankmesh.guard.digest import combined, digest, digests
+
+MASK = 2**64 - 1
+
+
+def numbers(count):
+    """The odd numbers of splitmix64, in Python's own arithmetic."""
+    for x in range(1, count + 1):
+        x = x * 0x9E3779B97F4A7C15 & MASK
+        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+        x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+        yield (x ^ x >> 31) | 1
+
+
+def signed(total):
+    """A number modulo 2^64 as an int64."""
+    total &= MASK
+    return total - 2**64 if total >> 63 else total
+
+
+def word(data):
+    """Four bytes as a signed number, as torch reads them."""
+    return int.from_bytes(data.ljust(4, b"\0"), "little", signed=True)
+
+
+def of_bytes(data):
+    """The digest of a piece, word by word."""
+    words = [word(data[start : start + 4]) for start in range(0, len(data), 4)]
+    return sum(one * number for one, number in zip(words, numbers(len(words)), strict=True))
+
+
+def raw(dtype, size, seed):
+    """A tensor of random bits: NaNs with payloads and negative zeros among them."""
+    itemsize = DTYPES[dtype]
+    bits = torch.randint(0, 256, (size * itemsize,), dtype=torch.uint8, generator=torch.Generator().manual_seed(seed))
+    return (bits & 1 if dtype == "bool" else bits).view(getattr(torch, dtype))
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@given(size=st.integers(1, 70), seed=st.integers(0, 2**32), data=st.data())
+def test_a_flipped_bit_shows(dtype, size, seed, data):
+    """Of any dtype, at any place."""
+    one = raw(dtype, size, seed)
+    other = one.clone()
+    at = data.draw(st.integers(0, one.nbytes - 1))
+    bit = 1 if dtype == "bool" else 1 << data.draw(st.integers(0, 7))
+    other.view(torch.uint8)[at] ^= bit
+    assert digest(one) == digest(one.clone())
+    assert digest(one) != digest(other)
+
+
+@given(size=st.integers(2, 5000), seed=st.integers(0, 2**32), data=st.data())
+def test_several_flipped_bits_show(size, seed, data):
+    """The highest ones of two words too, of which a sum times odd numbers alone would see nothing."""
+    one = raw("float32", size, seed)
+    other = one.clone()
+    for at in data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=4)):
+        other.view(torch.int32)[at] ^= -(2**31)
+    assert digest(one) != digest(other)
+
+
+@given(size=st.integers(1, 40), seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "int8", "complex64"]))
+def test_it_is_the_sum_that_it_is_said_to_be(size, seed, dtype):
+    """A tensor of one piece: words times odd numbers, and that times the first of them."""
+    tensor = raw(dtype, size, seed)
+    data = bytes(tensor.view(torch.uint8).tolist())
+    assert int(digest(tensor)) == signed(of_bytes(data) * next(numbers(1)))
+
+
+@given(shape=st.lists(st.integers(0, 9), max_size=4), seed=st.integers(0, 2**32), data=st.data())
+def test_strides_and_pieces_change_nothing(shape, seed, data):
+    """A tensor has the digest of its contiguous copy, in pieces of any size."""
+    tensor = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
+    order = data.draw(st.permutations(range(len(shape))))
+    strided = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(shape))])
+    assert strided.shape == tensor.shape
+    words = data.draw(st.sampled_from([1, 2, 8, 64]))
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_CPU", words)
+        assert digest(strided) == digest(tensor)
+        if tensor.numel() > 1:
+            rolled = tensor.reshape(-1).roll(1).reshape(shape)
+            assert digest(rolled) != digest(tensor) or torch.equal(rolled, tensor)
+
+
+def test_a_view_into_memory_that_is_not_aligned():
+    """Half-precision elements from an odd one on."""
+    tensor = torch.arange(9, dtype=torch.bfloat16)
+    assert digest(tensor[1:]) == digest(tensor[1:].clone())
+
+
+def test_signs_of_zeros_and_payloads_of_nans():
+    """Equal for a comparison of floats, or never equal: the bits decide."""
+    nans = torch.tensor([0x7FC00000, 0x7FC00001], dtype=torch.int32).view(torch.float32)
+    assert digest(torch.tensor([0.0])) != digest(torch.tensor([-0.0]))
+    assert digest(nans[:1]) != digest(nans[1:])
+    assert digest(nans[:1]) == digest(nans[:1].clone())
+
+
+def test_conjugates_and_negatives_are_what_they_stand_for():
+    """Lazy views of torch, of which the memory says something else."""
+    tensor = torch.tensor([1 + 2j, 3 - 1j])
+    assert digest(tensor.conj()) == digest(tensor.conj().resolve_conj())
+    assert digest(tensor.conj().imag) == digest(tensor.conj().imag.clone())
+
+
+@given(st.lists(st.integers(-(2**63), 2**63 - 1), max_size=20))
+def test_several_digests_are_one(given):
+    """Whose order counts."""
+    parts = torch.tensor(given, dtype=torch.int64)
+    found = sum(part * number for part, number in zip(given, numbers(len(given)), strict=True))
+    assert int(combined(parts, parts.device)) == signed(found)
+
+
+def test_none_at_all():
+    """A rank that holds nothing."""
+    assert digests([], torch.device("cpu")).tolist() == []
+    assert int(digest(torch.zeros(0, 4))) == 0
