@@ -69,7 +69,7 @@ def test_several_flipped_bits_show(size, seed, data):
 
 
 @given(size=st.integers(1, 40), seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "int8", "complex64"]))
-def test_it_is_the_sum_that_it_is_said_to_be(size, seed, dtype):
+def test_it_is_a_sum_of_products(size, seed, dtype):
     """A tensor of one piece: words times odd numbers, and that times the first of them."""
     tensor = raw(dtype, size, seed)
     data = bytes(tensor.view(torch.uint8).tolist())

@@ -187,8 +187,8 @@ def faults(draw):
     shape = tuple(draw(st.lists(st.integers(1, 4), max_size=2)))
     sharding = draw(shardings(mesh, shape, draw(st.sampled_from(["float32", "int64", "bool", "complex64"]))))
     rank = draw(st.integers(0, mesh.size - 1))
-    held = sharding.of(rank)
-    length = elements(tuple((0, length) for length in held.shape)) if sharding.holds(rank) else 0
+    local_of = sharding.of(rank)
+    length = elements(tuple((0, length) for length in local_of.shape)) if sharding.holds(rank) else 0
     return sharding, rank, draw(st.integers(0, length - 1)) if length else None
 
 
@@ -211,15 +211,15 @@ def test_one_wrong_element_of_any_tensor(fault):
 
     found = on_each(program, sharding.mesh)
     world = range(sharding.mesh.size)
-    held = {one: local(sharding, one) for one in world if sharding.holds(one)}
-    alike = [one for one in held if rank in held and (held[one].shape, *held[one].reshape(-1)) ==
-             (held[rank].shape, *held[rank].reshape(-1)) and sharding.of(one) == sharding.of(rank)]  # fmt: skip
-    if at is None or len(alike) < 2:
+    local_of = {one: local(sharding, one) for one in world if sharding.holds(one)}
+    copies = [one for one in local_of if rank in local_of and (local_of[one].shape, *local_of[one].reshape(-1)) ==
+             (local_of[rank].shape, *local_of[rank].reshape(-1)) and sharding.of(one) == sharding.of(rank)]  # fmt: skip
+    if at is None or len(copies) < 2:
         assert found is None
         return
-    assert found["ranks"] == ((rank,) if len(alike) > 2 else tuple(alike))
+    assert found["ranks"] == ((rank,) if len(copies) > 2 else tuple(copies))
     assert found["count"] == 1
-    number = int(held[rank].reshape(-1)[at])
+    number = int(local_of[rank].reshape(-1)[at])
     if number < 0:
         assert found["box"] is None
     else:

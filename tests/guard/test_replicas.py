@@ -37,10 +37,10 @@ def test_ranks_of_a_slot_hold_the_same(tensors):
             slot: kind.ranks(slot) for slot in range(kind.offset, kind.offset + kind.count)
         }
         for name in kind.names:
-            held = {rank: local(tensors[name], rank) for rank in range(world)}
-            assert [rank for rank in held if held[rank] is not None] == sorted(chain(*by_slot.values()))
+            local_of = {rank: local(tensors[name], rank) for rank in range(world)}
+            assert [rank for rank in local_of if local_of[rank] is not None] == sorted(chain(*by_slot.values()))
             for ranks in by_slot.values():
-                assert all((held[rank] == held[ranks[0]]).all() for rank in ranks)
+                assert all((local_of[rank] == local_of[ranks[0]]).all() for rank in ranks)
 
 
 @given(jobs())
@@ -49,7 +49,7 @@ def test_what_is_not_compared_is_on_one_rank(tensors):
     compared = {name for kind in replica_kinds(tensors) for name in kind.names}
     world = next(iter(tensors.values())).mesh.rank_range.stop
     for name in set(tensors) - compared:
-        held = [local(tensors[name], rank) for rank in range(world)]
-        kept = [one.reshape(-1) for one in held if one is not None]
+        local_of = [local(tensors[name], rank) for rank in range(world)]
+        kept = [one.reshape(-1) for one in local_of if one is not None]
         parts = [tuple(one.tolist()) for one in kept if (one >= 0).any()]
         assert len(set(parts)) == len(parts)

@@ -105,7 +105,8 @@ def _numbers(count: int, device: torch.device) -> Tensor:
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """Shift to the right, as of numbers without a sign."""
-    return (x >> bits) & (2 ** (64 - bits) - 1)
+    found: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
+    return found
 
 
 def _signed(number: int) -> int:

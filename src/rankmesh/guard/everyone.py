@@ -18,6 +18,8 @@ from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["NOTHING", "Everyone", "Reduced"]
 
+# Bytes of text in one slot.
+_BYTES = 7
 # What a rank gives for a slot that is not its own.
 NOTHING = 2**63 - 1
 
@@ -27,11 +29,11 @@ class Everyone:
 
     def __init__(self, groups: LiveGroups) -> None:
         mesh = groups.plan.mesh
-        self.rank, self._own, self.pg = groups.rank, None, dist.group.WORLD
+        self.rank, self._connected, self.pg = groups.rank, None, dist.group.WORLD
         if mesh.size < groups.world_size:
             spec = GroupSpec("everyone", axes="-".join(mesh.axes))
-            self._own = connect(Plan(mesh, [spec]))
-            self.pg = self._own["everyone"].pg
+            self._connected = connect(Plan(mesh, [spec]))
+            self.pg = self._connected["everyone"].pg
         backend = str(dist.get_backend_config(self.pg)) if mesh.size > 1 else ""
         self.device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
 
@@ -44,15 +46,25 @@ class Everyone:
         slots[where.to(self.device)] = values.to(self.device)
         return Reduced(slots, dist.all_reduce(slots, dist.ReduceOp.MIN, group=self.pg, async_op=True))
 
-    def told_by(self, ranks: Sequence[int], value: int | None) -> list[int]:
+    def gather(self, ranks: Sequence[int], value: int | None) -> list[int]:
         """Return what each of these ranks gives; the same list on every rank, and every rank calls it."""
         mine = {ranks.index(self.rank): value} if value is not None and self.rank in ranks else {}
         return self.reduce(len(ranks), mine).values()
 
+    def text_of(self, rank: int, text: str) -> str:
+        """Return the text of one rank; every rank calls it, with its own text."""
+        data = text.encode()
+        count = self.gather([rank], len(data))[0]
+        mine = range(0, count, _BYTES) if self.rank == rank else ()
+        words = {at // _BYTES: int.from_bytes(data[at : at + _BYTES], "big") for at in mine}
+        found = self.reduce(-(-count // _BYTES), words).values()
+        lengths = [min(_BYTES, count - at) for at in range(0, count, _BYTES)]
+        return b"".join(word.to_bytes(length, "big") for word, length in zip(found, lengths, strict=True)).decode()
+
     def close(self) -> None:
         """Destroy the process group, unless it is torch's own."""
-        if self._own is not None:
-            self._own.close()
+        if self._connected is not None:
+            self._connected.close()
 
 
 class Reduced:

@@ -30,6 +30,7 @@ class Difference:
     """The first difference: the tensor, the ranks that are in the minority, and the first element that differs.
 
     ``ranks`` are those of both sides where neither is larger; ``rank`` is the one of them that ``got`` the element.
+    ``tensors`` of this group differ, of which this is the first by name.
     ``box``, ``expected`` and ``got`` are None where the tensors are equal again.
     """
 
@@ -40,6 +41,7 @@ class Difference:
     expected: float | complex | None
     got: float | complex | None
     rank: int = -1
+    tensors: int = 1
 
     def sentence(self, group: str, step: int, since: int | None) -> str:
         """The difference in one line."""
@@ -51,6 +53,7 @@ class Difference:
         many = f" ({self.count} element{'s differ' if self.count > 1 else ' differs'})" if self.count else ""
         who = in_words([self.rank] if self.rank >= 0 else self.ranks)
         more = f"; {in_words(self.ranks)} differ" if len(self.ranks) > 1 and self.rank >= 0 else ""
+        more += f"; it is the first of {self.tensors} tensors" if self.tensors > 1 else ""
         return f"{start}: {who} has {self.got} where {self.expected} is expected{where}{many}{more}; {before}"
 
 
@@ -67,11 +70,12 @@ def explained(
     mine = {} if digests is None else dict(enumerate(digests.tolist()))
     mine |= {count + number: ~value for number, value in mine.items()}
     found = everyone.reduce(2 * count, mine).values()
-    number = next(number for number in range(count) if found[number] != ~found[count + number])
+    differ = [number for number in range(count) if found[number] != ~found[count + number]]
+    number = min(differ, key=lambda one: names[one])
     name = names[number]
-    by_rank = everyone.told_by(ranks, None if digests is None else int(digests[number]))
+    by_rank = everyone.gather(ranks, None if digests is None else int(digests[number]))
     odd, right, wrong = minority(dict(zip(ranks, by_rank, strict=True)))
-    difference = Difference(name, odd, None, 0, None, None, rank=wrong)
+    difference = Difference(name, odd, None, 0, None, None, rank=wrong, tensors=len(differ))
     tensor = tensors.get(name)
     if everyone.rank in (right, wrong) and tensor is not None:
         difference = _compared(everyone, difference, local(tensor), shardings[name], right)

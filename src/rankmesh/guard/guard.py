@@ -26,6 +26,7 @@ from rankmesh.errors import Diverged, PlanError, quoted
 from rankmesh.guard.digest import combined, digests
 from rankmesh.guard.everyone import NOTHING, Everyone, Reduced
 from rankmesh.guard.explain import Difference, explained
+from rankmesh.guard.model_state import model_state
 from rankmesh.guard.replicas import group_of, replica_kinds
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.transfer.live.shards import local, problem_of, shards_of
@@ -90,11 +91,12 @@ class Guard:
     ...     guard = rm.Guard(groups, {"w": weight}, {"w": rm.Sharding(groups.plan.mesh, shape=(4,))})
     ...     if groups.rank == 2:
     ...         weight[3] = 5
-    ...     guard.check()
-    >>> sim.run(train, "dp=3")
-    Traceback (most recent call last):
-    rankmesh.errors.Diverged: 'w' differs within dp at step 0: rank 2 has 5.0 where 1.0 is expected at [3] (1 element \
-differs); the ranks were never found equal
+    ...     try:
+    ...         guard.check()
+    ...     except rm.Diverged as error:
+    ...         return error.tensor, error.ranks, error.box, error.expected, error.got
+    >>> sim.run(train, "dp=3")[0]
+    ('w', (2,), ((3, 4),), 1.0, 5.0)
     """
 
     def __init__(
@@ -105,6 +107,17 @@ differs); the ranks were never found equal
         *,
         every: int = 100,
         action: Action = "raise",
+    ) -> None:
+        self._start(groups, tensors, shardings, every, action, None)
+
+    def _start(
+        self,
+        groups: LiveGroups,
+        tensors: Mapping[str, Tensor],
+        shardings: Mapping[str, Sharding],
+        every: int,
+        action: Action,
+        everyone: Everyone | None,
     ) -> None:
         if action not in ("raise", "warn") and not callable(action):
             raise PlanError(f"action={quoted(action)} is none; give 'raise', 'warn', or a function of the error")
@@ -121,11 +134,34 @@ differs); the ranks were never found equal
         slots = [kind.slot(self._rank) for kind in self._kinds]
         # The kinds of which this rank holds something, each with the slot of its set.
         self._mine = {number: slot for number, slot in enumerate(slots) if slot is not None}
-        self._everyone = Everyone(groups)
+        self._everyone = Everyone(groups) if everyone is None else everyone
         self._values, self._step = _Values(), 0
         self._pending: deque[_Check | _ValueCheck] = deque()
         # By slot the last step at which all were equal.
         self._since: dict[int, int] = {}
+
+    @classmethod
+    def of(
+        cls,
+        model: torch.nn.Module,
+        optimizer: torch.optim.Optimizer | None,
+        groups: LiveGroups,
+        *,
+        replicated: str | None = None,
+        every: int = 100,
+        action: Action = "raise",
+    ) -> Guard:
+        """A guard of the parameters and persistent buffers of a model, and of what its optimizer keeps.
+
+        DTensors say how they are sharded. Plain tensors are replicated over the axes ``replicated`` (``"dp-cp"``), by
+        default over all; along the other axes each is compared with nobody's. State that an optimizer makes at its
+        first step is made now. Every rank of the plan calls it, each with its own part of the model.
+        """
+        everyone = Everyone(groups)
+        tensors, shardings = model_state(model, optimizer, groups, everyone, replicated)
+        guard = cls.__new__(cls)
+        guard._start(groups, tensors, shardings, every, action, everyone)
+        return guard
 
     # -- what a program calls -----------------------------------------------------------------------------------
 
@@ -257,7 +293,7 @@ differs); the ranks were never found equal
             size += 2
 
     def _sum_differs(self, name: str, value: Tensor | None, step: int, ranks: tuple[int, ...]) -> Diverged:
-        given = self._everyone.told_by(ranks, None if value is None else _bits(value))
+        given = self._everyone.gather(ranks, None if value is None else _bits(value))
         values = {rank: one for rank, one in zip(ranks, given, strict=True) if one != NOTHING}
         counts = sorted({(-list(values.values()).count(one), one) for one in values.values()})
         expected = counts[0][1]

@@ -61,9 +61,9 @@ def replica_kinds(shardings: Mapping[str, Sharding]) -> list[ReplicaKind]:
         names.setdefault(copies, []).append(name)
     found: list[ReplicaKind] = []
     offset = 0
-    for copies, shard_map in maps.items():
+    for same, shard_map in maps.items():
         if shard_map.ranks.shape[1] > 1:
-            found.append(ReplicaKind(tuple(names[copies]), shard_map, offset))
+            found.append(ReplicaKind(tuple(names[same]), shard_map, offset))
             offset += found[-1].count
     return found
 

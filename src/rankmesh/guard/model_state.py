@@ -1,0 +1,201 @@
+"""The state of a model and its optimizer as tensors and shardings, the same on every rank.
+
+```
+a DTensor            its placements, on the axes of the plan that its DeviceMesh has
+a plain parameter    a copy on every rank along the axes that it is replicated over, another tensor elsewhere
+optimizer state      as its parameter; what is no shard of it, such as Adam's step, is a copy
+```
+
+A rank knows its own stage only, so all ranks exchange what they have: one text for each that differs.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from itertools import product
+from math import prod
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from rankmesh.core.mesh import Mesh
+from rankmesh.core.plan import Plan
+from rankmesh.core.sharding import Sharding
+from rankmesh.errors import PlanError, quoted
+from rankmesh.guard.everyone import Everyone
+from rankmesh.runtime.live import LiveGroups
+from rankmesh.transfer.dtensors import cut_of
+
+__all__ = ["model_state"]
+
+# How one tensor lies on the mesh: axes by dimension, the whole shape, dtype, and the view that the axes are of.
+_Described = tuple[tuple[str | None, ...], tuple[int, ...], str, str | None]
+
+
+def model_state(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    groups: LiveGroups,
+    everyone: Everyone,
+    replicated: str | None = None,
+) -> tuple[dict[str, Tensor], dict[str, Sharding]]:
+    """Return the parameters and persistent buffers of a model, and what its optimizer keeps, with their shardings.
+
+    State that an optimizer makes at its first step is made now. Plain tensors are replicated over the axes
+    ``replicated`` (``"dp-cp"``), None: over all; along the others each is a tensor of its own. Every rank calls it.
+    Raises ``PlanError`` for DTensors on other ranks than the plan's axes have, and for a tensor that ranks describe
+    differently.
+    """
+    plan, rank = groups.plan, groups.rank
+    separate = _separate_axes(plan.mesh, replicated)
+    suffix = "".join(f"@{axis}{plan.mesh.coordinate(rank)[axis]}" for axis in separate)
+    tensors: dict[str, Tensor] = {}
+    described: dict[str, _Described] = {}
+    for name, tensor, is_shard in _tensors(model, optimizer):
+        is_dtensor = hasattr(tensor, "placements")
+        full = name if is_dtensor or not is_shard else name + suffix
+        tensors[full] = tensor
+        described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else _whole(tensor)
+    return tensors, _merged(plan, everyone, described)
+
+
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor, bool]]:
+    """Each tensor by name, and whether it may differ along an axis that its kind is not replicated over."""
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    yield from ((name, parameter, True) for parameter, name in names.items())
+    kept = model.state_dict(keep_vars=True)
+    yield from ((name, buffer, True) for name, buffer in model.named_buffers() if name in kept)
+    if optimizer is None:
+        return
+    _make_state(optimizer)
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise PlanError("the optimizer has a parameter that the model does not have; give the whole model")
+            for key, value in sorted(optimizer.state[parameter].items()):
+                if not isinstance(value, Tensor):
+                    raise PlanError(
+                        f"the optimizer keeps {key!r} of {names[parameter]!r} as {type(value).__name__}, no tensor; "
+                        "give tensors and shardings instead of the optimizer",
+                        name=names[parameter],
+                    )
+                yield f"{names[parameter]}.{key}", value, not hasattr(parameter, "placements")
+
+
+def _make_state(optimizer: torch.optim.Optimizer) -> None:
+    """Have an optimizer that has not done a step make its state, as it is before the first one."""
+    if any(optimizer.state.values()):
+        return
+    parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
+    gradients = [one.grad for one in parameters]
+    kept = [dict(group) for group in optimizer.param_groups]
+    for group in optimizer.param_groups:  # a step that changes no parameter, of gradients that are zero
+        group.update({name: 0.0 for name in ("lr", "weight_decay") if name in group})
+    for one in parameters:
+        one.grad = torch.zeros_like(one)
+    try:
+        optimizer.step()
+    finally:
+        for group, before in zip(optimizer.param_groups, kept, strict=True):
+            group.update(before)
+        for one, gradient in zip(parameters, gradients, strict=True):
+            one.grad = gradient
+    for state in optimizer.state.values():
+        if isinstance(step := state.get("step"), Tensor):
+            step.zero_()
+
+
+def _separate_axes(mesh: Mesh, replicated: str | None) -> list[str]:
+    """The axes along which plain tensors are not replicated."""
+    if replicated is None:
+        return []
+    taken = mesh.axis_pairs(replicated) if replicated else {}
+    return [axis for axis, size in mesh.axes.items() if size > 1 and axis not in taken]
+
+
+def _whole(tensor: Tensor) -> _Described:
+    return (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None
+
+
+def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
+    """The cuts of a DTensor by axes of the plan: those of the names of its DeviceMesh, an axis or a kind each."""
+    mesh = tensor.device_mesh
+    dims = tuple(mesh.mesh_dim_names or ())
+    kinds = {spec.name: spec for spec in plan.specs}
+    view = next((kinds[dim].view for dim in dims if dim in kinds and dim not in plan.mesh.axes), None)
+    viewed = plan.mesh.view(view)
+    axes = {}
+    for number, dim in enumerate(dims):
+        of_kind = kinds[dim].axes if dim in kinds and dim not in viewed.axes else (dim,)
+        axes[dim] = [axis for axis in reversed(viewed.axes) if axis in of_kind]
+        place = mesh.get_coordinate()
+        along = mesh.mesh[tuple(slice(None) if other == number else at for other, at in enumerate(place))].tolist()
+        if along != _along(viewed, axes[dim], rank):
+            raise PlanError(
+                f"{quoted(name)} is a DTensor whose DeviceMesh has ranks {along} along {dim!r}, which the plan has along "
+                f"no axis or kind of that name; make it with groups.device_mesh({dim!r})",
+                name=name,
+            )
+    cut = [None if one is None else "-".join(a for dim in one.split("-") for a in axes[dim]) for one in cut_of(tensor)]
+    return tuple(cut), tuple(tensor.shape), str(tensor.dtype), view
+
+
+def _along(mesh: Mesh, axes: Sequence[str], rank: int) -> list[int]:
+    """The ranks along some axes through one, the last axis fastest; none where the mesh does not have them."""
+    if not axes or not {*axes} <= {*mesh.axes}:
+        return []
+    here = mesh.coordinate(rank)
+    places = product(*(range(mesh.axes[axis]) for axis in axes))
+    return [_rank(mesh, {**here, **dict(zip(axes, place, strict=True))}) for place in places]
+
+
+def _rank(mesh: Mesh, coordinate: Mapping[str, int]) -> int:
+    return mesh.rank_range.rank(sum(at * mesh.axis_pairs(axis)[axis][1] for axis, at in coordinate.items()))
+
+
+def _merged(plan: Plan, everyone: Everyone, mine: Mapping[str, _Described]) -> dict[str, Sharding]:
+    """The shardings of all tensors of the job, in the order of their names."""
+    ranks = plan.mesh.rank_range.ascending.tolist()
+    text = json.dumps(mine, sort_keys=True)
+    by_rank = everyone.gather(ranks, int.from_bytes(sha256(text.encode()).digest()[:7], "big"))
+    holders: dict[str, list[int]] = {}
+    found: dict[str, list[Any]] = {}
+    for different in dict.fromkeys(by_rank):
+        first = ranks[by_rank.index(different)]
+        for name, one in json.loads(everyone.text_of(first, text)).items():
+            if found.setdefault(name, one) != one:
+                other = ranks[by_rank.index(holders[name][0])]
+                raise PlanError(
+                    f"{quoted(name)} is {one} on rank {first}, and {found[name]} on rank {other}; give the axes that "
+                    "plain parameters are replicated over, such as replicated='dp'",
+                    name=name,
+                )
+            holders.setdefault(name, []).append(different)
+    places: dict[tuple[object, ...], dict[str, tuple[int, ...]] | None] = {}
+    shardings = {}
+    for name in sorted(found):
+        cut, shape, dtype, view = found[name]
+        having = (view, *holders[name])
+        if having not in places:
+            there = [rank for rank, one in zip(ranks, by_rank, strict=True) if one in holders[name]]
+            places[having] = _at(plan.mesh.view(view), there)
+        if (at := places[having]) is None:
+            raise PlanError(
+                f"the ranks that have {quoted(name)} do not form a block of {plan.mesh}; give tensors and shardings "
+                "instead of the model",
+                name=name,
+            )
+        shardings[name] = Sharding(plan.mesh, tuple(cut), tuple(shape), dtype, at=at or None, view=view)
+    return shardings
+
+
+def _at(mesh: Mesh, ranks: Sequence[int]) -> dict[str, tuple[int, ...]] | None:
+    """The positions at which these ranks are, by axes on which they do not have all; None if they are no block."""
+    places = [mesh.coordinate(rank) for rank in ranks]
+    present = {axis: sorted({place[axis] for place in places}) for axis in mesh.axes}
+    if prod(map(len, present.values())) != len(ranks):
+        return None
+    return {axis: tuple(found) for axis, found in present.items() if len(found) < mesh.axes[axis]}

@@ -1,0 +1,142 @@
+"""A guard of a model and its optimizer: what DTensors, stages and plain parameters say of where they are."""
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch import nn
+
+import rankmesh as rm
+from rankmesh import sim
+from rankmesh.guard.everyone import Everyone
+from rankmesh.guard.model_state import model_state
+
+
+def described(groups, model, optimizer=None, replicated=None):
+    """The cut and the places of each tensor of a job, and how many of them this rank has."""
+    tensors, shardings = model_state(model, optimizer, groups, Everyone(groups), replicated)
+    for name, one in shardings.items():
+        if one.holds(groups.rank):
+            local = tensors[name].to_local() if hasattr(tensors[name], "to_local") else tensors[name]
+            assert tuple(local.shape) == one.of(groups.rank).shape
+    return {name: (one.cut, dict(one.at or {})) for name, one in shardings.items()}
+
+
+def stages(groups):
+    """Each stage has a layer of its own, and both ends an embedding."""
+    stage = groups["pp"].rank
+    model = nn.ModuleDict({f"layer{stage}": nn.Linear(4, 4)})
+    if stage in (0, groups["pp"].size - 1):
+        model["embedding"] = nn.Embedding(6, 4)
+    return model
+
+
+def test_plain_parameters_of_stages():
+    """Each tensor is where a stage has it, with copies on all ranks of that stage."""
+    found = sim.run(lambda groups: described(groups, stages(groups)), "tp=2,dp=2,pp=3")
+    assert found == [found[0]] * 12
+    assert found[0] == {
+        "embedding.weight": ((None, None), {"pp": (0, 2)}),
+        **{f"layer{n}.weight": ((None, None), {"pp": (n,)}) for n in range(3)},
+        **{f"layer{n}.bias": ((None,), {"pp": (n,)}) for n in range(3)},
+    }
+
+
+def test_plain_parameters_that_are_other_tensors_along_an_axis():
+    """Those of tp=0 and tp=1 are two tensors, each with copies along dp."""
+    found = sim.run(lambda groups: described(groups, nn.Linear(2, 2), replicated="dp"), "tp=2,dp=2")
+    assert found[0] == {
+        f"{name}@tp{at}": (cut, {"tp": (at,)})
+        for name, cut in (("weight", (None, None)), ("bias", (None,)))
+        for at in range(2)
+    }
+
+
+def _sharded(groups):
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import Replicate
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    torch.manual_seed(0)
+    model = nn.Sequential(nn.Linear(4, 8), nn.LayerNorm(8), nn.Linear(8, 4))
+    column, row = ColwiseParallel(output_layouts=Replicate()), RowwiseParallel(input_layouts=Replicate())
+    mesh = groups.device_mesh("dp", "tp")
+    parallelize_module(model, mesh["tp"], {"0": column, "2": row})
+    fully_shard(model, mesh=mesh["dp"])
+    return model
+
+
+def test_dtensors_of_two_axes():
+    """FSDP2 over tensor parallelism: tp cuts first, and the norm has the same shards on all ranks of tp."""
+    found = sim.run(lambda groups: described(groups, _sharded(groups)), "tp=2,dp=2")
+    assert found == [found[0]] * 4
+    assert found[0]["0.weight"] == (("tp-dp", None), {})
+    assert found[0]["2.weight"] == (("dp", "tp"), {})
+    assert found[0]["1.weight"] == (("dp",), {})
+
+
+def test_a_mesh_of_other_ranks_is_refused():
+    """By the name of the tensor: its axis has other ranks in the plan."""
+
+    def program(groups):
+        from torch.distributed.device_mesh import init_device_mesh
+        from torch.distributed.tensor import Shard, distribute_tensor
+
+        mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("tp", "dp"))
+        model = nn.Linear(4, 4)
+        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0), Shard(1)]))
+        with pytest.raises(rm.PlanError, match="'weight' is a DTensor whose DeviceMesh has ranks"):
+            described(groups, model)
+
+    sim.run(program, "tp=2,dp=2")
+
+
+@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad])
+def test_state_before_the_first_step(make):
+    """It is made as it is before the first step: the steps after it give the same as without."""
+
+    def program(groups):
+        results = []
+        for with_guard in (False, True):
+            torch.manual_seed(0)
+            model = nn.Linear(3, 3)
+            options = {"momentum": 0.9} if make is torch.optim.SGD else {}
+            optimizer = make(model.parameters(), lr=0.1, weight_decay=0.1, **options)
+            guard = rm.Guard.of(model, optimizer, groups, every=1) if with_guard else None
+            for step in range(3):
+                model(torch.full((2, 3), 1.0 + step)).sum().backward()
+                optimizer.step()
+                optimizer.zero_grad()
+                if guard is not None:
+                    guard.step(step)
+            results.append([one.detach().clone() for one in model.parameters()])
+        return all(torch.equal(one, other) for one, other in zip(*results, strict=True))
+
+    assert sim.run(program, "dp=2") == [True, True]
+
+
+def test_a_wrong_optimizer_state_is_found():
+    """A moment of Adam on one rank, of a norm whose copies tp and dp have."""
+
+    def program(groups):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(3, 3), nn.LayerNorm(3))
+        optimizer = torch.optim.Adam(model.parameters())
+        guard = rm.Guard.of(model, optimizer, groups)
+        if groups.rank == 3:
+            optimizer.state[model[1].bias]["exp_avg_sq"][2] = 1.0
+        with pytest.raises(rm.Diverged) as raised:
+            guard.check()
+        return raised.value.tensor, raised.value.ranks, raised.value.box
+
+    assert sim.run(program, "tp=2,dp=2") == [("1.bias.exp_avg_sq", (3,), ((2, 3),))] * 4
+
+
+def test_ranks_that_describe_a_tensor_differently():
+    """By shape: it is no copy; the error says over which axes it is replicated."""
+
+    def program(groups):
+        with pytest.raises(rm.PlanError, match="such as replicated='dp'"):
+            described(groups, nn.Linear(2, 2 + groups["tp"].rank))
+        dist.barrier()
+
+    sim.run(program, "tp=2,dp=2")
