@@ -135,8 +135,8 @@ def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
         along = mesh.mesh[tuple(slice(None) if other == number else at for other, at in enumerate(place))].tolist()
         if along != _along(viewed, axes[dim], rank):
             raise PlanError(
-                f"{quoted(name)} is a DTensor whose DeviceMesh has ranks {along} along {dim!r}; the plan has them along "
-                f"no axis or kind of that name; make it with groups.device_mesh({dim!r})",
+                f"{quoted(name)} is a DTensor whose DeviceMesh has ranks {along} along {dim!r}; the plan has no axis "
+                f"or kind of that name with these ranks; make it with groups.device_mesh({dim!r})",
                 name=name,
             )
     cut = [None if one is None else "-".join(a for dim in one.split("-") for a in axes[dim]) for one in cut_of(tensor)]
