@@ -48,7 +48,7 @@ def _step(plan, problem):
 
 
 @given(problems())
-@settings(deadline=None, max_examples=50)
+@settings(deadline=None, max_examples=40)
 def test_no_placement_is_predicted_to_be_slower_than_the_order_given(problem):
     """The step is no slower, it is the one that predict has of the placed plan, and so are its parts."""
     sizes, training, cluster, backend = problem
@@ -65,7 +65,7 @@ def test_no_placement_is_predicted_to_be_slower_than_the_order_given(problem):
 
 
 @given(problems(most=6))
-@settings(deadline=None, max_examples=10)
+@settings(deadline=None, max_examples=6)
 def test_of_few_ranks_no_order_is_quicker(problem):
     """Of all permutations of up to 6 ranks, each predicted by itself, none has a quicker step."""
     sizes, training, cluster, backend = problem
@@ -73,7 +73,7 @@ def test_of_few_ranks_no_order_is_quicker(problem):
     placed = place(plan, cluster, model=MODEL, training=training, backend=backend)
     every = [_step(plan.replace(rank_map=order), problem) for order in permutations(range(sizes.world))]
     links = Links(plan, cluster, backend)
-    without = predict(MODEL, training, sizes, H100, links.free()).seconds
+    without = predict(MODEL, training, sizes, H100, links.only(())).seconds
     least = min(every) - without
     assert placed.exact
     assert placed.cost == pytest.approx(least, abs=1e-9 * without) or (
@@ -82,7 +82,7 @@ def test_of_few_ranks_no_order_is_quicker(problem):
 
 
 @given(problems(), st.data())
-@settings(deadline=None, max_examples=40)
+@settings(deadline=None, max_examples=25)
 def test_placements_are_predicted_together_as_one_by_one(problem, data):
     """The seconds under several placements at once are those of each."""
     sizes, training, cluster, backend = problem
@@ -95,9 +95,21 @@ def test_placements_are_predicted_together_as_one_by_one(problem, data):
     assert found.tolist() == pytest.approx([_step(plan.replace(rank_map=order), problem) for order in orders])
 
 
-@pytest.mark.parametrize("spec", ["ep=8,dp=8", "dp=8,ep=8", "dp=4,ep=4,tp=2", "ep=4,pp=2,dp=4"])
+@pytest.mark.parametrize(
+    "spec",
+    [
+        "ep=8,dp=8",
+        "ep=4,dp=8",
+        "dp=4,ep=4,tp=2",
+        "ep=4,pp=2,dp=4",
+        "ep=2,dp=8",
+        "megatron:world=64,ep=8",
+        "megatron:world=64,tp=2,ep=8,etp=1",
+        "megatron:world=32,ep=4,order=dp-pp-ep-cp-tp",
+    ],
+)
 def test_experts_do_not_leave_a_host_for_gradients(spec):
-    """By default the all-to-all stays on NVLink, as the reduction of gradients hides behind the backward pass."""
+    """By default the all-to-all stays on NVLink; the reduction of gradients hides behind the backward pass."""
     plan = rm.read(spec)
     placed = place(plan, Cluster.parse(f"host=8,leaf={plan.world_size // 8}"))
     kinds = {kind.name: kind for kind in placed.kinds}
@@ -105,6 +117,7 @@ def test_experts_do_not_leave_a_host_for_gradients(spec):
     assert kinds["ep"].cost <= kinds["ep"].before
     assert placed.step.seconds <= placed.step_before.seconds
     assert placed.step.hidden["dp"] > 0
+    assert sum(kind.cost for kind in placed.kinds) > placed.cost
 
 
 def test_what_does_not_hide_decides():

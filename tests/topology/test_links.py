@@ -46,6 +46,9 @@ def test_units_are_the_devices_that_share_a_link(tree):
     text = _table(cells)
     assert is_links(text)
     cluster = read_links(text, ["a", "b"], None)
+    stripped = "\n".join(line.replace("\x1b[4m", "").replace("\t", " ").strip() for line in text.splitlines())
+    assert is_links(stripped)
+    assert read_links(stripped, ["a", "b"], None) == cluster
     present = sorted({cell for row in cells for cell in row} - {"X"}, key=NEAR.index)
     names = [level.name for level in cluster.levels]
     assert names == [*(LEVELS[kind] for kind in present[:-1]), "host", "network"]

@@ -152,7 +152,17 @@ def command(
         given = trained(model, vocabulary=vocabulary, device_name=device_name, memory=memory, speed=speed,
                         overlap=overlap, **fields)  # fmt: skip
         work = _work(source.plan, machine, given)
-    elif unused := [name for name, value in {**fields, "vocabulary": vocabulary}.items() if value is not None]:
+    elif unused := [
+        name
+        for name, value in {
+            **fields,
+            "vocabulary": vocabulary,
+            "overlap": overlap,
+            "memory": memory,
+            "speed": speed,
+        }.items()
+        if value is not None
+    ]:
         raise typer.BadParameter(f"--{unused[0].replace('_', '-')} is of a model; add --model FILE")
     found = place(source.plan, machine, within=within_of(",".join(within or ())), backend=backend, **work)
     if save is not None:

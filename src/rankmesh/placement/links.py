@@ -31,8 +31,9 @@ from rankmesh.placement.levels import BUS, PROCESSORS
 
 __all__ = ["is_links", "read_links"]
 
-_TABLE = re.compile(r"^GPU0\s+X(\s|$)", re.MULTILINE)
-_ROW = re.compile(r"^GPU[0-9]+\s+(.*)$")
+_TABLE = re.compile(r"^\s*GPU0\s+X(\s|$)", re.MULTILINE)
+# A row of the table; its head begins with GPU0 too where a copy has lost the space before it.
+_ROW = re.compile(r"^\s*GPU[0-9]+\s+(?!GPU|CPU|NIC|mlx)(.*)$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NVLINK = 25e9
 # Kinds of link, the nearest first; NV with its number of links is nearer than all of them.

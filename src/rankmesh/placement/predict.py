@@ -30,7 +30,7 @@ the stages alone. The first and the last stage send one of them, and wait for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
@@ -136,7 +136,7 @@ class Links:
         self._positions: dict[tuple[str, int | None], IntArray] = {}
         self._devices = self.given[None]
         self._counts: dict[tuple[str, int | None], HopCounts] = {}
-        self._free = False
+        self._only: Collection[str] | None = None
 
     def under(self, devices: IntArray) -> Links:
         """Return the links under other placements: the device of each position, ``(placements, positions)``."""
@@ -144,10 +144,10 @@ class Links:
         other._devices, other._counts = devices, {}
         return other
 
-    def free(self) -> Links:
-        """Return links over which everything takes no time."""
+    def only(self, names: Collection[str]) -> Links:
+        """Return links over which the messages of all other kinds take no time."""
         other = copy(self)
-        other._free = True
+        other._only = names
         return other
 
     @property
@@ -157,7 +157,8 @@ class Links:
 
     def seconds(self, name: str, messages: Sequence[Message], stage: int | None = None) -> Seconds:
         """Seconds of a step that these messages of a kind take, of all groups at once or of those of one stage."""
-        if self._free or not messages or self.positions(name).shape[1] < 2:
+        free = self._only is not None and name not in self._only
+        if free or not messages or self.positions(name).shape[1] < 2:
             return 0.0
         found = seconds(messages, self.counts(name, stage if self.shared else None))
         return float(found[0]) if self.many == 1 else found

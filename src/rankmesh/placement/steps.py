@@ -227,12 +227,14 @@ def _bytes(messages: tuple[Message, ...]) -> float:
 
 
 def usual_work(roles: Roles) -> tuple[Transformer, Training]:
-    """Return blocks of hidden size 8192, four a stage, in bfloat16, with experts where ep cuts them; four microbatches
-    a stage.
+    """Return a usual transformer and its training, for the sizes of a plan.
+
+    Blocks of hidden size 8192, four a stage, in bfloat16, with experts where ep cuts them. A replica has four
+    microbatches a stage and at least 16: a batch of millions of tokens, whose gradients are reduced once.
     """
     experts = 8 * roles.sizes["ep"] if roles.sizes["ep"] > 1 else 0
     model = Transformer(
         layers=4 * roles.sizes["pp"], hidden=8192, heads=64, kv_heads=8, ffn_hidden_size=28672, vocabulary=131072,
         gated=True, tied=False, experts=experts, top_k=2, moe_ffn_hidden_size=4096,
     )  # fmt: skip
-    return model, Training(batch=4 * roles.sizes["pp"] * roles.layout.dp, sequence=8192)
+    return model, Training(batch=max(16, 4 * roles.sizes["pp"]) * roles.layout.dp, sequence=8192)
