@@ -69,6 +69,7 @@ nitpick_ignore_regex = [
         r"Weights|rankmesh\.transfer\.(layouts\.strided\.Fragment|sync\.direct\.Group|torch_checkpoint\.Chunk)",
     ),
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
+    (r"py:class", r"rankmesh\.placement\.(cost\.HopCounts|steps\.Roles)"),
     (r"py:class", r"Column|Ints|Bools|GroupName|Signature|InCall"),  # of a recording
     (r"py:class", r"rankmesh\.(core\.options\.GivenOptions|rendezvous\.round\.Round|runtime\.schedule\.\w+)"),
     (r"py:class", r"rankmesh\.sim\.channel\.Observer|Session"),

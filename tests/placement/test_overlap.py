@@ -65,7 +65,7 @@ def test_no_placement_is_predicted_to_be_slower_than_the_order_given(problem):
 
 
 @given(problems(most=6))
-@settings(deadline=None, max_examples=6)
+@settings(deadline=None, max_examples=8)
 def test_of_few_ranks_no_order_is_quicker(problem):
     """Of all permutations of up to 6 ranks, each predicted by itself, none has a quicker step."""
     sizes, training, cluster, backend = problem
