@@ -405,6 +405,14 @@ def loss_and_count_over_tp(groups):
     sim.see("loss", total / count)
 
 
+@wrong("tp=2", "dp=2", "tp=2,dp=4", repair=("group", "dp", "1/dp"), group="tp")
+def loss_summed_over_tp(groups):
+    """A mean over the rows of this rank is summed over the wrong group, and not divided."""
+    loss = (sim.random(groups, "x", (8, 4), ("dp", None)) @ weight(groups, "w", (4,))).square().mean().detach()
+    dist.all_reduce(loss, group=pg(groups, "tp"))  # wrong
+    sim.see("loss", loss)
+
+
 # -- factors that differ by layout ------------------------------------------------------------------------------------
 
 

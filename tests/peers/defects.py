@@ -325,8 +325,11 @@ def row(found):
     if first is None:
         return [str(found.number), found.script, "nothing", "", "", harmless]
     layout = ",".join(axis for axis in first.layout.split(",") if not axis.endswith("=1"))
-    place = "in the program" if first.site.startswith("defects.py") else first.site
-    cause = "no collective" if first.operation is None else f"{first.operation} over `{first.group}`, {place}"
+    site = first.before or first.site
+    place = "in the program" if site.startswith("defects.py") else site
+    cause = f"before a collective, {place}" if first.before else "no collective"
+    if first.operation is not None:
+        cause = f"{first.operation} over `{first.group}`, {place}"
     change = first.fix if first.settles else "none works"
     return [str(found.number), found.script, f"{first.name} under `{layout}`", cause, change, harmless]
 

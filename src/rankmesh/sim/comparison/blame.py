@@ -241,15 +241,15 @@ def _scalings(node: Node, states: dict[_Nodes, str], nodes: _Nodes, layouts: Seq
 
     A sum of means has the factor before it as well; any other factor is not the collective's if its result has none,
     or its inputs have it. It may be another group's that always has as many ranks, unless the inputs are right. The
-    line that makes the collective is tried before the one that chose its group, unless it makes right ones, too.
+    line that makes the collective is tried before the one that chose its group, if all that it makes are like this one.
     """
     state = states[nodes]
     if state == _RIGHT or node.kind not in layouts[0].kinds or (state != _SCALED and equally_large(node.kind, layouts)):
         return []
-    right = {other[0].sites[0] for other, one in states.items() if one == _RIGHT}
-    made = [] if node.sites[0] in right else [replace(node, sites=node.sites[:1])]
+    made = {one for other, one in states.items() if other[0].sites[0] == node.sites[0]}
+    innermost = [replace(node, sites=node.sites[:1])] if made == {state} else []
     factors = [Formula((), (node.kind,)), *([Formula((node.kind,))] if state != _CARRIED else [])]
-    return [Repair("scale", "", one, factor) for one in (*made, node) for factor in factors]
+    return [Repair("scale", "", one, factor) for one in (*innermost, node) for factor in factors]
 
 
 def _divided(repair: Repair, layouts: Iterable[Layout]) -> Formula | None:

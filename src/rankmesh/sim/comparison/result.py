@@ -220,7 +220,8 @@ class Comparison:
             ]
         else:
             did = "fail" if first.why == "failed" else "differ"
-            lines = [f"  {first.site}: the {first.operation} over {first.group} made it {did}"]
+            what = "has a result that is off by a factor" if first.repair[0] == "scale" else f"made it {did}"
+            lines = [f"  {first.site}: the {first.operation} over {first.group} {what}"]
         lines += [f"    reached by {line}" for line in first.lines[:_LINES]] if len(first.lines) > 1 else []
         if first.fix is not None:
             rest = "then everything is the same" if first.settles else "then it is right, and other values differ still"
