@@ -418,11 +418,15 @@ def loss_summed_over_tp(groups):
 
 @wrong("dp=2", "dp=4", "tp=2,dp=2", repair=("scale", "1/dp"), group="dp")
 def loss_not_divided(groups):
-    """The means of replicas are summed for the log."""
+    """The means of replicas are summed for the log: the line that sums is named, not that which chose the group."""
+
+    def logged(value, group):
+        value = value.detach().clone()
+        dist.all_reduce(value, group=group)  # wrong
+        return value
+
     x, w = sim.random(groups, "x", (8, 4), ("dp", None)), weight(groups, "w", (4,))
-    loss = (x @ w).square().mean()
-    dist.all_reduce(loss, group=pg(groups, "dp"))  # wrong
-    sim.see("loss", loss)
+    sim.see("loss", logged((x @ w).square().mean(), pg(groups, "dp")))
 
 
 @wrong("tp=2", "tp=4", "tp=2,dp=2", repair=("scale", "tp"), group="tp")
