@@ -12,7 +12,7 @@ rank that lost its oldest calls and has none on a group may have made any number
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
@@ -92,6 +92,8 @@ class History:
     group_of: Mapping[tuple[int, int], KnownGroup]
     known_as: Mapping[KnownGroup, Mapping[int, GroupName]]
     exchanging: frozenset[KnownGroup]
+    # Of what was compared: kinds, signatures, operations and lines.
+    numbers: dict[Hashable, int] = field(default_factory=dict)
 
     @cached_property
     def families(self) -> Mapping[Hashable, Sequence[KnownGroup]]:
@@ -100,12 +102,6 @@ class History:
         for group in self.tracks:
             found.setdefault(group.family, []).append(group)
         return found
-
-    @cached_property
-    def member_of(self) -> Mapping[tuple[Hashable, int], KnownGroup]:
-        """The group of each family that a rank is a member of: the one that most members have calls of."""
-        groups = sorted(self.tracks, key=lambda group: len(self.tracks[group]))
-        return {(group.family, rank): group for group in groups for rank in group.members}
 
     def last(self, group: KnownGroup, rank: int) -> int | None:
         """Return the number of the last call of a group that a rank has entered, 0 for none, None if unknown."""

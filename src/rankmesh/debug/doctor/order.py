@@ -14,9 +14,8 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Hashable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import islice
-from operator import itemgetter
 
 import numpy as np
 
@@ -32,7 +31,6 @@ __all__ = ["departure", "divergences", "went_past"]
 # How many calls later another rank's call is looked for, how many groups of a kind and how many recordings are asked,
 # and with how many peers a rank is compared.
 _AHEAD, _OF_A_KIND, _ASKED, _PEERS = 8, 64, 256, 16
-_NEVER = 2**62
 
 
 def divergences(history: History) -> Iterator[Cause]:
@@ -200,35 +198,64 @@ def _found(history: History, ranks: list[tuple[KnownGroup, int]], number: int, c
 
 
 @dataclass(frozen=True, eq=False)
-class _Order:
-    """The order of a rank's calls of two kinds: how many of the second it had made ``before`` each of the first.
+class _Calls:
+    """The collectives of a rank, oldest first, as numbers that are the same on all ranks.
 
-    ``first`` is the number of the first call in ``before``, ``total`` how many of the second kind count.
+    ``key`` is the kind and the number of each, ``line`` its operation and line, 0 without one, ``facts`` its signature.
+    ``is_cut``: the ring buffer has lost older calls.
     """
 
-    first: int
-    before: Ints
-    total: int
+    key: Ints
+    line: Ints
+    facts: Ints
+    is_cut: bool
 
-    def at(self, number: int) -> int:
-        """Return how many calls of the second kind came before this one of the first."""
-        return int(self.before[number - self.first])
-
-    def parting(self, other: _Order) -> int:
-        """Return the first call of the first kind that another rank made at another place; ``_NEVER`` for none."""
-        low = max(self.first, other.first)
-        end = min(self.first + len(self.before), other.first + len(other.before))
-        if end <= low:
-            return _NEVER
-        theirs = np.minimum(other.before[low - other.first : end - other.first], self.total)
-        differs = np.flatnonzero(self.before[low - self.first : end - self.first] != theirs)
-        return low + int(differs[0]) if len(differs) else _NEVER
+    def part(self, begin: int, end: int | None) -> _Calls:
+        """Return a stretch of these calls."""
+        return _Calls(self.key[begin:end], self.line[begin:end], self.facts[begin:end], self.is_cut)
 
 
-def went_past(history: History, call: PendingCall, rank: int, there: tuple[KnownGroup, int] | None = None) -> bool:
-    """Return whether a rank, which is missing in a call, has left the order of its peers in the kinds of two calls.
+def _made(history: History, rank: int) -> _Calls:
+    """Return the collectives of a rank."""
+    recording, numbers = history.recordings[rank], history.numbers
 
-    They are the kinds of the missed call and of ``there``, where the rank is: without it, its last call.
+    def table(values: Iterable[Hashable]) -> Ints:
+        return np.array([numbers.setdefault(value, len(numbers) + 1) for value in values], dtype=np.int64)
+
+    kinds = table(history.group_of[rank, index].family for index in range(len(recording.groups)))
+    operations = table(signature.operation for signature in recording.signatures)
+    sites = np.append(table(recording.sites), 0)  # the last is that of -1, a call without a line
+    site = sites[recording.site]
+    return _Calls(
+        kinds[recording.group] << 32 | recording.number,
+        np.where(site > 0, site << 32 | operations[recording.signature], 0),
+        table(recording.signatures)[recording.signature],
+        recording.dropped,
+    )
+
+
+def _parting(ours: _Calls, theirs: _Calls) -> tuple[int, int]:
+    """Return the places up to which two ranks made the same calls, from the first call that both have.
+
+    Calls are the same by kind, number and line, where a line is missing by what they send.
+    """
+    place = at = 0
+    if len(ours.key) and len(theirs.key) and ours.is_cut | theirs.is_cut:
+        places = np.flatnonzero(np.isin(ours.key, theirs.key))
+        place = int(places[0]) if len(places) else len(ours.key)
+        at = int(np.flatnonzero(theirs.key == ours.key[place])[0]) if len(places) else len(theirs.key)
+    count = min(len(ours.key) - place, len(theirs.key) - at)
+    here, there = ours.part(place, place + count), theirs.part(at, at + count)
+    same = np.where((here.line > 0) & (there.line > 0), here.line == there.line, here.facts == there.facts)
+    differs = np.flatnonzero((here.key != there.key) | ~same)
+    count = int(differs[0]) if len(differs) else count
+    return place + count, at + count
+
+
+def went_past(history: History, call: PendingCall, rank: int, there: PendingCall | None = None) -> bool:
+    """Return whether a rank, which is missing in a call, has left the order of its peers before it, or at it.
+
+    ``there`` is the call in which the rank waits.
 
     ```
     rank     dp tp dp tp tp           made tp where the peer made dp: one of them has left the order
@@ -236,128 +263,53 @@ def went_past(history: History, call: PendingCall, rank: int, there: tuple[Known
     others   dp tp dp tp dp tp        came along with both, and made what the peer made before what the rank made
     ```
 
-    The others decide that came along with both up to there. Ranks of other stages make other calls and part earlier.
+    The others that came along with both decide. Ranks of other stages make other calls and part earlier. Others that
+    went no further than the peer count if the rank has made its call before, which is then no call of its stage alone.
     """
-    recording = history.recordings[rank]
-    if there is None and len(recording):
-        there = history.group_of[rank, int(recording.group[-1])], int(recording.number[-1])
-    if there is None or not call.numbered or call.group.family == there[0].family:
+    row = None if there is None else history.row(there.group, rank, there.number)
+    ours = _made(history, rank).part(0, None if row is None else row + 1)
+    peers = [_made(history, peer) for peer in call.waiting[:_PEERS]]
+    parted = [(*_parting(ours, theirs), number) for number, theirs in enumerate(peers)]
+    # Ranks of other stages may part at the same place: they make another call under the same number.
+    place, at, _, number = max((place, at, _key(ours, place) != _key(peers[n], at), n) for place, at, n in parted)
+    key, peer = _key(ours, place), call.waiting[number]
+    if not call.numbered or key in (None, _key(peers[number], at)):
         return False
-    groups = call.group, there[0]
-    made = _order(history, rank, *groups)
-    if made is None:
-        return False
-    # The missed call comes after the one where the rank is.
-    ours = replace(made, before=np.append(made.before, there[1]), total=there[1])
-    peers = {peer: found for peer in call.waiting[:_PEERS] if (found := _order(history, peer, *groups)) is not None}
-    place, peer = max(((ours.parting(theirs), peer) for peer, theirs in peers.items()), default=(_NEVER, rank))
-    if place == _NEVER or peers[peer].at(place) > ours.at(place):
-        return False
-    where = peers[peer].at(place)
-    is_known = _has_made_before(history, rank, there[0], where + 1)
+    like = (ours.line == ours.line[place]) if ours.line[place] else (ours.facts == ours.facts[place])
+    is_known = bool((like & (ours.key >> 32 == ours.key[place] >> 32))[:place].any())
     votes = 0
-    for other in islice(history.recordings, _ASKED):
-        theirs = _order(history, other, *groups) if other not in (rank, peer) else None
-        if theirs is None:
-            continue
-        parting = ours.parting(theirs)
-        if parting == place and theirs.at(place) == where:
-            came_along = all(
-                _is_same(history, group, number - back, peer, other)
-                for group, number in zip(groups, (place, where), strict=True)
-                for back in range(_AHEAD)
-            )
-            votes += came_along and (is_known or where < theirs.total)
-        elif parting > place and theirs.total >= ours.at(place):
+    for other in set(islice(history.recordings, _ASKED)) - {rank, peer}:
+        made = _made(history, other)
+        (with_rank, _), (with_peer, _) = _parting(ours, made), _parting(peers[number], made)
+        if with_rank == place and with_peer > at:
+            votes += is_known or bool((made.key == key).any())
+        elif with_rank > place and with_peer == at:
             votes -= 1
     return votes > 0
 
 
-def _is_same(history: History, group: KnownGroup, number: int, rank: int, other: int) -> bool:
-    """Return whether two ranks may have made the same call of the program: by its line, else by what it sends."""
-    (call, line), (another, there) = (
-        (history.signature(local, one, number), history.site(local, one, number))
-        for one in (rank, other)
-        for local in [group if one in history.tracks[group] else history.member_of[group.family, one]]
-    )
-    if call is None or another is None:
-        return True
-    if not line or not there:
-        return call == another
-    return (call.operation, line) == (another.operation, there)
-
-
-def _has_made_before(history: History, rank: int, group: KnownGroup, number: int) -> bool:
-    """Return whether a rank made a call like this one, at the same line, before it."""
-    row = history.row(group, rank, number)
-    if row is None:
-        return False
-    recording = history.recordings[rank]
-    columns = (recording.group, recording.signature, recording.site)
-    return any(all(column[earlier] == column[row] for column in columns) for earlier in range(row))
-
-
-def _order(history: History, rank: int, *of: KnownGroup) -> _Order | None:
-    """Return the order of a rank's calls of the kinds of two groups, of these groups where it has calls of them.
-
-    None if it has no group of one kind, or has lost all calls of one.
-    """
-    groups = [group if rank in history.tracks[group] else history.member_of.get((group.family, rank)) for group in of]
-    tracks = [None if group is None else history.tracks[group].get(rank) for group in groups]
-    if None in groups or (None in tracks and history.recordings[rank].dropped):
-        return None
-    (first, rows), (begin, others) = (
-        (1, np.empty(0, dtype=np.int64)) if track is None else (int(track.numbers[0]), track.rows) for track in tracks
-    )
-    return _Order(first, np.searchsorted(others, rows) + begin - 1, begin - 1 + len(others))
+def _key(calls: _Calls, place: int) -> int | None:
+    """Return the kind and the number of a call; None behind the last."""
+    return int(calls.key[place]) if place < len(calls.key) else None
 
 
 def departure(history: History, rank: int, peers: Sequence[int]) -> tuple[KnownGroup, int, str] | None:
     """Return where a rank first made another call than the peer that it followed longest: that call, and words.
 
-    Calls are the same by group, operation and line, where both have one: sizes may be a rank's own. None if the rank
-    made no other call, or a ring buffer has lost calls.
+    None if the rank made no other call.
     """
-    if not _is_whole(history, rank):
+    if not history.has(rank):
         return None
-    calls = _made(history, rank)
-    whole = (peer for peer in peers if peer != rank and _is_whole(history, peer))
-    followed = [
-        (_in_common(calls, made), peer, len(made)) for peer in islice(whole, _PEERS) if (made := _made(history, peer))
-    ]
-    row, peer, length = max(followed, key=itemgetter(0), default=(0, rank, 0))
-    if not 0 < row < min(len(calls), length):
+    others = islice((peer for peer in peers if peer != rank and history.has(peer)), _PEERS)
+    made = {one: _made(history, one) for one in (*others, rank)}
+    place, at, peer = max(
+        ((*_parting(made[rank], made[peer]), peer) for peer in made if peer != rank), default=(0, 0, rank)
+    )
+    if not place or None in (_key(made[rank], place), _key(made[peer], at)):
         return None
-    group, number, theirs = _call_at(history, peer, row)
-    ours = _call_at(history, rank, row)[2]
+    group, number, theirs = _call_at(history, peer, at)
+    ours = _call_at(history, rank, place)[2]
     return group, number, f"rank {rank} first left the order of rank {peer} where that made {theirs}: it made {ours}"
-
-
-def _is_whole(history: History, rank: int) -> bool:
-    return history.has(rank) and not history.recordings[rank].dropped
-
-
-_Made = list[tuple[tuple[Hashable, str], str]]
-
-
-def _in_common(calls: _Made, others: _Made) -> int:
-    """Return how many of the first calls are the same."""
-    for row, ((call, site), (other, there)) in enumerate(zip(calls, others, strict=False)):
-        if call != other or (site != there and site and there):
-            return row
-    return min(len(calls), len(others))
-
-
-def _made(history: History, rank: int) -> _Made:
-    """Return the kind, the operation and the line of each collective of a rank, oldest first."""
-    recording = history.recordings[rank]
-    operations = [signature.operation for signature in recording.signatures]
-    sites = [*recording.sites, ""]  # the last is that of -1, a call without frames
-    columns = (column.tolist() for column in (recording.group, recording.signature, recording.site))
-    return [
-        ((history.group_of[rank, group].family, operations[signature]), sites[site])
-        for group, signature, site in zip(*columns, strict=True)
-    ]
 
 
 def _call_at(history: History, rank: int, row: int) -> tuple[KnownGroup, int, str]:

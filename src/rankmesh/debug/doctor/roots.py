@@ -183,10 +183,8 @@ def _calls(waits: Waits, ranks: Sequence[int]) -> list[PendingCall]:
 
 def _left_the_order(history: History, waits: Waits, call: PendingCall, rank: int) -> bool:
     """Return whether a waiting rank has left the order of its peers before the call in which it is missing."""
-    places = [(there.group, there.number) for there in waits.of_rank[rank] if there.numbered]
-    if not places:  # what two members exchange has no place among the collectives
-        return went_past(history, call, rank)
-    return any(went_past(history, call, rank, place) for place in places)
+    # What two members exchange has no place among the collectives.
+    return any(went_past(history, call, rank, there if there.numbered else None) for there in waits.of_rank[rank])
 
 
 def _deadlock(history: History, waits: Waits, ranks: list[int]) -> Cause:

@@ -61,36 +61,29 @@ def _ends(
     """Yield how many calls of each member count, and how late it came, if a call has run out of time."""
     rows = {rank: row for rank in history.tracks[group] if (row := history.row(group, rank, number)) is not None}
     made = {rank: row for rank, row in rows.items() if rank not in ends or row < ends[rank][0]}
+    created = {rank: history.created(group, rank, number) / 1e9 for rank in made}
     if not made:
         return
-    created = {rank: history.created(group, rank, number) for rank in made}
-    first = min(created, key=lambda rank: created[rank])
-    limit = int(_limit(history, group, first) * 1e9)
-    pauses = {rank: _pause(history, group, rank, number) for rank in made}
-    late = {
-        rank for rank in made if created[rank] - created[first] > limit and 2 * (pauses[rank] - pauses[first]) >= limit
-    }
-    later = history.recordings[first].created[made[first] + 1 : made[first] + 2]
-    is_quiet = not len(later) or later[0] - created[first] >= limit
+    first = min(made, key=lambda rank: created[rank])
+    limit = history.known_as[group][first].limit
+    since = {rank: created[rank] - _before(history, group, rank, number) for rank in made}
+    late = {rank for rank in made if created[rank] - created[first] > limit <= 2 * (since[rank] - since[first])}
+    later = history.recordings[first].created[made[first] + 1 : made[first] + 2] / 1e9
     is_incomplete = rows.keys() > made.keys() or any(
         history.has(rank) and (history.last(group, rank) or number) < number for rank in group.members
     )
     differs = len({history.signature(group, rank, number) for rank in made}) > 1
-    if is_quiet and (late or is_incomplete or differs):
+    if (not len(later) or later[0] - created[first] >= limit) and (late or is_incomplete or differs):
         for rank, row in made.items():
-            end = (row, (created[rank] - created[first]) / 1e9) if rank in late else (row + 1, 0.0)
+            end = (row, created[rank] - created[first]) if rank in late else (row + 1, 0.0)
             if end[0] < len(history.recordings[rank]):
                 yield rank, end
 
 
-def _pause(history: History, group: KnownGroup, rank: int, number: int) -> int:
-    """Return the nanoseconds since a rank's call of the group before this one, or since the first of all its calls."""
-    before = history.row(group, rank, number - 1)
-    return history.created(group, rank, number) - int(history.recordings[rank].created[before or 0])
-
-
-def _limit(history: History, group: KnownGroup, rank: int) -> float:
-    return history.known_as[group][rank].limit
+def _before(history: History, group: KnownGroup, rank: int, number: int) -> float:
+    """Return when a rank made the call of the group before this one, or the first of all its calls, in seconds."""
+    row = history.row(group, rank, number - 1)
+    return float(history.recordings[rank].created[row or 0]) / 1e9
 
 
 def _until(recording: Recording, rows: int, late_by: float) -> Recording:
