@@ -1,6 +1,8 @@
 """Conversion of checkpoints: what is written has every bit of what was read, and what cannot be is refused by name."""
 
 import pickle
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -8,7 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
-from tests.transfer import live
+from tests.sockets import free_port
+from tests.transfer import live, megatron_saves
 from tests.transfer.strategies import pairs, world_of
 
 import rankmesh as rm
@@ -152,6 +155,26 @@ def test_the_plans_that_megatron_keeps_in_its_metadata(tmp_path):
     path.write_bytes(pickle.dumps(metadata))
     convert(source, tmp_path / "to", "safetensors")
     assert torch.equal(_whole(tmp_path / "to")["model.w"], torch.arange(32.0).reshape(8, 4))
+
+
+def test_a_checkpoint_that_megatron_writes(tmp_path):
+    """Its own torch_dist, as a run saves it: objects are refused by name, tensors are converted under its names."""
+    pytest.importorskip("megatron.core")
+    (tmp_path / "from").mkdir()
+    command = [sys.executable, "-m", "tests.transfer.megatron_saves", str(tmp_path / "from"), str(free_port())]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    extra = "decoder.layers.mlp.linear_fc2._extra_state/shard_0_1"
+    with pytest.raises(TransferError) as caught:
+        convert(tmp_path / "from", tmp_path / "to", "dcp")
+    assert caught.value.values["names"] == (extra,)
+    with pytest.raises(TransferError) as caught:
+        convert(tmp_path / "from", tmp_path / "to", "safetensors", leave_out=["*_extra_state*"])
+    assert len(caught.value.values["names"]) == 2
+    convert(tmp_path / "from", tmp_path / "to", "dcp", leave_out=["*_extra_state*"], budget=50)
+    found = _whole(tmp_path / "to")
+    stacked = torch.stack([megatron_saves.layer(number) for number in range(megatron_saves.LAYERS)])
+    assert torch.equal(found["decoder.layers.mlp.linear_fc2.weight"], stacked)
+    assert torch.equal(found["embedding.word_embeddings.weight"], torch.arange(40.0).reshape(10, 4))
 
 
 def _anonymous():
