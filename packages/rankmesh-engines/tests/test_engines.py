@@ -36,6 +36,8 @@ def check_cells(rows, asked):
     # rankmesh's own table, which needs no framework: it says the same of each rank's shard, or that it does not know.
     assert [row for row in cells if row.get("unlike")] == []
     assert any(row.get("unlike") == [] for row in cells)
+    # Of a cell that a loader refuses, it says more only where the reason is mbridge's map or padding, and no size.
+    assert [row["why"] for row in cells if row.get("table") and "mbridge does not pad" not in row["why"]] == []
 
 
 def check_transfers(rows):
