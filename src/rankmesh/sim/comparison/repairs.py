@@ -73,17 +73,13 @@ class Repair:
         return (self.form, *(str(detail) for detail in details if detail))
 
 
-def _common(layouts: Sequence[Layout]) -> list[str]:
-    """Return the kinds that every layout has, those along the fewest axes first."""
-    first = layouts[0].kinds
-    known = [kind for kind in first if all(kind in layout.kinds for layout in layouts)]
-    return sorted(known, key=lambda kind: len(first[kind].axes))
+def _distinct(layouts: Sequence[Layout], first: str = "") -> Iterator[str]:
+    """Yield the kinds that have more than one rank somewhere; of those with equal groups everywhere, the first.
 
-
-def _distinct(layouts: Sequence[Layout], kinds: Sequence[str]) -> Iterator[str]:
-    """Yield the kinds that have more than one rank somewhere; of those with equal groups everywhere, the first."""
-    seen: set[tuple[object, ...]] = set()
-    for kind in kinds:
+    One may be first; the others are in the order of how many axes they are along.
+    """
+    kinds, seen = layouts[0].kinds, set[tuple[object, ...]]()
+    for kind in sorted(kinds, key=lambda kind: (kind != first, len(kinds[kind].axes))):
         groups = [layout.kinds[kind] for layout in layouts]
         key = tuple(one.partition for one in groups)
         if key not in seen and any(one.size > 1 for one in groups):
@@ -93,13 +89,12 @@ def _distinct(layouts: Sequence[Layout], kinds: Sequence[str]) -> Iterator[str]:
 
 def regroupings(node: Node, layouts: Sequence[Layout]) -> list[Repair]:
     """Return the changes of these collectives to every other kind of the plan."""
-    kinds = sorted(_common(layouts), key=lambda kind: kind != node.kind)
-    return [Repair("group", kind, node) for kind in _distinct(layouts, kinds) if kind != node.kind]
+    return [Repair("group", kind, node) for kind in _distinct(layouts, node.kind) if kind != node.kind]
 
 
 def reductions(layouts: Sequence[Layout], gradient: Gradient | None = None) -> list[Repair]:
     """Return the sums of what is seen, or of a gradient, over each kind of group."""
-    return [Repair("all-reduce", kind, gradient=gradient) for kind in _distinct(layouts, _common(layouts))]
+    return [Repair("all-reduce", kind, gradient=gradient) for kind in _distinct(layouts)]
 
 
 def equally_large(kind: str, layouts: Sequence[Layout]) -> list[str]:
@@ -107,7 +102,7 @@ def equally_large(kind: str, layouts: Sequence[Layout]) -> list[str]:
     sizes = [layout.kinds[kind] for layout in layouts]
     return [
         other
-        for other in _distinct(layouts, _common(layouts))
+        for other in _distinct(layouts)
         if not set(sizes[0].axes) & set(layouts[0].kinds[other].axes)
         and all(layout.kinds[other].size == one.size for layout, one in zip(layouts, sizes, strict=True))
     ]
@@ -115,7 +110,7 @@ def equally_large(kind: str, layouts: Sequence[Layout]) -> list[str]:
 
 def formula_of(factors: Mapping[Layout, float], likely: Formula | None = None) -> Formula | None:
     """Return the formula that has these values under these layouts: a likely one, else the shortest."""
-    kinds = list(_distinct(list(factors), _common(list(factors))))
+    kinds = list(_distinct(list(factors)))
     for formula in chain([likely] if likely else [], _formulas(kinds)):
         if all(isclose(formula.value(layout), factor, rel_tol=_CLOSE) for layout, factor in factors.items()):
             return formula

@@ -130,6 +130,21 @@ class Difference:
         }
 
 
+def _known(first: Difference) -> str:
+    """Return what is known of the line that is named."""
+    form, what, *gradient = first.repair or ("", "")
+    if first.operation is not None:
+        made = "made it fail" if first.why == "failed" else "made it differ"
+        done = {"": "gets the right numbers; its result differs", "scale": "has a result that is off by a factor"}
+        return f"the {first.operation} over {first.group} {done.get(form, made)}"
+    if form == "all-reduce":
+        where = f"in {gradient[0].partition('[')[0]}" if gradient else "before this line"
+        return f"a sum over {what} is missing {where}"
+    if first.before:
+        return "the first collective that gets other numbers than on one process; the mistake is before it"
+    return f"it {'is off by a factor' if form else 'differs'} here, and no line is known to be wrong"
+
+
 def _scaled(subject: str, formula: str) -> str:
     """Return a factor in words.
 
@@ -212,16 +227,7 @@ class Comparison:
         return "\n".join([*lines, self._noise()])
 
     def _cause(self, first: Difference) -> list[str]:
-        if first.operation is None:
-            lines = [f"  {first.before or first.site}: {self._missing(first)}"]
-        elif first.repair is None:
-            lines = [
-                f"  {first.site}: the {first.operation} over {first.group} gets the right numbers; its result differs"
-            ]
-        else:
-            did = "fail" if first.why == "failed" else "differ"
-            what = "has a result that is off by a factor" if first.repair[0] == "scale" else f"made it {did}"
-            lines = [f"  {first.site}: the {first.operation} over {first.group} {what}"]
+        lines = [f"  {first.before or first.site}: {_known(first)}"]
         lines += [f"    reached by {line}" for line in first.lines[:_LINES]] if len(first.lines) > 1 else []
         if first.fix is not None:
             rest = "then everything is the same" if first.settles else "then it is right, and other values differ still"
@@ -229,17 +235,6 @@ class Comparison:
             lines.append(f"  fix: {first.fix}; tried, and {rest}{untried}")
         lines += [f"  {line}" for line in first.failure.splitlines()]
         return lines
-
-    def _missing(self, first: Difference) -> str:
-        """Return what is known where no collective is wrong."""
-        if first.repair is None:
-            gets = "the first collective that gets other numbers than on one process; the mistake is before it"
-            return gets if first.before else "it differs here, and no line is known to be wrong"
-        form, what, *gradient = first.repair
-        if form == "scale":
-            return "it is off by a factor here, and no line is known to be wrong"
-        where = f"in {gradient[0].partition('[')[0]}" if gradient else "before this line"
-        return f"a sum over {what} is missing {where}"
 
     def _noise(self) -> str:
         text = (
