@@ -44,6 +44,9 @@ VALID = {
     "topology.conf": "SwitchName=s1 Nodes=node[1-2] LinkSpeed=100\nSwitchName=s2 Nodes=node[3,10]\n"
     "SwitchName=top Switches=s[1-2]\n",
     "blocks.conf": "BlockName=b1 Nodes=node[1-2]\nBlockName=b2 Nodes=node[3-4]\nBlockSizes=2,4\n",
+    "links.conf": "\tGPU0\tGPU1\tCPU Affinity\nGPU0\t X \tNV18\t0-47\nGPU1\tNV18\t X \t0-47\n",
+    "inside.yaml": "levels: [{name: pix}, {name: host, bandwidth: 1.0e+9}, {name: leaf, default: true}]\n"
+    "hosts: [{name: 'n[1-2]', devices: 4, pix: [0, 0, 1, 1], leaf: a}]\n",
     "topology.yaml": "- topology: racks\n  tree:\n    switches:\n    - {switch: top, children: 's[1-2]'}\n"
     "    - {switch: s1, nodes: 'node[1-2]'}\n    - {switch: s2, nodes: node3}\n",
     "nodes.json": '{"kind": "List", "items": [{"kind": "Node", "metadata": {"name": "n1", "labels": '

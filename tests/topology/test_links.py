@@ -89,6 +89,8 @@ def test_links_that_join_through_others_are_one_unit():
         ("GPU0 X NV18\nGPU1 NV18 X\n", 4, None),
         ("GPU0 X NV18\nGPU1 XYZ X\n", None, 2),
         ("GPU0 X NV18\nGPU1 NV18\n", None, 2),
+        ("\n".join(f"GPU{number}" + " X" * 65 for number in range(65)), None, None),
+        ("GPU0 X NV9999\nGPU1 NV9999 X\n", None, 1),
     ],
 )
 def test_tables_that_cannot_be(text, gpus_per_node, line):

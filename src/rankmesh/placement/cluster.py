@@ -399,7 +399,7 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
 
 
 def _is_unit(value: object) -> bool:
-    return isinstance(value, int) and value >= 0
+    return isinstance(value, int) and 0 <= value < _DEVICES
 
 
 def _check_inside(host: Host, levels: list[str]) -> None:

@@ -21,6 +21,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from itertools import groupby
 
 import numpy as np
 
@@ -31,11 +32,13 @@ from rankmesh.placement.levels import BUS, PROCESSORS
 
 __all__ = ["is_links", "read_links"]
 
-_TABLE = re.compile(r"^\s*GPU0\s+X(\s|$)", re.MULTILINE)
+_TABLE = re.compile(r"^[^\S\n]*GPU0[^\S\n]+X(\s|$)", re.MULTILINE)
 # A row of the table; its head begins with GPU0 too where a copy has lost the space before it.
-_ROW = re.compile(r"^\s*GPU[0-9]+\s+(?!GPU|CPU|NIC|mlx)(.*)$")
+_ROW = re.compile(r"^[^\S\n]*GPU[0-9]+[^\S\n]+(?!GPU|CPU|NIC|mlx)(.*)$")
 _COLOURS = re.compile(r"\x1b\[[0-9;]*m")
 _NVLINK = 25e9
+# More than any host has.
+_DEVICES = 64
 # Kinds of link, the nearest first; NV with its number of links is nearer than all of them.
 _LEVELS = {"PIX": "pix", "PXB": "pxb", "PHB": "phb", "NODE": "numa", "SYS": "sys", "SOC": "sys"}
 
@@ -81,6 +84,8 @@ def _table(text: str) -> list[list[_Kind | None]]:
     """Return the kind of link between each two devices, None of a device to itself."""
     lines = enumerate(_COLOURS.sub("", text).splitlines(), 1)
     rows = [(number, found[1].split()) for number, line in lines if (found := _ROW.match(line)) is not None]
+    if len(rows) > _DEVICES:
+        raise ClusterError(f"the table has {len(rows)} GPUs, but at most {_DEVICES} are read; give that of one host")
     for number, cells in rows:
         if len(cells) < len(rows):
             raise ClusterError(
@@ -92,7 +97,7 @@ def _table(text: str) -> list[list[_Kind | None]]:
 def _kind(cell: str, line: int) -> _Kind | None:
     if cell == "X":
         return None
-    if found := re.fullmatch(r"NV([0-9]+)", cell):
+    if found := re.fullmatch(r"NV([0-9]{1,3})", cell):
         return _Kind(-int(found[1]), f"nv{found[1]}", int(found[1]) * _NVLINK)
     if cell not in _LEVELS:
         raise ClusterError(
@@ -103,11 +108,15 @@ def _kind(cell: str, line: int) -> _Kind | None:
 
 def _levels(table: Sequence[Sequence[_Kind | None]]) -> tuple[tuple[Level, ...], tuple[tuple[int, ...], ...]]:
     """Return the levels up to the host, and the units of its devices at each level inside it."""
-    kinds = sorted({kind for row in table for kind in row if kind is not None})
+    links = sorted((kind, one, other) for one, row in enumerate(table) for other, kind in enumerate(row) if kind)
+    kinds: list[_Kind] = []
     found: list[tuple[_Kind, IntArray]] = []
     units = np.arange(len(table))
-    for kind in kinds:
-        joined = _joined(table, units, kind)
+    for kind, pairs in groupby(links, key=lambda link: link[0]):
+        kinds.append(kind)
+        joined = units.copy()
+        for _, one, other in pairs:
+            joined[joined == joined[other]] = joined[one]
         if not np.array_equal(joined, units):
             found.append((kind, joined))
         units = joined
@@ -116,16 +125,6 @@ def _levels(table: Sequence[Sequence[_Kind | None]]) -> tuple[tuple[Level, ...],
     if found:
         levels = tuple(replace(level, bandwidth=kind.bandwidth) for level, (kind, _) in zip(levels, found, strict=True))
     return levels, tuple(tuple(np.unique(units, return_inverse=True)[1].tolist()) for _, units in found[:-1])
-
-
-def _joined(table: Sequence[Sequence[_Kind | None]], units: IntArray, kind: _Kind) -> IntArray:
-    """Return the units after those between which there is a link of this kind are made one."""
-    units = units.copy()
-    for one, row in enumerate(table):
-        for other, link in enumerate(row):
-            if link == kind:
-                units[units == units[other]] = units[one]
-    return units
 
 
 def _name(kind: _Kind, kinds: Sequence[_Kind]) -> str:
