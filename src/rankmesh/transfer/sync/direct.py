@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 import logging
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
@@ -290,14 +291,17 @@ class Publisher(_Member):
             self._drop(engine, failed=False)
         self._served.update({engine: one["number"] for engine, one in served.items()})
         self._expected = set(served)
+        interrupted = threading.Event()
         sending = {
-            engine: submit(partial(self._send, engine, one, history), "rankmesh-sync") for engine, one in served.items()
+            engine: submit(partial(self._send, engine, one, history, interrupted), "rankmesh-sync")
+            for engine, one in served.items()
         }
         failed: dict[str, str] = {}
         try:
             wait(sending.values())
         except BaseException:
-            # Nobody waits for the messages any more: without their connections the threads end.
+            # Nobody waits for the messages any more: without their connections the threads end, and make no others.
+            interrupted.set()
             for engine in served:
                 self._drop(engine, failed=True)
             raise
@@ -308,8 +312,10 @@ class Publisher(_Member):
                 self._expected.discard(engine)
         return failed
 
-    def _send(self, engine: str, one: Mapping[str, Any], history: History) -> None:
+    def _send(self, engine: str, one: Mapping[str, Any], history: History, interrupted: threading.Event) -> None:
         if self._groups.get(engine, ("", None))[0] != one["group"]:
+            if interrupted.is_set():
+                raise ExchangeError("publish() was interrupted")
             self._drop(engine, failed=True)
             self._groups[engine] = one["group"], self._connected(one["group"])
         tensors = {name: local(tensor) for name, tensor in self._tensors.items()}
