@@ -139,7 +139,7 @@ RIGHT = {
     ddp: ("dp=2", "tp=2,dp=2"),
     sharded_optimizer: ("dp=2", "dp=4"),
     fsdp: ("dp=2", "tp=2,dp=2"),
-    hybrid_sharded: ("cp=2", "dp=2", "cp=2,dp=2"),
+    hybrid_sharded: ("cp=2", "dp=2", "dp=2,cp=2"),
     clipped: ("dp=2", "dp=4"),
     tensor_parallel: ("tp=2", "tp=2,dp=2"),
     sequence_parallel: ("tp=2", "tp=4"),
