@@ -141,17 +141,14 @@ def _odd(history: History, group: KnownGroup, number: int, calls: dict[int, Sign
     return kept if 0 < len(kept) < len(calls) else odd
 
 
-def _same_family(history: History, group: KnownGroup) -> list[KnownGroup]:
-    return [other for other in history.families[group.family][: _OF_A_KIND + 1] if other is not group][:_OF_A_KIND]
-
-
 def _with_same_calls(history: History, group: KnownGroup, number: int) -> list[KnownGroup]:
     """Return the groups of a kind that made the same calls before this one; those of another stage need not."""
 
     def before(one: KnownGroup) -> list[set[Signature]]:
         return [set(_calls(history, one, earlier).values()) for earlier in range(max(1, number - _AHEAD), number)]
 
-    return [other for other in _same_family(history, group) if before(other) == before(group)]
+    others = [other for other in history.families[group.family][:_OF_A_KIND] if other is not group]
+    return [other for other in others if before(other) == before(group)]
 
 
 def _in_another_order(
@@ -168,7 +165,7 @@ def _in_another_order(
     """
     peers = [(group, rank) for rank in usual[:4]]
     if usual:
-        family = _same_family(history, group)[:4]
+        family = _with_same_calls(history, group, number)[:4]
         peers += [(other, rank) for other in family for rank in list(history.tracks[other])[:2]]
     expected = {calls[rank] for rank in usual or odd}
     later = {}
@@ -266,7 +263,8 @@ def went_past(history: History, call: PendingCall, rank: int, there: PendingCall
     The others that came along with both decide. Ranks of other stages make other calls and part earlier. Others that
     went no further than the peer count if the rank has made its call before, which is then no call of its stage alone.
     """
-    row = None if there is None else history.row(there.group, rank, there.number)
+    # What two members exchange has no place among the collectives.
+    row = None if there is None or not there.numbered else history.row(there.group, rank, there.number)
     ours = _made(history, rank).part(0, None if row is None else row + 1)
     peers = [_made(history, peer) for peer in call.waiting[:_PEERS]]
     parted = [(*_parting(ours, theirs), number) for number, theirs in enumerate(peers)]

@@ -80,6 +80,11 @@ class Recording(Columns):
         """Whether the rank wrote it; of an unresponsive rank there is only what others saw."""
         return not self.state
 
+    @property
+    def is_running(self) -> bool:
+        """Whether the program ran, and was in no call."""
+        return self.in_call is not None and self.in_call.running
+
 
 def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> Recording:
     """Return the recording that a document holds; ``rank`` is the number in the name of its file.

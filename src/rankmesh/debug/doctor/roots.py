@@ -164,9 +164,9 @@ def _crossed(history: History, waits: Waits, ranks: list[int]) -> Iterator[Cause
     """Yield the cause of one cycle: the ranks that left the order of the others, else all of its ranks."""
     inside = set(ranks)
     odd: dict[int, PendingCall] = {}
-    for call in _calls(waits, ranks):
+    for call in dict.fromkeys(call for rank in ranks for call in waits.of_rank[rank]):
         for rank in inside.intersection(call.missing).difference(odd):
-            if _left_the_order(history, waits, call, rank):
+            if any(went_past(history, call, rank, there) for there in waits.of_rank[rank]):
                 odd[rank] = call
     if 0 < len(odd) < len(inside):
         for rank, call in sorted(odd.items()):
@@ -175,16 +175,6 @@ def _crossed(history: History, waits: Waits, ranks: list[int]) -> Iterator[Cause
             yield cause_of(history, "absent", [rank], call, evidence)
     else:
         yield _deadlock(history, waits, ranks)
-
-
-def _calls(waits: Waits, ranks: Sequence[int]) -> list[PendingCall]:
-    return list({id(call): call for rank in ranks for call in waits.of_rank[rank]}.values())
-
-
-def _left_the_order(history: History, waits: Waits, call: PendingCall, rank: int) -> bool:
-    """Return whether a waiting rank has left the order of its peers before the call in which it is missing."""
-    # What two members exchange has no place among the collectives.
-    return any(went_past(history, call, rank, there if there.numbered else None) for there in waits.of_rank[rank])
 
 
 def _deadlock(history: History, waits: Waits, ranks: list[int]) -> Cause:

@@ -7,14 +7,14 @@ rank 1       dp 4        gave up      tp 4  comes when rank 0 has given up
                          ends here
 ```
 
-A call has run out of time if its first member made no other call for the group's timeout, and a member came to it later
-than that, or not at all, or with another call. Clocks of hosts differ: a rank that came later has also taken half of
-that time longer since the call before, by its own clock.
+A call has run out of time if one member made no other call for the group's timeout, and another came to it later than
+that, or not at all, or with another call. Clocks of hosts differ: a rank that came later has also taken half of that
+time longer since the call before, by its own clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -28,53 +28,35 @@ __all__ = ["in_time"]
 
 def in_time(history: History) -> dict[int, Recording]:
     """Return the recordings, each up to the first of its calls that ran out of time."""
-    calls = _quiet(history)
     ends: dict[int, tuple[int, float]] = {}
-    while True:
-        found = dict(ends)
-        for group, number in calls:
-            for rank, end in _ends(history, group, number, ends):
-                found[rank] = min(found.get(rank, end), end)
-        if found == ends:
-            return {rank: _until(one, *ends[rank]) if rank in ends else one for rank, one in history.recordings.items()}
-        ends = found
+    for group, number in _quiet(history):
+        for rank, end in _ends(history, group, number):
+            ends[rank] = min(ends.get(rank, end), end)
+    return {rank: _until(one, *ends[rank]) if rank in ends else one for rank, one in history.recordings.items()}
 
 
-def _quiet(history: History) -> list[tuple[KnownGroup, int]]:
+def _quiet(history: History) -> set[tuple[KnownGroup, int]]:
     """Return the calls of a CPU after which a rank made no other call for the timeout of their group."""
-    found: dict[tuple[KnownGroup, int], None] = {}
+    found = set()
     for rank, recording in history.recordings.items():
-        if not len(recording):
-            continue
-        limits = np.array([group.limit for group in recording.groups])[recording.group] * 1e9
-        pauses = np.append(np.diff(recording.created).astype(float), np.inf)
+        limits = np.array([group.limit for group in recording.groups] or [0.0])[recording.group] * 1e9
+        pauses = np.append(np.diff(recording.created).astype(float), np.inf)[: len(recording)]
         for row in np.flatnonzero((limits > 0) & (pauses >= limits)).tolist():
-            group = history.group_of[rank, int(recording.group[row])]
-            if not history.on_device(group):
-                found[group, int(recording.number[row])] = None
-    return list(found)
+            found.add((history.group_of[rank, int(recording.group[row])], int(recording.number[row])))
+    return {(group, number) for group, number in found if not history.on_device(group)}
 
 
-def _ends(
-    history: History, group: KnownGroup, number: int, ends: Mapping[int, tuple[int, float]]
-) -> Iterator[tuple[int, tuple[int, float]]]:
+def _ends(history: History, group: KnownGroup, number: int) -> Iterator[tuple[int, tuple[int, float]]]:
     """Yield how many calls of each member count, and how late it came, if a call has run out of time."""
     rows = {rank: row for rank in history.tracks[group] if (row := history.row(group, rank, number)) is not None}
-    made = {rank: row for rank, row in rows.items() if rank not in ends or row < ends[rank][0]}
-    created = {rank: history.created(group, rank, number) / 1e9 for rank in made}
-    if not made:
-        return
-    first = min(made, key=lambda rank: created[rank])
-    limit = history.known_as[group][first].limit
-    since = {rank: created[rank] - _before(history, group, rank, number) for rank in made}
-    late = {rank for rank in made if created[rank] - created[first] > limit <= 2 * (since[rank] - since[first])}
-    later = history.recordings[first].created[made[first] + 1 : made[first] + 2] / 1e9
-    is_incomplete = rows.keys() > made.keys() or any(
-        history.has(rank) and (history.last(group, rank) or number) < number for rank in group.members
-    )
-    differs = len({history.signature(group, rank, number) for rank in made}) > 1
-    if (not len(later) or later[0] - created[first] >= limit) and (late or is_incomplete or differs):
-        for rank, row in made.items():
+    created = {rank: history.created(group, rank, number) / 1e9 for rank in rows}
+    first = min(rows, key=lambda rank: created[rank])
+    limit = max(known.limit for known in history.known_as[group].values())
+    since = {rank: created[rank] - _before(history, group, rank, number) for rank in rows}
+    late = {rank for rank in rows if created[rank] - created[first] > limit <= 2 * (since[rank] - since[first])}
+    is_incomplete = any(history.has(rank) and (history.last(group, rank) or number) < number for rank in group.members)
+    if late or is_incomplete or len({history.signature(group, rank, number) for rank in rows}) > 1:
+        for rank, row in rows.items():
             end = (row, created[rank] - created[first]) if rank in late else (row + 1, 0.0)
             if end[0] < len(history.recordings[rank]):
                 yield rank, end
@@ -82,18 +64,12 @@ def _ends(
 
 def _before(history: History, group: KnownGroup, rank: int, number: int) -> float:
     """Return when a rank made the call of the group before this one, or the first of all its calls, in seconds."""
-    row = history.row(group, rank, number - 1)
-    return float(history.recordings[rank].created[row or 0]) / 1e9
+    return float(history.recordings[rank].created[history.row(group, rank, number - 1) or 0]) / 1e9
 
 
 def _until(recording: Recording, rows: int, late_by: float) -> Recording:
     """Return a recording without its later calls."""
-    return replace(
-        recording,
-        **{
-            name: getattr(recording, name)[:rows]
-            for name in ("group", "number", "signature", "pending", "site", "created")
-        },
-        groups=[replace(group, enqueued=None) for group in recording.groups],
-        late_by=late_by,
-    )
+    columns = ("group", "number", "signature", "pending", "site", "created")
+    groups = [replace(group, enqueued=None) for group in recording.groups]
+    kept = {name: getattr(recording, name)[:rows] for name in columns}
+    return replace(recording, **kept, groups=groups, late_by=late_by)

@@ -71,7 +71,7 @@ def waits_of(history: History) -> Waits:
     of_rank: dict[int, list[PendingCall]] = {}
     for call in calls:
         for rank in call.waiting:
-            if not _runs(history, rank) or (call.failed and _is_certain(history, call)):
+            if not history.recordings[rank].is_running or (call.failed and _is_certain(history, call)):
                 of_rank.setdefault(rank, []).append(call)
     kept = tuple(call for call in calls if any(call in of_rank.get(rank, ()) for rank in call.waiting))
     labels = Counter(group.label for group in {call.group for call in kept})
@@ -80,18 +80,12 @@ def waits_of(history: History) -> Waits:
     return Waits(kept, of_rank, broken)
 
 
-def _runs(history: History, rank: int) -> bool:
-    """Return whether a rank's program ran when its recording was written."""
-    about = history.recordings[rank].in_call
-    return about is not None and about.running
-
-
 def _is_certain(history: History, call: PendingCall) -> bool:
     """Return whether a call that is over has failed: a member cannot have come to it since it recorded, as others may.
 
     Recordings are not written in the same moment.
     """
-    return any(history.has(rank) and not _runs(history, rank) for rank in call.missing)
+    return any(history.has(rank) and not history.recordings[rank].is_running for rank in call.missing)
 
 
 # -- collectives ---------------------------------------------------------------------------------------------------
@@ -187,7 +181,7 @@ def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
 def _has_come_out(history: History, group: KnownGroup, track: Track, over: int) -> bool:
     """Return whether a rank must have left a call that its recording has under way, as a peer has left a later one."""
     recording = history.recordings[track.rank]
-    if recording.in_call is not None and recording.in_call.running:
+    if recording.is_running:
         return False
     behind = track.numbers[track.pending & (track.numbers <= over)]
     if recording.written and recording.written - history.created(group, track.rank, int(behind[0])) < _REPORTED:

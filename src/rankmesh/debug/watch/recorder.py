@@ -81,7 +81,7 @@ class Recorder:
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
         groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
-        about = self._about(reason) | ({"ended": True, "failure": self._failure()} if ended else self._now(mark))
+        about = self._about(reason) | ({"ended": True, "failure": self.failure()} if ended else self._now(mark))
         return {
             **kept,
             "pg_config": _twice({**kept.get("pg_config", {}), **groups}, entries),
@@ -113,24 +113,18 @@ class Recorder:
         }
 
     def _now(self, mark: stacks.Mark | None) -> dict[str, Any]:
-        call, failure = self.in_call(mark)[0], self._failure() if self.call_failed() else ""
-        # A program that handles the error of a call has left no call, and makes none: it is where that failed.
+        # A program that handles the error of a call, or ends by it, is still at the call that failed.
+        call, failure = self.in_call(mark)[0], self.failure(RuntimeError)
         call = {**call, "running": bool(call.get("running")) and not failure}
         return {"ended": False, "failure": failure, "in_call": call, "threads": stacks.threads()}
 
-    def _error(self) -> BaseException | None:
-        """Return the error that ends the program, or that it handles; None where there is none."""
+    def failure(self, kind: type[BaseException] = BaseException) -> str:
+        """Return the error of a kind by which the program ends, or that it handles, as a line; "" for none."""
         handled: Any = sys._current_exceptions().get(self._program)
-        error: BaseException | None = handled[1] if isinstance(handled, tuple) else handled  # until Python 3.12
-        return error or getattr(sys, "last_value", None)
-
-    def _failure(self) -> str:
-        error = self._error()
-        return "" if error is None else f"{type(error).__name__}: {first_line(error)}"
-
-    def call_failed(self) -> bool:
-        """Return whether the program handles the error of a call, or ends by it, as peers of a rank that is gone do."""
-        return isinstance(self._error(), RuntimeError)
+        error: object = handled[1] if isinstance(handled, tuple) else handled  # a tuple until Python 3.11
+        if error is None:
+            error = getattr(sys, "last_value", None)
+        return f"{type(error).__name__}: {first_line(error)}" if isinstance(error, kind) else ""
 
     def unresponsive(self, rank: int, look: Look) -> dict[str, Any]:
         """Return what an unresponsive rank of this host looks like: a recording without calls."""

@@ -148,7 +148,7 @@ class Watch:
         if self._stop.is_set() or os.getpid() != self._process:
             # A process that was forked off is not a rank, whatever ends it.
             return
-        if not self._hung and self._diagnosed is None and self._recorder.call_failed():
+        if not self._hung and self._diagnosed is None and self._recorder.failure(RuntimeError):
             self.ask("a call failed")
         self._stop.set()
         self._world.diagnosing.remove(self.ask)
