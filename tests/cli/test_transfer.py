@@ -160,6 +160,7 @@ def test_what_is_missing_to_plan_is_named(rankmesh, without_frameworks, tmp_path
     assert (ran.code, "tp=3 does not divide the 32 heads" in ran.err) == (ExitCode.BAD_SPEC, True)
     ran = rankmesh("transfer", "-m", "llama3-8b", "megatron:pp=5", TO)
     assert (ran.code, "pp=5 does not divide the 32 layers" in ran.err) == (ExitCode.BAD_SPEC, True)
+    assert "plans up to" in rankmesh("transfer", "-m", "llama3-8b", "vllm:dp=9000000", TO).err
     ran = rankmesh("transfer", "-m", "gpt-oss-20b", FROM, TO)
     assert (ran.code, "is known for llama, mistral" in ran.err) == (ExitCode.USAGE, True)
     (tmp_path / "config.json").write_text('{"model_type": "toy"}', encoding="utf-8")

@@ -1,6 +1,7 @@
 """Conversion of checkpoints: what is written has every bit of what was read, and what cannot be is refused by name."""
 
 import pickle
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -132,6 +133,18 @@ def test_a_truncated_source_and_a_target_that_is_there(tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         convert(source, tmp_path / "to", "safetensors", progress=stop)
+    path = source / ".metadata"
+    metadata = pickle.loads(path.read_bytes())  # noqa: S301  - torch wrote it above
+    huge = torch.Size([2**40, 4])
+    entry = metadata.state_dict_metadata["model.w"]
+    entry.size = entry.chunks[0].sizes = huge
+    (tmp_path / "huge").mkdir()
+    (tmp_path / "huge" / ".metadata").write_bytes(pickle.dumps(metadata))
+    shutil.copy(next(source.glob("*.distcp")), tmp_path / "huge")
+    with pytest.raises(TransferError) as caught:
+        convert(tmp_path / "huge", tmp_path / "to", "safetensors")
+    assert caught.value.values["names"] == ("model.w",)
+    shutil.rmtree(tmp_path / "huge")
     chunk = next(source.glob("*.distcp"))
     chunk.write_bytes(chunk.read_bytes()[:-9])
     with pytest.raises(TransferError) as caught:

@@ -71,11 +71,16 @@ def test_what_each_framework_does_with_a_tensor():
     assert owners == [[[0]], [[0]], [[1]], [[1]], [[2]], [[3]]]
 
 
-@pytest.mark.parametrize("text", ["megatron:tp=2,ep=2,dp=2", "vllm:tp=2,ep=1", "vllm:pp=8", "vllm:tp=0", "sglang:ep=2"])
+@pytest.mark.parametrize(
+    "text",
+    ["megatron:tp=2,ep=2,dp=2", "vllm:tp=2,ep=1", "vllm:pp=8", "vllm:tp=0", "sglang:ep=2", "vllm:tp=" + "9" * 5000],
+)
 def test_sizes_that_a_framework_refuses(text):
     """Experts of a model that has none, more stages than layers, no ranks, parts that do not divide."""
     with pytest.raises(LayoutError):
         known(text, _small("llama"))
+    with pytest.raises(LayoutError, match="more than any model has"):
+        known(text.partition(":")[0], _small("llama", num_hidden_layers=10**9))
     with pytest.raises(LayoutError, match="4 ranks of tp do not divide the 126 of"):
         known("vllm:tp=4", _small("llama", intermediate_size=126))
 

@@ -13,7 +13,7 @@ import typer
 from rankmesh.cli.columns import Column, bytes_text, print_columns, print_facts
 from rankmesh.cli.console import out, write_json
 from rankmesh.cli.layout import by_value, config_of, cut_text
-from rankmesh.cli.options import Cluster, Json, WorldSize, cluster_of, noted, source_of, spec_argument
+from rankmesh.cli.options import LIMIT, Cluster, Json, WorldSize, cluster_of, noted, source_of, spec_argument
 from rankmesh.cli.patterns import patterns
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh
@@ -89,6 +89,8 @@ def command(
     else:
         raise typer.BadParameter("--tensors and --model both say what moves; leave one out")
     world = max(one.mesh.rank_range.stop for side in (ours, theirs) for one in side.values())
+    if world > LIMIT:
+        raise LayoutError(f"the layouts have {world:,} ranks, but the command plans up to {LIMIT:,}; give smaller ones")
     moves = Transfer(ours, theirs, None if cluster is None else cluster_of(cluster, world, placed_on=placed_on))
     if json:
         write_json(_as_data(moves) | {"left_out": left_out})

@@ -30,7 +30,7 @@ from torch.distributed.checkpoint.filesystem import FileSystemWriter
 from torch.distributed.checkpoint.metadata import ChunkStorageMetadata, MetadataIndex, TensorProperties
 from torch.distributed.checkpoint.planner import SavePlan, TensorWriteData, WriteItem, WriteItemType
 
-from rankmesh.core.boxes import uncovered
+from rankmesh.core.boxes import size, uncovered
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import DTYPES, Sharding
 from rankmesh.errors import TransferError, quoted, quoted_path
@@ -128,8 +128,12 @@ def _missing(checkpoint: Checkpoint, name: str) -> bool:
     stored = checkpoint.stored[name]
     for one in stored:
         file = checkpoint.folder / one.file
-        if not file.is_file() or (one.chunk and file.stat().st_size < one.chunk.offset + one.chunk.length):
+        if not file.is_file():
             return True
+        if one.chunk is not None:
+            least = size(one.box) * DTYPES[checkpoint.dtypes[name]]
+            if one.chunk.length < least or file.stat().st_size < one.chunk.offset + one.chunk.length:
+                return True
     return uncovered(box, (one.box for one in stored)) > 0
 
 

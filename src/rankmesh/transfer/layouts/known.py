@@ -114,6 +114,8 @@ KNOWN: Mapping[str, _Family] = {
 # Options of a config.json with which tensors have other forms, and those of a side that may be 0.
 _OTHERWISE = ("mlp_bias", "quantization_config")
 _OPTIONAL = ("vpp", "etp", "first", "last", "te", "ep")
+# Layers times experts.
+_MOST = 1 << 18
 
 
 class _Weight(NamedTuple):
@@ -204,6 +206,10 @@ def known(text: str, config: Mapping[str, Any]) -> Layout | None:
     if family is _DEEPSEEK and data["q_lora_rank"] is None:
         return None
     model, _ = model_of(transformer(config), kind)
+    if model.layers * max(model.experts, 1) > _MOST:
+        raise LayoutError(
+            f"{model.layers} layers of {model.experts} experts are more than any model has; fix the config"
+        )
     check_options(text, given, SIDES[name])
     for axis in (axis for axis, size in given.items() if not size and axis not in _OPTIONAL):
         raise LayoutError(f"{axis}=0 of side {quoted(text)} is no size; give 1 or more", side=text)

@@ -25,6 +25,9 @@ from rankmesh.transfer.layouts.refusals import missing, not_installed, refusal
 
 __all__ = ["check_options", "layout", "side", "sizes_of"]
 
+# No size is longer.
+_DIGITS = 7
+
 
 def side(text: str, config: Mapping[str, Any]) -> Side:
     """Return the side that a text such as ``vllm:tp=8`` names, with the model of a ``config.json``."""
@@ -67,7 +70,7 @@ def sizes_of(text: str) -> dict[str, int]:
     given: dict[str, int] = {}
     for part in filter(None, text.partition(":")[2].split(",")):
         axis, equals, size = part.partition("=")
-        if not equals or not size.isdecimal():
+        if not equals or not size.isdecimal() or len(size) > _DIGITS:
             raise LayoutError(f"{quoted(part)} of side {quoted(text)} is no size; write tp=8", side=text)
         if axis in given:
             raise LayoutError(f"side {quoted(text)} has {axis} twice; give it once", side=text)
