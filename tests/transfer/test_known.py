@@ -66,6 +66,8 @@ def test_what_each_framework_does_with_a_tensor():
     tied = known("megatron:tp=2,pp=2", llama | {"tie_word_embeddings": True}).shardings
     assert (tied["model.embed_tokens.weight"].at, "lm_head.weight" in tied) == ({"pp": (0, 1)}, False)
     assert tied["model.embed_tokens.weight"].padded == {0: 256}
+    padded = [known(side, _small("llama", vocab_size=130)).shardings["lm_head.weight"].padded for side in SIDES]
+    assert padded == [{0: 256}, {0: 192}, None, {0: 192}]  # megatron, sglang, transformers, vllm
     mixed = known("vllm:tp=2,dp=2,ep=1", _small("qwen3_moe", num_experts=6)).shardings
     owners = [mixed[f"model.layers.0.mlp.experts.{e}.up_proj.weight"].shard_map.ranks.tolist() for e in range(6)]
     assert owners == [[[0]], [[0]], [[1]], [[1]], [[2]], [[3]]]

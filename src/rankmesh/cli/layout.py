@@ -12,7 +12,7 @@ import typer
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write_json
 from rankmesh.cli.options import Json
-from rankmesh.cli.patterns import patterns
+from rankmesh.cli.patterns import patterns, reasons
 from rankmesh.core.documents import parse_json, read_text, refused_as
 from rankmesh.errors import LayoutError, MissingExtra, first_line, quoted
 from rankmesh.readers.models import CONFIGS
@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     from rankmesh.core.sharding import Sharding
     from rankmesh.transfer.layouts.layout import Layout
 
-__all__ = ["EXAMPLES", "by_value", "command", "config_of", "cut_text"]
+__all__ = ["EXAMPLES", "command", "config_of", "cut_text"]
 
 EXAMPLES = """\
 $ rankmesh layout ./Llama-3.1-8B --side vllm:tp=8
@@ -104,19 +104,10 @@ def _print(found: Layout) -> None:
     if rows:
         cells = list(zip(*rows, strict=True))
         print_columns(console, [Column(head, column) for head, column in zip(heads, cells, strict=True)])
-    for why, names in by_value(found.refused).items():
-        for pattern in patterns(names):
-            console.print(f"refused: {pattern}: {why}", markup=False)
+    for line in reasons(found.refused):
+        console.print(f"refused: {line}", markup=False)
 
 
 def cut_text(sharding: Sharding) -> str:
     """Return the axes that cut each dimension: ``tp, -``."""
     return ", ".join(axes or "-" for axes in sharding.cut or ())
-
-
-def by_value(reasons: Mapping[str, str]) -> dict[str, list[str]]:
-    """Return the names of each reason."""
-    found: dict[str, list[str]] = {}
-    for name, why in reasons.items():
-        found.setdefault(why, []).append(name)
-    return found

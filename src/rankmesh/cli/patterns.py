@@ -7,10 +7,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
-__all__ = ["patterns"]
+__all__ = ["patterns", "reasons"]
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
 
@@ -30,6 +30,18 @@ def patterns(names: Iterable[str]) -> dict[str, list[str]]:
             shown = [*map(_shown, sets), ""]
             made["".join(map("".join, zip(texts, shown, strict=True)))] = [by_numbers[one] for one in product(*sets)]
     return made
+
+
+def reasons(by_name: Mapping[str, str]) -> list[str]:
+    """Return lines of names with a reason, those with the same one as patterns.
+
+    >>> reasons({"a.0": "it is no tensor", "a.1": "it is no tensor"})
+    ['a.{0,1}: it is no tensor']
+    """
+    names: dict[str, list[str]] = {}
+    for name, why in by_name.items():
+        names.setdefault(why, []).append(name)
+    return [f"{pattern}: {why}" for why, found in names.items() for pattern in patterns(found)]
 
 
 def _products(tuples: Iterable[tuple[int, ...]]) -> Iterator[list[Sequence[int]]]:

@@ -12,9 +12,9 @@ import typer
 
 from rankmesh.cli.columns import Column, bytes_text, print_columns, print_facts
 from rankmesh.cli.console import out, write_json
-from rankmesh.cli.layout import by_value, config_of, cut_text
+from rankmesh.cli.layout import config_of, cut_text
 from rankmesh.cli.options import LIMIT, Cluster, Json, WorldSize, cluster_of, noted, source_of, spec_argument
-from rankmesh.cli.patterns import patterns
+from rankmesh.cli.patterns import patterns, reasons
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
@@ -225,9 +225,8 @@ def _print(console: Console, moves: Transfer, ranks: int, left_out: Mapping[str,
             Column("moved", [bytes_text(one["moved"]) for one in equal], right=True),
         ],
     )
-    for why, names in by_value(left_out).items():
-        for pattern in patterns(names):
-            console.print(f"left out: {pattern}: {why}", markup=False)
+    for line in reasons(left_out):
+        console.print(f"left out: {line}", markup=False)
     order = np.argsort(-(moves.outgoing + moves.incoming), kind="stable")[:ranks].tolist()
     if order:
         console.print()
