@@ -228,22 +228,24 @@ def place(
     known = {name: links.positions(name) for name in plan.kinds}
     work, notes = _work(plan, links.roles, model, training, traffic)
     found = bounds(plan, cluster, within or {}, known)
-    check_capacity(plan, cluster, found, links.machine)
     given, prediction = links.given, None
+    check_capacity(plan, cluster, found, links.machine, given)
     if isinstance(work, Traffic):
         _check_kinds(work, known)
-        sent, costing = work, Costing(links, _communication(work, links), found)
+        sent, objective = work, _communication(work, links)
     else:
         sent = step_traffic(plan, *work)
         prediction = Prediction(*work, links.roles.layout, device, links.roles, speed)
-        costing = Costing(links, _added(prediction, links), found)
+        objective = _added(prediction, links)
+    costing = Costing(links, objective, found)
     best, whole = _search(plan.mesh, costing, Filler(links.machine), found, given, exact)
     tried = costing.tried
     now, least = costing.costs(np.stack([given, best])).tolist()
     if least > now * (1 - WORTH):  # the order given costs as much, within what a prediction can tell
-        best, least = given, now
+        best = given
     rank_map = tuple(links.ranks[best].tolist())
     both = links.under(np.stack([best, given]))
+    cost, cost_before = objective(both, np.inf).tolist()  # of the order given, too, if it breaks a constraint
     step, before = (
         None if prediction is None else prediction.step(links.under(devices[None])) for devices in (best, given)
     )
@@ -253,8 +255,8 @@ def place(
         plan=plan.replace(rank_map=rank_map),
         order=words(plan.mesh, best),
         rank_map=rank_map,
-        cost=least,
-        before=now,
+        cost=cost,
+        before=cost_before,
         kinds=tuple(_kind(name, sent, both, cluster) for name in plan.kinds if name in {*sent, *(within or {})}),
         within=dict(within or {}),
         exact=whole,

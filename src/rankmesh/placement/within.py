@@ -74,8 +74,11 @@ def packing(found: Sequence[Bound], machine: DeviceUnits, size: int) -> tuple[In
     return order, tuple(sizes)
 
 
-def check_capacity(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: DeviceUnits) -> None:
-    """Refuse a constraint that no placement can meet, with the group, the hosts, and what would do."""
+def check_capacity(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine: DeviceUnits, given: IntArray) -> None:
+    """Refuse a constraint that no placement can meet, with the group, the hosts, and what would do.
+
+    ``given``: the device of each position in the order given.
+    """
     size = machine.units.shape[1]
     for bound in found:
         label = joined(found, bound.level, size)
@@ -88,11 +91,13 @@ def check_capacity(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine
             continue  # sets of several sizes: whether they fit together is tried, not computed
         spare = [unit for unit, devices in enumerate(units) if devices % largest or (0 < devices < largest)]
         if spare:
-            raise _refused(plan, cluster, bound, largest, spare, units)
+            here = machine.units[bound.level][given[bound.groups]]
+            now = int((here == here[:, :1]).all(axis=1).sum())
+            raise _refused(plan, cluster, bound, largest, spare, units, now)
 
 
 def _refused(
-    plan: Plan, cluster: Cluster, bound: Bound, largest: int, spare: Sequence[int], units: IntArray
+    plan: Plan, cluster: Cluster, bound: Bound, largest: int, spare: Sequence[int], units: IntArray, now: int
 ) -> PlacementError:
     level = cluster.levels[bound.level].name
     count, size = bound.groups.shape
@@ -111,15 +116,16 @@ def _refused(
         slurm = f" (sbatch --segment={asked[1]})" if level == SEGMENTS else ""
         remedies.insert(0, f"ask for {asked[0]} segments of {asked[1]} hosts, each within one {level}{slurm}")
     return PlacementError(
-        f"{bound.kind} does not fit within {level}: {fit} of {count} {bound.kind} groups fit, as groups of {size} "
-        f"ranks such as {list(group[:8])}{together} cannot fill {level} {shown}, whose devices {largest} does not "
-        f"divide; {'; or '.join(remedies) or 'loosen a constraint'}",
+        f"{bound.kind} does not fit within {level}: {fit} of {count} {bound.kind} groups fit, {now} in the order "
+        f"given, as groups of {size} ranks such as {list(group[:8])}{together} cannot fill {level} {shown}, whose "
+        f"devices {largest} does not divide; {'; or '.join(remedies) or 'loosen a constraint'}",
         kind=bound.kind,
         level=level,
         group=group,
         hosts=tuple(names[unit] for unit in spare),
         sizes=sizes,
         fit=fit,
+        now=now,
         groups=count,
         segments=asked,
     )
