@@ -9,6 +9,7 @@ from __future__ import annotations
 import os
 import signal
 import time
+from contextlib import suppress
 
 import torch.distributed as dist
 from tests.hangs.programs import Hang, connected, ones, steps
@@ -104,6 +105,18 @@ def swaps_two_groups(rank):
     for group in (None, groups["tp"].pg) if rank == 4 else (groups["tp"].pg, None):
         dist.all_reduce(ones(), group=group)
     steps(groups)
+
+
+@runs_out("absent", [4], "tp@pp1,dp0")
+def swaps_two_groups_and_goes_on(rank):
+    """Rank 4 reduces over all ranks before it reduces along tp; every rank catches the error of each call."""
+    groups = connected(SPEC)
+    steps(groups)
+    for group in (None, groups["tp"].pg) if rank == 4 else (groups["tp"].pg, None):
+        with suppress(RuntimeError):
+            dist.all_reduce(ones(), group=group)
+    with suppress(RuntimeError):
+        dist.barrier()
 
 
 @runs_out("different", [5], "world")
