@@ -210,8 +210,9 @@ class Diverged(RankmeshError, RuntimeError):
     """Ranks that must hold the same hold something else, or a value is not finite.
 
     ``step`` is the one of the check that found it, ``since`` the last at which the ranks were equal, None if there was
-    none. ``ranks`` of ``group`` are in the minority (of two copies both are named). ``box`` is where the first element
-    of ``tensor`` differs, of ``count``; ``expected`` and ``got`` are its values. Each is None where it does not apply.
+    none. ``ranks`` of ``group`` are in the minority, or all of both sides if they are ``tied``. ``box`` is where the
+    first element of ``tensor`` differs, of ``count``; ``expected`` and ``got`` are its values. Each is None where it
+    does not apply.
     """
 
     step: int
@@ -223,6 +224,7 @@ class Diverged(RankmeshError, RuntimeError):
     count: int = 0
     expected: complex | None = None
     got: complex | None = None
+    tied: bool = False
 
 
 class LostState(RankmeshError, RuntimeError):

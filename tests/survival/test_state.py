@@ -520,7 +520,7 @@ def _copied(me, port, elements):
     me.meet("every member has reached the store that rank 0 serves")
     send = Copies.send
 
-    def sends(self, step, snapshot):
+    def sends(self, step, snapshot, kept):
         send(self, step, snapshot)
         if self.rank == 1 and me.rank == 1:
             time.sleep(0.01)

@@ -29,9 +29,9 @@ _PIECE = 2**24
 class Difference:
     """The first difference: the tensor, the ranks that are in the minority, and the first element that differs.
 
-    ``ranks`` are those of both sides where neither is larger; ``rank`` is the one of them that ``got`` the element.
-    ``tensors`` of this group differ, of which this is the first by name.
-    ``box``, ``expected`` and ``got`` are None where the tensors are equal again.
+    ``ranks`` are those of both sides where neither is larger, as ``tied`` says; ``rank`` is the one that ``got`` the
+    element. ``tensors`` of this group differ, of which this is the first by name. ``box``, ``expected`` and ``got``
+    are None where the tensors are equal again.
     """
 
     name: str
@@ -42,6 +42,7 @@ class Difference:
     got: float | complex | None
     rank: int = -1
     tensors: int = 1
+    tied: bool = False
 
     def sentence(self, group: str, step: int, since: int | None) -> str:
         """The difference in one line."""
@@ -75,7 +76,7 @@ def explained(
     name = names[number]
     by_rank = everyone.gather(ranks, None if digests is None else int(digests[number]))
     odd, right, wrong = minority(dict(zip(ranks, by_rank, strict=True)))
-    difference = Difference(name, odd, None, 0, None, None, rank=wrong, tensors=len(differ))
+    difference = Difference(name, odd, None, 0, None, None, rank=wrong, tensors=len(differ), tied=right in odd)
     tensor = tensors.get(name)
     if everyone.rank in (right, wrong) and tensor is not None:
         difference = _compared(everyone, difference, local(tensor), shardings[name], right)

@@ -135,6 +135,8 @@ class Guard:
         # The kinds of which this rank holds something, each with the slot of its set.
         self._mine = {number: slot for number, slot in enumerate(slots) if slot is not None}
         self._everyone = Everyone(groups) if everyone is None else everyone
+        self._equal_at: int | None = None
+        self._digests: Mapping[int, Tensor] = {}
         self._values, self._step = _Values(), 0
         self._pending: deque[_Check | _ValueCheck] = deque()
         # By slot the last step at which all were equal.
@@ -159,9 +161,37 @@ class Guard:
         """
         everyone = Everyone(groups)
         tensors, shardings = model_state(model, optimizer, groups, everyone, replicated)
+        return cls.among(everyone, groups, tensors, shardings, every=every, action=action)
+
+    @classmethod
+    def among(
+        cls,
+        everyone: Everyone,
+        groups: LiveGroups,
+        tensors: Mapping[str, Tensor],
+        shardings: Mapping[str, Sharding],
+        *,
+        every: int = 100,
+        action: Action = "raise",
+    ) -> Guard:
+        """A guard that reduces over a process group that exists."""
         guard = cls.__new__(cls)
         guard._start(groups, tensors, shardings, every, action, everyone)
         return guard
+
+    @property
+    def equal_at(self) -> int | None:
+        """The last step at which everything was found equal; None if there was none."""
+        return self._equal_at
+
+    @property
+    def digests(self) -> dict[str, int]:
+        """The digest of each compared tensor of this rank, by name, at the last check whose result is known."""
+        return {
+            name: value
+            for number, values in self._digests.items()
+            for name, value in zip(self._kinds[number].names, values.tolist(), strict=True)
+        }
 
     # -- what a program calls -----------------------------------------------------------------------------------
 
@@ -176,8 +206,9 @@ class Guard:
             self._begin(step)
         self._values = _Values()
 
-    def check(self) -> None:
-        """Compare now, and wait for the result; every rank calls it."""
+    def check(self, step: int | None = None) -> None:
+        """Compare now, and wait for the result; every rank calls it. ``step`` is by default the last one."""
+        self._step = self._step if step is None else step
         self._begin(self._step)
         self._values = _Values()
         while self._pending:
@@ -247,6 +278,9 @@ class Guard:
         differ = [slot for slot in range(size) if found[slot] != ~found[size + slot]]
         if check.values.sums or check.values.finite:
             self._begin_values(check)
+        self._digests = check.digests
+        if not differ:
+            self._equal_at = check.step
         since = self._since.get(differ[0]) if differ else None
         self._since |= dict.fromkeys(set(range(size)).difference(differ), check.step)
         if differ:
@@ -361,4 +395,5 @@ def _error(found: Difference, group: str, step: int, since: int | None) -> Diver
         count=found.count,
         expected=found.expected,
         got=found.got,
+        tied=found.tied,
     )

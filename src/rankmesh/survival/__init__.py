@@ -28,6 +28,7 @@ def survive(
     restore: Load | None = None,
     join: str | None = None,
     evict: bool | float | None = None,
+    guard: int | None = None,
     timeout: float = 10.0,
 ) -> _Result | None:
     """Run ``train(job)`` on every rank of the plan, again after each loss of members, until it has returned on all.
@@ -49,6 +50,11 @@ def survive(
     theirs, which are recorded then, say that it is the cause: after so many seconds, or with True after half of the
     group's timeout. Where ranks wait for each other, nobody is left out. By default 600 over NCCL, whose calls have no
     other limit here, and False else.
+
+    ``guard`` compares every so many commits what ranks must hold alike, as ``Guard`` does. After a difference all ranks
+    repeat the steps since the last commit at which they were equal. If they are equal then, and only ranks that
+    differed have other numbers than the first time, these are left out, since their machines are at fault. If they
+    differ again, the job ends with ``Diverged``. A third snapshot is kept.
     """
     session = Session(
         layout,
@@ -59,6 +65,7 @@ def survive(
         restore=restore,
         join=join,
         evict=evict,
+        guard=guard,
     )
     try:
         return session.run(train)

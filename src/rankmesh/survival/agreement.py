@@ -39,6 +39,7 @@ class Report:
     ``joining``    where the processes are reached that asked this member to join
     ``evicted``    members that the watch named as the cause of a hang
     ``unclear``    why ranks wait, where the watch named none of them as the cause
+    ``suspicion``  a difference that the guard has found: its step, and the one to go ``back`` to
     """
 
     done: bool = False
@@ -56,6 +57,7 @@ class Report:
     joining: Sequence[Mapping[str, Any]] = ()
     evicted: Sequence[int] = ()
     unclear: str = ""
+    suspicion: Mapping[str, Any] | None = None
 
     @property
     def text(self) -> str:
@@ -120,7 +122,8 @@ def conclude(
         following = members.joined(joined, hosts).without(lost).grown()
     except PlanError as error:
         return Outcome("failed", tuple(sorted(lost)), absent, message=_with_errors(error.message, reports, lost))
-    source, step = _source(history, reports, lost)
+    suspicion = next((report.suspicion for report in reports.values() if report.suspicion), None)
+    source, step = _source(history, reports, lost, suspicion["back"] if suspicion else None)
     load = False
     if source is None and any(report.committed for report in reports.values()):
         left = [report for member, report in reports.items() if member not in lost]
@@ -130,7 +133,7 @@ def conclude(
         message = _with_errors(_nothing_in_common(reports, lost), reports, lost)
         return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     if following == members:  # all take the step again, once: an epoch without progress would follow another for ever
-        errors = {"": f"step {step}"}
+        errors = {"": f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")}
         if raised is not None and raised.get("") == errors[""]:
             message = f"{errors['']} failed again, and no rank is known to be at fault"
             message += f": {unclear or _why(reports, began)}"
@@ -148,6 +151,7 @@ def conclude(
             "source": source,
             "load": load,
             "raised": errors,
+            "suspicion": suspicion if following == members else None,
         },
     )
 
@@ -191,15 +195,18 @@ def _joined(members: Members, reports: Mapping[int, Report]) -> dict[int, Mappin
 
 
 def _source(
-    history: Mapping[int, Members], reports: Mapping[int, Report], lost: Collection[int]
+    history: Mapping[int, Members], reports: Mapping[int, Report], lost: Collection[int], back: int | None
 ) -> tuple[int | None, int]:
-    """The newest epoch of which every member that had a rank then, and is left, has snapshots; the last common step."""
+    """The newest epoch of which every member that had a rank then, and is left, has snapshots; the last common step.
+
+    Where all go ``back`` to a step that they have, it is that one.
+    """
     for epoch in sorted(history, reverse=True):
         there = [member for member in history[epoch].ranks if member in reports and member not in lost]
         steps = [set(reports[member].steps.get(epoch, ())) for member in there]
         common = set.intersection(*steps) if steps else set()
         if common:
-            return epoch, max(common)
+            return epoch, back if back in common else max(common)
     return None, 0
 
 

@@ -54,8 +54,20 @@ class Job:
         """The rank of this process in the plan, in this epoch."""
         return self.groups.rank
 
-    def hold(self, tensors: Mapping[str, Tensor], shardings: Mapping[str, Sharding]) -> None:
+    def hold(
+        self,
+        tensors: Mapping[str, Tensor] | None = None,
+        shardings: Mapping[str, Sharding] | None = None,
+        *,
+        model: torch.nn.Module | None = None,
+        optimizer: torch.optim.Optimizer | None = None,
+        replicated: str | None = None,
+    ) -> None:
         """Name what must survive: this rank's shards by name, and how each tensor is sharded on ``plan.mesh``.
+
+        With ``model`` these are its parameters and persistent buffers, and what ``optimizer`` keeps, beside the tensors
+        that are given. DTensors say how they are sharded; plain tensors are replicated over all axes, or over those of
+        ``replicated`` (``"dp-cp"``), and along the others each is a tensor of its own. Copies must be equal.
 
         Every rank calls it, once an epoch and before the first ``commit``. ``shardings`` has every tensor of the job,
         alike on all ranks; ``tensors`` those of which this rank has a shard. After a change they are overwritten with
@@ -63,6 +75,10 @@ class Job:
         a shard that has not its sharding's shape and dtype, and for shardings that differ between ranks; ``LostState``
         on every rank where no member is left that held a part.
         """
+        tensors, shardings = dict(tensors or {}), dict(shardings or {})
+        if model is not None:
+            of_model = self._session.described(self, model, optimizer, replicated)
+            tensors, shardings = {**of_model[0], **tensors}, {**of_model[1], **shardings}
         shards = shards_of(shardings, self.rank)
         for names, what in (
             (shards.keys() - tensors.keys(), "tensor"),

@@ -163,11 +163,13 @@ class Stretch:
                 self.tensors[name].copy_(tensor)
 
 
-def overwritten(by_step: dict[int, Stretch], step: int) -> Stretch | None:
-    """Take out what is to be overwritten by a step: of this step, or the oldest of two; None where there is room."""
-    if step not in by_step and len(by_step) < 2:
-        return None
-    return by_step.pop(step if step in by_step else min(by_step))
+def overwritten(by_step: dict[int, Stretch], step: int, kept: int | None = None) -> Stretch | None:
+    """Take out what is to be overwritten by a step; None where there is room.
+
+    It is what is there of this step, or the oldest but for the newest and the step that is ``kept``.
+    """
+    old = [step] if step in by_step else sorted(by_step.keys() - {max(by_step, default=step), kept})
+    return by_step.pop(old[0]) if old else None
 
 
 @dataclass
@@ -219,17 +221,21 @@ class Copies:
         self._arrived.add(step)
         self._meet(step, check)
 
-    def send(self, step: int, snapshot: Stretch) -> None:
-        """Have the copies of a step travel; ``snapshot`` begins with what this rank sends."""
+    def send(self, step: int, snapshot: Stretch, kept: int | None = None) -> None:
+        """Have the copies of a step travel; ``snapshot`` begins with what this rank sends.
+
+        Those of the last step before it stay, and of the one that is ``kept``.
+        """
         operations = []
         for owner in self._owners:
-            kept = overwritten(self._kept[owner], step) or self._stretch(owner)
-            self._kept[owner][step] = kept
-            operations.append(dist.P2POp(dist.irecv, kept.memory, owner, tag=_COPIES))
+            into = overwritten(self._kept[owner], step, kept) or self._stretch(owner)
+            self._kept[owner][step] = into
+            operations.append(dist.P2POp(dist.irecv, into.memory, owner, tag=_COPIES))
         sent = snapshot.first(self.names)
         keepers = self.keepers.of.get(self.rank, ())
         operations += [dist.P2POp(dist.isend, sent, keeper, tag=_COPIES) for keeper in keepers]
-        self._arrived = set(sorted(self._arrived - {step})[-1:])  # the one before is overwritten
+        before = self._arrived - {step}
+        self._arrived = {*sorted(before)[-1:], *(before & {kept})}  # older ones are overwritten
         self._underway = step, dist.batch_isend_irecv(operations) if operations else []
 
     def _stretch(self, owner: int) -> Stretch:

@@ -10,6 +10,7 @@ start ── epoch 0 ── train ── a member is lost, or fails ── abort
 from __future__ import annotations
 
 import hashlib
+import logging
 import sys
 import threading
 import time
@@ -25,12 +26,17 @@ from torch import Tensor
 
 from rankmesh.backend import torch_threads
 from rankmesh.backend.nccl import device_done
+from rankmesh.core.axes import integer
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
-from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, first_line, in_words
+from rankmesh.errors import ConnectError, Diverged, LostState, PlanError, RankmeshError, first_line, in_words
+from rankmesh.guard import Guard
+from rankmesh.guard.everyone import Everyone
+from rankmesh.guard.model_state import model_state
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import Report
 from rankmesh.survival.epoch import Epoch
+from rankmesh.survival.guarding import Guarding, Suspicion
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
 from rankmesh.survival.joining import Newcomers, addresses, history_of
@@ -43,6 +49,8 @@ from rankmesh.survival.transport import Connection, Event, Transport
 from rankmesh.survival.world import EpochWorld
 
 __all__ = ["Session"]
+
+_log = logging.getLogger("rankmesh.survival")
 
 _Result = TypeVar("_Result")
 
@@ -98,7 +106,7 @@ class _End:
 
 def _is_certain(error: Exception) -> bool:
     """Whether an error is of the program, for certain: that of a collective may be the loss of another member."""
-    return isinstance(error, LostState | PlanError) or not isinstance(error, RuntimeError | RankmeshError)
+    return isinstance(error, LostState | PlanError | Diverged) or not isinstance(error, RuntimeError | RankmeshError)
 
 
 class Session:
@@ -115,8 +123,13 @@ class Session:
         restore: Load | None = None,
         join: str | None = None,
         evict: bool | float | None = None,
+        guard: int | None = None,
     ) -> None:
         self._timeout, self._restore = timeout, restore
+        self._guard_every = None if guard is None else integer(guard, "guard", least=1)
+        self._guarding: Guarding | None = None
+        self._suspicion: Suspicion | None = None
+        self._everyone: Everyone | None = None
         self._epoch = Epoch()
         self._ends: dict[Epoch, _End] = {}
         self._lock = threading.Lock()
@@ -173,6 +186,7 @@ class Session:
                 try:
                     result = train(job)
                     device_done(self.device, partial(self._check, job))
+                    self._look(job, self._last_step, last=True)
                     self._left.done = True
                     self._finished()
                     self._end.came.wait()
@@ -311,7 +325,48 @@ class Session:
             self._warned = new.warn_of_fewer_copies()
         self._restored(new)
         new.commit(self._step, self._entered.wait_for, partial(self._check, job), wait=True)
+        if self._guard_every is not None:
+            self._guarding = self._entered.wait_for(lambda: self._guarded(job, new))
+            new.equal_at = self._step
         self._all_hold([*self._states, new], new)
+
+    def _everyone_of(self, job: Job) -> Everyone:
+        """The process group of all ranks of this epoch's plan, made when it is first used."""
+        if self._everyone is None:
+            self._everyone = Everyone(job.groups)
+        return self._everyone
+
+    def _guarded(self, job: Job, new: EpochState) -> Guarding:
+        every, suspicion = self._guard_every or 1, self._suspicion
+        everyone = self._everyone_of(job)
+        guarding = Guarding(job.groups, new.tensors, new.shardings, everyone, every, suspicion)
+        guarding.start(self._step)
+        return guarding
+
+    def described(
+        self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, replicated: str | None
+    ) -> tuple[dict[str, Tensor], dict[str, Sharding]]:
+        """The state of a model and its optimizer, with shardings whose copies are equal where nothing is restored.
+
+        Raises ``PlanError`` for tensors that differ between ranks which hold copies of them.
+        """
+        self._check(job)
+
+        def describe() -> tuple[dict[str, Tensor], dict[str, Sharding]]:
+            everyone = self._everyone_of(job)
+            tensors, shardings = model_state(model, optimizer, job.groups, everyone, replicated)
+            if self._source is None and not self._load:
+                Guard.among(everyone, job.groups, tensors, shardings).check()
+            return tensors, shardings
+
+        try:
+            return self._entered.wait_for(describe)
+        except Diverged as error:
+            raise PlanError(
+                f"{error.message}: it is no copy; seed every rank equally, or say over which axes plain tensors are "
+                "replicated, such as replicated='dp'",
+                name=error.tensor,
+            ) from error
 
     def _follow(self) -> None:
         """A spare's part in ``hold``: it may have been at a rank of the old plan."""
@@ -351,12 +406,38 @@ class Session:
         state = self._states[-1]
         if step != self._step and state.commits == {0: self._step}:  # the first one
             same_step(job.rank, step, "another rank", int(self._entered.first("commit", str(step))))
+        self._look(job, step)
+        if self._guarding is not None:
+            state.equal_at = self._guarding.equal_at
         state.commit(step, self._entered.wait_for, partial(self._check, job))
         job.step = step
         self._peers.committed(step)
         self._prepare()
         if self._newcomers.let_grow(self._members):
             self._announce()
+            self._check(job)
+
+    def _look(self, job: Job, step: int, *, last: bool = False) -> None:
+        """Have the guard look at what its last check has found: all go back, a member is left out, or nothing."""
+        if (guarding := self._guarding) is None:
+            return
+        if self._entered.wait_for(lambda: guarding.commit(step, last=last)):
+            if job.rank == 0:
+                _log.warning("rankmesh: %s", guarding.found)
+            self._announce()
+            self._check(job)
+        if guarding.faulty:
+            members = {self._members.ranks[rank]: guarding.verdict for rank in guarding.faulty}
+            guarding.faulty = ()
+            hosts = ", ".join(sorted({self._members.hosts.get(member, "") for member in members}))
+            try:
+                self._members.without(members)
+            except PlanError:
+                _log.warning("rankmesh: %s (host %s); nobody can take its place: it stays", guarding.verdict, hosts)
+                return
+            if self.member == min(members):
+                _log.warning("rankmesh: %s (host %s, device %s); it is left out", guarding.verdict, hosts, self.device)
+            self._announce(evicted=members)
             self._check(job)
 
     def _prepare(self) -> None:
@@ -410,7 +491,8 @@ class Session:
 
         def diagnosed(verdict: str, members: tuple[int, ...]) -> None:
             if members:
-                self._announce(evicted=dict.fromkeys(members, verdict), epoch=epoch)
+                why = f"the others waited for it ({verdict})"
+                self._announce(evicted=dict.fromkeys(members, why), epoch=epoch)
             else:
                 with self._lock:
                     self._end_of(epoch).unclear = verdict
@@ -515,7 +597,7 @@ class Session:
         verdict = self._end.evicted.get(self.member)
         if verdict and (not outcome.agreed or self.member in outcome.ranks):
             raise ConnectError(
-                f"member {self.member} was left out of the job, since the others waited for it ({verdict})",
+                f"member {self.member} was left out of the job, since {verdict}",
                 rank=self.member,
             ) from error
         if not outcome.agreed:
@@ -543,7 +625,12 @@ class Session:
     def _leave_world(self) -> None:
         with self._lock:
             world, self._world = self._world, None
+        self._suspicion = None if self._guarding is None else self._guarding.found
+        everyone, self._everyone, self._guarding = self._everyone, None, None
         if world is not None:
+            if everyone is not None:
+                with suppress(ConnectError):
+                    everyone.close()
             world.close()
             # torch keeps what a failed backward pass did not reach, with its activations and groups, until the next
             # one on this thread: a spare has none.
@@ -565,12 +652,16 @@ class Session:
             joining=self._newcomers.contacts,
             evicted=sorted(self._end.evicted),
             unclear=self._end.unclear,
+            suspicion=self._suspicion.data if self._suspicion else None,
             began=self._step,
-            at=max(
-                (step for one in self._states if one.epoch == self._epoch.number for step in one.snapshots.steps),
-                default=self._step,
-            ),
+            at=self._last_step,
         )
+
+    @property
+    def _last_step(self) -> int:
+        """The step of the last commit."""
+        here = (step for one in self._states if one.epoch == self._epoch.number for step in one.snapshots.steps)
+        return max(here, default=self._step)
 
     def _agree(self, report: Report) -> Outcome:
         end = self._end
@@ -599,6 +690,8 @@ class Session:
         self._newcomers.welcome(outcome, self._epoch, self._history, self._world_size, self._peers.reached_at)
         self._source, self._step, self._load = value["source"], value["step"], value["load"]
         self._raised = value["raised"]
+        found = value["suspicion"]
+        self._suspicion = None if found is None else Suspicion.read(found, self._suspicion)
         self._history = {
             number: members
             for number, members in self._history.items()

@@ -69,12 +69,14 @@ class Snapshots:
         """Bytes of memory that the copies take."""
         return sum(stretch.memory.nbytes for stretch in self._by_step.values())
 
-    def take(self, step: int, tensors: Mapping[str, Tensor], done: Callable[[], object]) -> Stretch:
-        """Copy the tensors as they are now, at the beginning of a step, over the oldest copy.
+    def take(
+        self, step: int, tensors: Mapping[str, Tensor], done: Callable[[], object], kept: int | None = None
+    ) -> Stretch:
+        """Copy the tensors as they are now, at the beginning of a step, over the oldest copy but that of ``kept``.
 
         ``done`` waits until they are copied, or raises.
         """
-        stretch = overwritten(self._by_step, step)
+        stretch = overwritten(self._by_step, step, kept)
         if stretch is None:
             names = [*self._first, *(name for name in tensors if name not in self._first)]
             stretch = Stretch({name: local(tensors[name]) for name in names})
@@ -127,6 +129,8 @@ class EpochState:
         self.layout = StateLayout(mesh, shardings, tuple(hosts), redundancy)
         self._keepers, self._device = Keepers(shardings, hosts, redundancy), device
         self.copies = Copies(self._keepers, rank, device) if redundancy else None
+        # The last step at which a guard found all ranks equal: its copies stay.
+        self.equal_at: int | None = None
         # The last two steps that were committed, each by its number in this epoch.
         self.commits: dict[int, int] = {}
         self.snapshots = Snapshots(() if self.copies is None else self.copies.names)
@@ -168,12 +172,12 @@ class EpochState:
             return
         arrived = partial(self.copies.wait, check)
         wait_for(arrived)
-        self.copies.send(step, self._take(step, done))
+        self.copies.send(step, self._take(step, done), self.equal_at)
         if wait:
             wait_for(arrived)
 
     def _take(self, step: int, done: Callable[[], object]) -> Stretch:
-        snapshot = self.snapshots.take(step, self.tensors, done)
+        snapshot = self.snapshots.take(step, self.tensors, done, self.equal_at)
         last = max(self.commits, default=-1)
         if self.commits.get(last) != step:
             self.commits = {number: self.commits[number] for number in self.commits if number == last}

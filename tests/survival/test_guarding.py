@@ -1,0 +1,295 @@
+"""A guarded job repeats the steps after a difference, and judges: a machine's fault, the program's, or not known."""
+
+import logging
+import os
+
+import pytest
+import torch
+import torch.distributed as dist
+from tests.sockets import free_port
+from torch import nn
+
+import rankmesh as rm
+from rankmesh import sim
+from rankmesh.launch.table import torchrun_variables
+from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.guarding import Suspicion
+from rankmesh.survival.members import Members
+from rankmesh.survival.redundancy import Stretch, overwritten
+
+STEPS = 12
+
+
+class Job:
+    """A job of ranks that train, and faults: what a function does to the weights of a rank in a step, each time."""
+
+    def __init__(self, fault, steps=STEPS):
+        self.fault, self.steps, self.visits = fault, steps, []
+
+    def __call__(self, job):
+        """Train, in one epoch."""
+        mesh, groups = job.plan.mesh, job.groups
+        up = torch.arange(4.0 * groups["dp"].size, dtype=torch.float64).reshape(-1, 2)[: 4 // groups["tp"].size].clone()
+        norm = torch.ones(3, dtype=torch.float64)
+        shardings = {
+            "up": rm.Sharding(mesh, ("tp", None), shape=(len(up) * groups["tp"].size, 2), dtype="float64"),
+            "norm": rm.Sharding(mesh, shape=(3,), dtype="float64"),
+        }
+        job.hold({"up": up, "norm": norm}, shardings)
+        for step in range(job.step, self.steps):
+            self.visits.append((job.rank, step))
+            gradient = up * (step + 1) + groups["dp"].rank
+            dist.all_reduce(gradient, group=groups["dp"].pg)
+            up -= 0.01 * gradient
+            norm += 0.5
+            self.fault(self, job, step, {"up": up, "norm": norm})
+            job.commit(step + 1)
+        return job.rank, up.tolist(), norm.tolist(), job.epoch
+
+    def times(self, rank, step):
+        """How often a rank has been in a step."""
+        return self.visits.count((rank, step))
+
+
+def once(rank, step, name):
+    """A machine's fault: a number is wrong on a rank in a step, the first time."""
+
+    def fault(train, job, now, tensors):
+        if (job.rank, now) == (rank, step) and train.times(rank, step) == 1:
+            tensors[name].view(-1)[-1] += 1
+
+    return fault
+
+
+def always(rank, step, name):
+    """A program's fault: the same each time."""
+
+    def fault(train, job, now, tensors):
+        if (job.rank, now) == (rank, step):
+            tensors[name].view(-1)[-1] += 1
+
+    return fault
+
+
+def ended(train, size, layout="tp=2,dp=3", **how):
+    """What each member returned, or why it was left out; they count the visits together."""
+
+    def member():
+        try:
+            return rm.survive(train, layout, **how)
+        except rm.ConnectError as error:
+            return str(error)
+
+    return sim.run(member, size, initialise=False)
+
+
+def of_ranks(values):
+    """What was trained, by rank."""
+    return {value[0]: value[1:3] for value in values if isinstance(value, tuple)}
+
+
+@pytest.fixture(scope="module")
+def expected():
+    """Without a fault."""
+    return of_ranks(ended(Job(lambda *_: None), 6))
+
+
+@pytest.mark.parametrize("every", [1, 3])
+@pytest.mark.parametrize(("rank", "step", "name"), [(3, 4, "norm"), (0, 2, "up"), (5, 9, "up"), (4, 11, "norm")])
+def test_a_machines_fault_costs_its_place(every, rank, step, name, expected, caplog):
+    """All repeat the steps, twice; a spare takes over, and the numbers are those without the fault."""
+    with caplog.at_level(logging.WARNING, "rankmesh.survival"):
+        values = ended(Job(once(rank, step, name)), 7, spares=1, guard=every)
+    assert of_ranks(values) == expected
+    back, found = step // every * every, -(-(step + 1) // every) * every
+    what = f"{name!r} differed on rank {rank} at step {found}, and not after two repeats"
+    why = f"{what}: the machine of rank {rank} is at fault"
+    assert values[rank] == f"member {rank} was left out of the job, since {why}"
+    again = f"all ranks repeat the steps from {back} on"
+    lines = [record.getMessage() for record in caplog.records if record.name == "rankmesh.survival"]
+    assert lines == [
+        f"rankmesh: {name!r} differs on rank {rank} at step {found}; {again}",
+        f"rankmesh: {name!r} is equal at step {found} now; {again} once more, to learn whether they always give the same",
+        f"rankmesh: {why} (host simulated, device cpu); it is left out",
+    ]
+
+
+class Flat(Job):
+    """Without tp."""
+
+    def __call__(self, job):
+        """Train, in one epoch."""
+        norm = torch.ones(3, dtype=torch.float64)
+        job.hold({"norm": norm}, {"norm": rm.Sharding(job.plan.mesh, shape=(3,), dtype="float64")})
+        for step in range(job.step, self.steps):
+            self.visits.append((job.rank, step))
+            norm += 0.5
+            dist.all_reduce(torch.ones(1), group=job.groups["dp"].pg)
+            self.fault(self, job, step, {"norm": norm})
+            job.commit(step + 1)
+        return job.rank, [], norm.tolist(), job.epoch
+
+
+def test_the_programs_fault_ends_the_job():
+    """With the error, on every rank; no spare is spent."""
+    with pytest.raises(sim.RanksFailed) as raised:
+        ended(Job(always(3, 4, "norm")), 7, spares=1, guard=2)
+    assert "'norm' differs within tp-dp at step 6: rank 3 has" in str(raised.value)
+    assert "the program does it" in str(raised.value)
+
+
+def test_numbers_that_change_from_run_to_run_blame_nobody(caplog):
+    """A step that gives other numbers each time: the difference may be of the program."""
+
+    def fault(train, job, now, tensors):
+        once(3, 5, "norm")(train, job, now, tensors)
+        if now == 4:
+            tensors["up"] += train.times(job.rank, 4) * 2.0**-20
+
+    with caplog.at_level(logging.WARNING, "rankmesh.survival"):
+        values = ended(Job(fault), 7, spares=1, guard=2)
+    assert sorted(of_ranks(values)) == [*range(6)]
+    assert "the program is not deterministic" in caplog.records[-1].getMessage()
+    assert "nobody is left out" in caplog.records[-1].getMessage()
+
+
+def test_of_two_replicas_the_one_that_had_other_numbers(caplog):
+    """A number of no effect on others: the repeats tell which of both sides was wrong."""
+    with caplog.at_level(logging.WARNING, "rankmesh.survival"):
+        values = ended(Flat(once(1, 5, "norm")), 3, "dp=2", spares=1, guard=2)
+    assert "the machine of rank 1 is at fault" in values[1]
+    assert [value[2] for value in (values[0], values[2])] == [[1 + 0.5 * STEPS] * 3] * 2
+
+
+def test_without_a_spare_the_rank_stays(caplog):
+    """Its numbers are right now: the job goes on, and the log names it."""
+    with caplog.at_level(logging.WARNING, "rankmesh.survival"):
+        values = ended(Flat(once(2, 5, "norm")), 4, "dp=4", guard=2)
+    assert [value[2] for value in values] == [[1 + 0.5 * STEPS] * 3] * 4
+    assert "nobody can take its place: it stays" in caplog.text
+
+
+def test_ranks_that_begin_with_other_numbers():
+    """There is nothing to go back to: the job ends."""
+
+    def train(job):
+        norm = torch.full((2,), float(job.rank))
+        job.hold({"norm": norm}, {"norm": rm.Sharding(job.plan.mesh, shape=(2,))})
+
+    with pytest.raises(sim.RanksFailed, match="never found equal"):
+        sim.run(lambda: rm.survive(train, "dp=3", guard=1), 3, initialise=False)
+
+
+def test_a_guard_of_no_steps_is_refused():
+    """``guard`` is how many steps lie between two checks."""
+    with pytest.raises(sim.RanksFailed, match="guard"):
+        sim.run(lambda: rm.survive(lambda job: None, "dp=2", guard=0), 2, initialise=False)
+
+
+def test_a_step_that_is_kept_is_not_overwritten():
+    """Two steps and the one that is kept: a third stretch only where it is neither of them."""
+    steps, made = {}, 0
+    for step in range(10):
+        if overwritten(steps, step, kept=3 if step > 3 else None) is None:
+            made += 1
+        steps[step] = Stretch({"w": torch.zeros(1)})
+        assert {step, step - 1} & {*range(10)} <= steps.keys()
+        assert step < 4 or 3 in steps
+    assert (made, sorted(steps)) == (3, [3, 8, 9])
+
+
+def test_all_go_back_to_the_step_that_the_guard_names():
+    """If all that are left have it; else to the last that they have in common."""
+    history = {0: Members.first("dp=2", world_size=2)}
+    suspicion = Suspicion(6, "norm", (1,), 4, tied=False).data
+    for steps, expected in (((4, 6, 7), 4), ((6, 7), 7)):
+        reports = {member: Report(steps={0: steps}, committed=True, suspicion=suspicion) for member in (0, 1)}
+        outcome = conclude(history, 0, reports, ())
+        assert (outcome.value["step"], outcome.value["suspicion"]) == (expected, suspicion)
+
+
+# -- in processes ---------------------------------------------------------------------------------------------------
+
+
+def _process(me, port, fault):
+    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
+    found = []
+
+    def train(job):
+        torch.manual_seed(1)
+        model = nn.Sequential(nn.Linear(4, 4), nn.LayerNorm(4)).double()
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        job.hold(model=model, optimizer=optimizer)
+        for step in range(job.step, 8):
+            found.append(step)
+            batch = torch.full((2, 4), 1.0 + step + job.rank, dtype=torch.float64)
+            (model(batch) ** 2).sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, group=job.groups["dp"].pg)
+            optimizer.step()
+            optimizer.zero_grad()
+            if (job.rank, step) == (2, 5) and (fault == "program" or found.count(step) == 1):
+                model[1].bias.data[0] += 1
+            job.commit(step + 1)
+        return [one.tolist() for one in model.parameters()]
+
+    try:
+        result = rm.survive(train, "dp=4", spares=1, guard=2 if fault else None)
+    except rm.RankmeshError as error:
+        return f"{type(error).__name__}: {error}", found
+    return result, found
+
+
+@pytest.mark.long
+def test_a_machines_fault_in_processes(outcomes):
+    """4 ranks and a spare over gloo, a model and AdamW: the numbers are those of a job without the fault."""
+    right = [one.value for one in outcomes(5, _process, free_port(), "", world=None)]
+    values = [one.value for one in outcomes(5, _process, free_port(), "machine", world=None)]
+    assert values[2][0].startswith("ConnectError: member 2 was left out of the job, since '1.bias' differed on rank 2")
+    assert [value[0] for value in (*values[:2], *values[3:])] == [right[0][0]] * 4
+    assert values[2][1] == [0, 1, 2, 3, 4, 5, 4, 5, 4, 5] or values[2][1] == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 4, 5, 6]
+
+
+@pytest.mark.long
+def test_a_programs_fault_in_processes(outcomes):
+    """Every rank ends with the error; the spare hears that the job has ended."""
+    values = [one.value[0] for one in outcomes(5, _process, free_port(), "program", world=None)]
+    assert all(value.startswith("Diverged: '1.bias' differs within dp at step 6") for value in values[:4])
+    assert values[4].startswith("ConnectError: the job ends")
+
+
+# -- a model is held ------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("lose", [{}, {1: 3}, {0: 5}])
+def test_a_model_and_its_optimizer_survive(lose):
+    """With Adam's moments and steps, also where a rank is lost before another one has made a step."""
+
+    def train(job):
+        torch.manual_seed(3)
+        model = nn.Linear(3, 3).double()
+        optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
+        job.hold(model=model, optimizer=optimizer)
+        for step in range(job.step, 7):
+            model(torch.full((2, 3), 1.0 + step + job.rank, dtype=torch.float64)).sum().backward()
+            for parameter in model.parameters():
+                dist.all_reduce(parameter.grad, group=job.groups["dp"].pg)
+            optimizer.step()
+            optimizer.zero_grad()
+            job.commit(step + 1)
+        return job.rank, [one.tolist() for one in model.parameters()]
+
+    values = sim.run(lambda: rm.survive(train, "dp=3", spares=1), 4, lose=lose, initialise=False)
+    expected = sim.run(lambda: rm.survive(train, "dp=3", spares=1), 4, initialise=False)
+    assert {one[0]: one[1] for one in values if one} == {one[0]: one[1] for one in expected if one}
+
+
+def test_a_model_that_is_no_copy_is_refused():
+    """Ranks that have seeded differently, before the first step: by name, with what to do."""
+
+    def train(job):
+        torch.manual_seed(job.rank)
+        job.hold(model=nn.Linear(2, 2))
+
+    with pytest.raises(sim.RanksFailed, match=r"'bias' differs .* seed every rank equally, or say over which axes"):
+        sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)
