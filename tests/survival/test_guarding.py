@@ -105,11 +105,14 @@ def test_a_machines_fault_costs_its_place(every, rank, step, name, expected, cap
     what = f"{name!r} differed on rank {rank} at step {found}, and not after two repeats"
     why = f"{what}: the machine of rank {rank} is at fault"
     assert values[rank] == f"member {rank} was left out of the job, since {why}"
-    again = f"all ranks repeat the steps from {back} on"
+    again, once_more = (
+        f"all ranks repeat the steps from {back} on",
+        "once more, to learn whether they always give the same",
+    )
     lines = [record.getMessage() for record in caplog.records if record.name == "rankmesh.survival"]
     assert lines == [
         f"rankmesh: {name!r} differs on rank {rank} at step {found}; {again}",
-        f"rankmesh: {name!r} is equal at step {found} now; {again} once more, to learn whether they always give the same",
+        f"rankmesh: {name!r} is equal at step {found} now; {again} {once_more}",
         f"rankmesh: {why} (host simulated, device cpu); it is left out",
     ]
 

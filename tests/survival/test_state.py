@@ -521,7 +521,7 @@ def _copied(me, port, elements):
     send = Copies.send
 
     def sends(self, step, snapshot, kept):
-        send(self, step, snapshot)
+        send(self, step, snapshot, kept)
         if self.rank == 1 and me.rank == 1:
             time.sleep(0.01)
             os.kill(os.getpid(), signal.SIGKILL)
