@@ -27,7 +27,6 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, quoted
 from rankmesh.guard.everyone import Everyone
 from rankmesh.runtime.live import LiveGroups
-from rankmesh.transfer.dtensors import cut_of
 
 __all__ = ["model_state"]
 
@@ -122,6 +121,8 @@ def _whole(tensor: Tensor) -> _Described:
 
 def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
     """The cuts of a DTensor by axes of the plan: those of the names of its DeviceMesh, an axis or a kind each."""
+    from rankmesh.transfer.dtensors import cut_of  # loads DTensor, a third of torch's time
+
     mesh = tensor.device_mesh
     dims = tuple(mesh.mesh_dim_names or ())
     kinds = {spec.name: spec for spec in plan.specs}
