@@ -31,7 +31,7 @@ from rankmesh.guard.replicas import group_of, replica_kinds
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.transfer.live.shards import local, problem_of, shards_of
 
-__all__ = ["Guard"]
+__all__ = ["Guard", "guard_among"]
 
 Action = Literal["raise", "warn"] | Callable[[Diverged], object]
 
@@ -161,23 +161,7 @@ class Guard:
         """
         everyone = Everyone(groups)
         tensors, shardings = model_state(model, optimizer, groups, everyone, replicated)
-        return cls.among(everyone, groups, tensors, shardings, every=every, action=action)
-
-    @classmethod
-    def among(
-        cls,
-        everyone: Everyone,
-        groups: LiveGroups,
-        tensors: Mapping[str, Tensor],
-        shardings: Mapping[str, Sharding],
-        *,
-        every: int = 100,
-        action: Action = "raise",
-    ) -> Guard:
-        """A guard that reduces over a process group that exists."""
-        guard = cls.__new__(cls)
-        guard._start(groups, tensors, shardings, every, action, everyone)
-        return guard
+        return guard_among(everyone, groups, tensors, shardings, every=every, action=action)
 
     @property
     def equal_at(self) -> int | None:
@@ -345,6 +329,21 @@ class Guard:
             raise error
         elif self._rank == self._plan.mesh.rank_range.rank(0):
             _log.warning("rankmesh: %s", error)
+
+
+def guard_among(
+    everyone: Everyone,
+    groups: LiveGroups,
+    tensors: Mapping[str, Tensor],
+    shardings: Mapping[str, Sharding],
+    *,
+    every: int = 1,
+    action: Action = "raise",
+) -> Guard:
+    """Return a guard that reduces over a process group that exists."""
+    guard = Guard.__new__(Guard)
+    guard._start(groups, tensors, shardings, every, action, everyone)
+    return guard
 
 
 def _problem(

@@ -20,8 +20,8 @@ from torch import Tensor
 
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import Diverged, in_words, quoted
-from rankmesh.guard import Guard
 from rankmesh.guard.everyone import NOTHING, Everyone
+from rankmesh.guard.guard import guard_among
 from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["Guarding", "Suspicion"]
@@ -85,7 +85,7 @@ class Guarding:
         suspicion: Suspicion | None,
     ) -> None:
         self._errors: list[Diverged] = []
-        self._guard = Guard.among(everyone, groups, tensors, shardings, every=every, action=self._errors.append)
+        self._guard = guard_among(everyone, groups, tensors, shardings, every=every, action=self._errors.append)
         self._everyone, self._ranks = everyone, groups.plan.mesh.rank_range.ascending.tolist()
         self.suspicion = suspicion
         self.found: Suspicion | None = None

@@ -30,8 +30,8 @@ from rankmesh.core.axes import integer
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
 from rankmesh.errors import ConnectError, Diverged, LostState, PlanError, RankmeshError, first_line, in_words
-from rankmesh.guard import Guard
 from rankmesh.guard.everyone import Everyone
+from rankmesh.guard.guard import guard_among
 from rankmesh.guard.model_state import model_state
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import Report
@@ -356,7 +356,7 @@ class Session:
             everyone = self._everyone_of(job)
             tensors, shardings = model_state(model, optimizer, job.groups, everyone, replicated)
             if self._source is None and not self._load:
-                Guard.among(everyone, job.groups, tensors, shardings).check()
+                guard_among(everyone, job.groups, tensors, shardings).check()
             return tensors, shardings
 
         try:
