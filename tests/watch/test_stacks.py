@@ -47,7 +47,7 @@ def _fails(me):
     recorder, found = Recorder(), []
 
     def look():
-        found.append(recorder.document("a test")["rankmesh"])
+        found.append(recorder.document("a test", (0, 0, 0))["rankmesh"])  # it stood elsewhere before
 
     try:
         raise RuntimeError("closed")

@@ -482,7 +482,7 @@ def test_a_fork_is_no_rank(ranks, tmp_path):
 
 def _is_terminated(me, folder):
     """Rank 0 gets SIGTERM inside a call that rank 1 never makes; that waits for the recording."""
-    with watch.start(folder, limit=60):
+    with watch.start(folder, timeout=60):
         _steps()
         if me.rank == 0:
             threading.Timer(0.5, os.kill, (os.getpid(), signal.SIGTERM)).start()
@@ -501,7 +501,7 @@ def test_a_rank_that_gets_sigterm_leaves_its_recording(outcomes, tmp_path):
 
 def _ends_a_worker(me, folder):
     """A process that is forked off gets SIGTERM, as workers of a data loader do."""
-    with watch.start(folder, limit=60) as here:
+    with watch.start(folder, timeout=60) as here:
         ready, started = os.pipe()
         child = os.fork()
         if child == 0:
