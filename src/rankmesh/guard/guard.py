@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
@@ -265,17 +265,23 @@ class Guard:
         self._digests = check.digests
         if not differ:
             self._equal_at = check.step
-        since = self._since.get(differ[0]) if differ else None
+        before = dict(self._since)
         self._since |= dict.fromkeys(set(range(size)).difference(differ), check.step)
         if differ:
-            self._act(self._diverged(check, differ[0], since))
+            self._act(self._diverged(check, differ, before))
 
-    def _diverged(self, check: _Check, slot: int, since: int | None) -> Diverged:
-        number, kind = next((n, one) for n, one in enumerate(self._kinds) if slot < one.offset + one.count)
+    def _diverged(self, check: _Check, differ: Sequence[int], since: Mapping[int, int]) -> Diverged:
+        """The error of the largest set that differs, which tells best who is in the minority."""
+        found = [(self._kind_of(slot), slot) for slot in differ]
+        number, slot = max(found, key=lambda one: (len(self._kinds[one[0]].ranks(one[1])), -one[1]))
+        kind = self._kinds[number]
         ranks = kind.ranks(slot)
         mine = check.digests[number] if self._rank in ranks else None
-        found = explained(self._everyone, self._tensors, self._shardings, kind.names, ranks, mine)
-        return _error(found, group_of(self._plan, ranks), check.step, since)
+        difference = explained(self._everyone, self._tensors, self._shardings, kind.names, ranks, mine)
+        return _error(difference, group_of(self._plan, ranks), check.step, since.get(slot))
+
+    def _kind_of(self, slot: int) -> int:
+        return next(number for number, kind in enumerate(self._kinds) if slot < kind.offset + kind.count)
 
     # -- values -------------------------------------------------------------------------------------------------
 
