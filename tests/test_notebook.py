@@ -19,7 +19,9 @@ def test_reprs_fit_a_line():
     before, after = r"\d[\d.]{0,3} [mµ]?s before", r"\d[\d.]{0,3} [mµ]?s after"
     pattern = rf"Placed\(tp-dp, 32 ranks, {before}, {after}, digest {placed.plan.digest[:12]}\)"
     assert re.fullmatch(pattern, repr(placed)), repr(placed)
-    assert re.fullmatch(r"KindCost\(tp: [\d.]+ ms within host, before [\d.]+ ms within leaf\)", repr(placed.kinds[1]))
+    assert re.fullmatch(
+        r"KindCost\(tp: [\d.]+ [mµ]?s within host, before [\d.]+ [mµ]?s within leaf\)", repr(placed.kinds[1])
+    )
 
 
 def test_words_are_shown_as_they_are():

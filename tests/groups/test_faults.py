@@ -237,7 +237,7 @@ def test_what_is_no_plan_is_refused(given):
 def _asked_oddly(me):
     with rm.connect(TWO) as groups:
         return [
-            me.error(ConnectError, groups.device_mesh)["message"],
+            groups.device_mesh().mesh_dim_names,
             me.error(ConnectError, groups.device_mesh, "dp", "dp")["message"],
             me.error(PlanError, groups.warm_up, timeout=0)["message"],
             me.error(ConnectError, pickle.dumps, groups)["message"],
@@ -245,9 +245,9 @@ def _asked_oddly(me):
 
 
 def test_odd_requests_are_refused_in_words(ranks):
-    """2 ranks: a device mesh of no axes or of one twice, a warm-up without time, pickled groups."""
-    for none, twice, warm, pickled in ranks(2, _asked_oddly):
-        assert "each once" in none
+    """2 ranks: a device mesh of one axis twice, a warm-up without time, pickled groups; no axes are all of them."""
+    for whole, twice, warm, pickled in ranks(2, _asked_oddly):
+        assert tuple(whole) == ("dp",)
         assert "('dp', 'dp')" in twice
         assert "timeout is 0" in warm
         assert "belong to their process" in pickled

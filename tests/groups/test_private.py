@@ -19,7 +19,17 @@ ENGINES = Path(__file__).parents[2] / "packages" / "rankmesh-engines" / "src"
 HERE = "backend"
 PRIVATE_MODULES = ("torch._C", "torch.distributed.distributed_c10d", "torch.testing._internal", "torch.distributed._")
 # Private by their spelling, public by their documentation.
-STANDARD = {"_exit", "_getframe", "_current_frames", "_asdict", "_replace", "_value_", "_fields", "_fixtureinfo"}
+STANDARD = {
+    "_exit",
+    "_getframe",
+    "_current_frames",
+    "_current_exceptions",
+    "_asdict",
+    "_replace",
+    "_value_",
+    "_fields",
+    "_fixtureinfo",
+}
 
 _OF_TORCH = [torch, dist, native, c10d, c10d._world, torch.Tensor, dist.ProcessGroup, dist.Work, dist.Store, DeviceMesh]
 _OF_TORCH += [value for value in vars(native).values() if isinstance(value, type)]

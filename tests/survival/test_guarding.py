@@ -231,7 +231,8 @@ def _process(me, port, fault):
                 dist.all_reduce(parameter.grad, group=job.groups["dp"].pg)
             optimizer.step()
             optimizer.zero_grad()
-            if (job.rank, step) == (2, 5) and (fault == "program" or found.count(step) == 1):
+            times = {"": 0, "machine": 1, "program": 99}[fault]
+            if (job.rank, step) == (2, 5) and found.count(step) <= times:
                 model[1].bias.data[0] += 1
             job.commit(step + 1)
         return [one.tolist() for one in model.parameters()]
@@ -250,7 +251,7 @@ def test_a_machines_fault_in_processes(outcomes):
     values = [one.value for one in outcomes(5, _process, free_port(), "machine", world=None)]
     assert values[2][0].startswith("ConnectError: member 2 was left out of the job, since '1.bias' differed on rank 2")
     assert [value[0] for value in (*values[:2], *values[3:])] == [right[0][0]] * 4
-    assert values[2][1] == [0, 1, 2, 3, 4, 5, 4, 5, 4, 5] or values[2][1] == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 4, 5, 6]
+    assert values[2][1] == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 4, 5, 6]
 
 
 @pytest.mark.long

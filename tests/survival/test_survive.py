@@ -276,7 +276,7 @@ def test_a_hang_ends_the_epoch(monkeypatch, device, evict, limit, ends):
     assert one._end.came.is_set() == ends
     assert getattr(peers, "announced", None) == ([[1], {}] if ends else None)
     diagnosed("late: rank 1", (1,))
-    assert peers.announced == [[1], {"1": "late: rank 1"}]
+    assert peers.announced == [[1], {"1": "the others waited for it (late: rank 1)"}]
 
 
 class _Marker:
@@ -314,6 +314,7 @@ def test_a_member_that_leaves_its_world_has_nothing_of_a_backward_pass_that_fail
     del x, kept, loss
     one = object.__new__(session.Session)
     one._lock, one._world = threading.Lock(), SimpleNamespace(close=lambda: None)
+    one._everyone = one._guarding = None
     one._leave_world()
     gc.collect()
     assert gone() is None
