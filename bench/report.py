@@ -369,6 +369,7 @@ def _commit(found: Found) -> str:
         row("the commit by itself", "commit alone", "", 0.0, ""),
         row("a step with commit", "commit", copies["commit"], 1.0, "+"),
         row("a step with commit, redundancy=1", "copies", copies["copies"], 1.0, "+"),
+        row("a step with a guard, every=1", "guard", "", 1.0, "+"),
     ]
     return table("|ms|of a step|processor ms|of a step|snapshots and copies", rows)
 

@@ -4,6 +4,7 @@
 without     step                               in turn, in the same processes
 commit      step, commit                       a snapshot of everything
 copies      step, commit, the copies arrive    the same, and each rank keeps the other's shards: redundancy=1
+guard       step, guard.step                   as much that both ranks hold, compared in each step: every=1
 ```
 
 ``python -m bench.survive [--rounds 8] [--losses 2]``
@@ -75,7 +76,12 @@ def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
                 moments = share.adam.state[share.part]
                 tensors |= {f"values{number}": share.values}
                 tensors |= {f"{name}{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
-            variants = {"without": None, "commit": _kept(tensors, rank, 0), "copies": _kept(tensors, rank, 1)}
+            variants: dict[str, Any] = {
+                "without": None,
+                "commit": _kept(tensors, rank, 0),
+                "copies": _kept(tensors, rank, 1),
+            }
+            variants["guard"] = _guard(tensors)
             times: dict[str, list[list[float]]] = {"commit alone": [], **{name: [] for name in variants}}
             for step in range(1, WARM + rounds + 1):
                 for name, one in variants.items():
@@ -84,21 +90,32 @@ def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
                         times[name].append(whole)
                         times["commit alone"] += [commit_only] * (name == "commit")
         state = sum(tensor.nbytes for tensor in tensors.values())
-        memory = {name: one.bytes for name, one in variants.items() if one is not None}
+        memory = {name: one.bytes for name, one in variants.items() if isinstance(one, EpochState)}
         medians = {name: [median(column) for column in zip(*each, strict=True)] for name, each in times.items()}
         return {"medians": medians, "state": state, "memory": memory}
 
     return body
 
 
-def _step(trainer: Any, step: int, kept: EpochState | None) -> tuple[list[float], list[float]]:
+def _guard(tensors: dict[str, torch.Tensor]) -> rm.Guard:
+    """A guard of as many tensors as one rank holds, which both ranks have."""
+    whole = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
+    groups = rm.connect(f"dp={RANKS}")
+    mesh, dtypes = groups.plan.mesh, {name: str(tensor.dtype) for name, tensor in whole.items()}
+    shardings = {name: rm.Sharding(mesh, shape=tuple(one.shape), dtype=dtypes[name]) for name, one in whole.items()}
+    return rm.Guard(groups, whole, shardings, every=1)
+
+
+def _step(trainer: Any, step: int, kept: EpochState | rm.Guard | None) -> tuple[list[float], list[float]]:
     """A step with its commit, and the commit: seconds, and processor seconds of all threads of this rank."""
     marks = [(time.perf_counter(), time.process_time())]
-    if kept is not None:
+    if isinstance(kept, EpochState):
         kept.commit(step, on_thread, tuple)
     marks.append((time.perf_counter(), time.process_time()))
     trainer.step(step)
-    if kept is not None and kept.copies is not None:
+    if isinstance(kept, rm.Guard):
+        kept.step(step)
+    elif kept is not None and kept.copies is not None:
         kept.copies.wait(tuple)
     marks.append((time.perf_counter(), time.process_time()))
     start, committed, end = marks

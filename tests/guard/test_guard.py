@@ -148,6 +148,25 @@ def test_a_value_that_is_reduced():
     assert {found["expected"], found["got"]} == {3.0, 4.0}
 
 
+def test_values_in_any_order():
+    """Ranks may name them in another order; what is looked at late does not gather."""
+
+    def program(groups):
+        guard = rm.Guard(groups, {}, {}, every=1)
+        names = [("norm", 1.0, "tp"), ("loss", 2.0, "dp"), ("scale", 3.0, "tp-dp")]
+        for step in range(20):
+            for name, value, over in names[groups.rank % 3 :] + names[: groups.rank % 3]:
+                guard.sum(name, value, over=over)
+                guard.finite(name, value)
+            guard.step(step)
+            assert len(guard._pending) <= 2
+        guard.sum("norm", 1.0 + (groups.rank == 0), over="tp")
+        return raised(guard.check)
+
+    found = on_each(program)
+    assert (found["tensor"], found["ranks"], found["tied"]) == ("norm", (0, 1), True)
+
+
 def test_a_value_that_some_ranks_do_not_name():
     """Every rank hears of it, and nobody waits."""
 

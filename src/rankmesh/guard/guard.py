@@ -25,7 +25,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.errors import Diverged, PlanError, quoted
 from rankmesh.guard.digest import combined, digests
 from rankmesh.guard.everyone import NOTHING, Everyone, Reduced
-from rankmesh.guard.explain import Difference, explained
+from rankmesh.guard.explain import Difference, explained, minority
 from rankmesh.guard.model_state import model_state
 from rankmesh.guard.replicas import group_of, replica_kinds
 from rankmesh.runtime.live import LiveGroups
@@ -184,7 +184,8 @@ class Guard:
 
         Raises ``Diverged`` for what that check found. Every rank calls it with the same step.
         """
-        self._look()
+        for _ in range(len(self._pending)):
+            self._look()
         self._step = step
         if step % self._every == 0:
             self._begin(step)
@@ -288,14 +289,14 @@ class Guard:
     def _begin_values(self, check: _Check) -> None:
         given: dict[int, int] = {}
         size = 0
-        for axes, value in check.values.sums.values():
+        for _, (axes, value) in sorted(check.values.sums.items()):
             groups = self._plan.mesh.groups(axes)
             if value is not None:
                 bits = _bits(value)
                 slot = size + 2 * groups.index_of(self._rank)
                 given |= {slot: bits, slot + 1: ~bits}
             size += 2 * len(groups)
-        for origin in check.values.finite.values():
+        for _, origin in sorted(check.values.finite.items()):
             if origin is not None and int(origin):
                 given[size + int(origin) - 1] = self._rank
             size += 2
@@ -303,14 +304,14 @@ class Guard:
 
     def _look_at_values(self, check: _ValueCheck, found: list[int]) -> None:
         size = 0
-        for name, (axes, value) in check.values.sums.items():
+        for name, (axes, value) in sorted(check.values.sums.items()):
             groups = self._plan.mesh.groups(axes)
             for number in range(len(groups)):
                 low, high = found[size + 2 * number : size + 2 * number + 2]
                 if low != NOTHING and low != ~high:
                     self._act(self._sum_differs(name, value, check.step, tuple(groups[number])))
             size += 2 * len(groups)
-        for name in check.values.finite:
+        for name in sorted(check.values.finite):
             made, arrived = found[size : size + 2]
             if made != NOTHING or arrived != NOTHING:
                 self._act(_not_finite(name, made, arrived, check.step))
@@ -319,12 +320,8 @@ class Guard:
     def _sum_differs(self, name: str, value: Tensor | None, step: int, ranks: tuple[int, ...]) -> Diverged:
         given = self._everyone.gather(ranks, None if value is None else _bits(value))
         values = {rank: one for rank, one in zip(ranks, given, strict=True) if one != NOTHING}
-        counts = sorted({(-list(values.values()).count(one), one) for one in values.values()})
-        expected = counts[0][1]
-        tied = len(counts) > 1 and counts[0][0] == counts[1][0]
-        odd = tuple(rank for rank, one in values.items() if tied or one != expected)
-        got = next(one for one in values.values() if one != expected)
-        found = Difference(name, odd, None, 0, _double(expected), _double(got))
+        odd, right, wrong = minority(values)
+        found = Difference(name, odd, None, 0, _double(values[right]), _double(values[wrong]), tied=right in odd)
         return _error(found, group_of(self._plan, ranks), step, None)
 
     def _act(self, error: Diverged) -> None:
