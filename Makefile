@@ -51,7 +51,7 @@ test-all: $(VENV)/.installed-test  ## the same with the long ones: repetitions, 
 
 test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.15.0: downloads up to 3 GB)
 	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist worksteal $(LIVE_TESTS) $(ARGS)
-	@RANKMESH_TEST_PUBLIC=1 $(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(PUBLIC_TESTS)
+	@$(if $(PUBLIC_TESTS),RANKMESH_TEST_PUBLIC=1 $(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(PUBLIC_TESTS))
 
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
 	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)
