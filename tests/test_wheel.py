@@ -64,14 +64,14 @@ def test_the_engines_are_a_wheel_of_their_own(installed, tmp_path):
     (wheel,) = installed.parents[1].glob("rankmesh_engines-*.whl")
 
     def refused():
-        command = (installed / "rankmesh", "layout", "qwen3-8b", "--side", "vllm:tp=2")
+        command = (installed / "rankmesh", "layout", "gpt-oss-20b", "--side", "vllm:tp=2")
         done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
         assert (done.returncode, done.stdout) == (2, "")
         return done.stderr
 
-    assert refused().endswith("; pip install rankmesh-engines\n")
+    assert refused().endswith("; pip install 'rankmesh-engines[vllm]'\n")
     run(installed / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", wheel)
-    assert refused().endswith("; pip install torch\n")
+    assert refused().endswith("; pip install transformers vllm\n")
 
 
 def test_the_four_lines_run_beside_a_torch_that_is_there(installed, tmp_path):
