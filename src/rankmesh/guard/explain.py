@@ -138,7 +138,7 @@ def _box(position: int, sharding: Sharding, rank: int) -> Box | None:
 
 
 def _shared(everyone: Everyone, mine: Difference, sharding: Sharding, wrong: int) -> Difference:
-    """What the rank that is wrong has found, on every rank."""
+    """Return on every rank the difference that the wrong rank has found."""
     dimensions = len(sharding.shape)
     given: dict[int, int] = {}
     if everyone.rank == wrong:

@@ -12,7 +12,7 @@ from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
@@ -40,9 +40,9 @@ _log = logging.getLogger("rankmesh.guard")
 
 @dataclass
 class _Values:
-    """What ``sum`` and ``finite`` were given in one step: by name its axes and value, or who has a value that is none.
+    """What ``sum`` and ``finite`` were given in one step, by name: axes and value; the origin of a value.
 
-    ``origin`` is 0 for a value that is finite, 1 for one that was made here, 2 for one that arrived.
+    The origin is 0 for a finite value, 1 for one that was made on this rank, 2 for one that arrived.
     """
 
     sums: dict[str, tuple[str, Tensor | None]] = field(default_factory=dict)
@@ -124,9 +124,7 @@ class Guard:
         self._every, self._action = integer(every, "every", least=1), action
         self._plan, self._rank = groups.plan, groups.rank
         shards = shards_of(shardings, self._rank)
-        if problem := _problem(groups, tensors, shardings, shards.keys()) or problem_of(
-            tensors, shardings, shards, "tensor"
-        ):
+        if problem := _problem(groups, tensors, shardings) or problem_of(tensors, shardings, shards, "tensor"):
             raise PlanError(f"rank {self._rank}: Guard() was given a wrong shard: {problem}")
         self._tensors, self._shardings = tensors, shardings
         self._kinds = replica_kinds(shardings)
@@ -266,20 +264,20 @@ class Guard:
         self._digests = check.digests
         if not differ:
             self._equal_at = check.step
-        before = dict(self._since)
+        since = {slot: self._since.get(slot) for slot in differ}
         self._since |= dict.fromkeys(set(range(size)).difference(differ), check.step)
         if differ:
-            self._act(self._diverged(check, differ, before))
+            self._act(self._diverged(check, since))
 
-    def _diverged(self, check: _Check, differ: Sequence[int], since: Mapping[int, int]) -> Diverged:
-        """The error of the largest set that differs, which tells best who is in the minority."""
-        found = [(self._kind_of(slot), slot) for slot in differ]
+    def _diverged(self, check: _Check, since: Mapping[int, int | None]) -> Diverged:
+        """The error of the largest set that differs, which tells best who is in the minority; the sets by slot."""
+        found = [(self._kind_of(slot), slot) for slot in since]
         number, slot = max(found, key=lambda one: (len(self._kinds[one[0]].ranks(one[1])), -one[1]))
         kind = self._kinds[number]
         ranks = kind.ranks(slot)
         mine = check.digests[number] if self._rank in ranks else None
         difference = explained(self._everyone, self._tensors, self._shardings, kind.names, ranks, mine)
-        return _error(difference, group_of(self._plan, ranks), check.step, since.get(slot))
+        return _error(difference, group_of(self._plan, ranks), check.step, since[slot])
 
     def _kind_of(self, slot: int) -> int:
         return next(number for number, kind in enumerate(self._kinds) if slot < kind.offset + kind.count)
@@ -349,9 +347,7 @@ def guard_among(
     return guard
 
 
-def _problem(
-    groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: Mapping[str, Sharding], needed: object
-) -> str:
+def _problem(groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: Mapping[str, Sharding]) -> str:
     for name, sharding in shardings.items():
         if sharding.mesh != groups.plan.mesh:
             return f"the sharding of {name!r} is on {sharding.mesh}, not on the plan's mesh {groups.plan.mesh}"

@@ -14,7 +14,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import product
 from math import prod
 from typing import Any
 
@@ -30,7 +29,7 @@ from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["model_state"]
 
-# How one tensor lies on the mesh: axes by dimension, the whole shape, dtype, and the view that the axes are of.
+# How one tensor is sharded: axes by dimension, the whole shape, dtype, and the view that has these axes.
 _Described = tuple[tuple[str | None, ...], tuple[int, ...], str, str | None]
 
 
@@ -134,7 +133,8 @@ def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
         axes[dim] = [axis for axis in reversed(viewed.axes) if axis in of_kind]
         place = mesh.get_coordinate()
         along = mesh.mesh[tuple(slice(None) if other == number else at for other, at in enumerate(place))].tolist()
-        if along != _along(viewed, axes[dim], rank):
+        is_along = bool(axes[dim]) and {*axes[dim]} <= {*viewed.axes}
+        if not is_along or along != [*plan.mesh.groups("-".join(axes[dim]), view=view).of(rank)]:
             raise PlanError(
                 f"{quoted(name)} is a DTensor whose DeviceMesh has ranks {along} along {dim!r}; the plan has no axis "
                 f"or kind of that name with these ranks; make it with groups.device_mesh({dim!r})",
@@ -142,19 +142,6 @@ def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
             )
     cut = [None if one is None else "-".join(a for dim in one.split("-") for a in axes[dim]) for one in cut_of(tensor)]
     return tuple(cut), tuple(tensor.shape), str(tensor.dtype), view
-
-
-def _along(mesh: Mesh, axes: Sequence[str], rank: int) -> list[int]:
-    """The ranks along some axes through one, the last axis fastest; none where the mesh does not have them."""
-    if not axes or not {*axes} <= {*mesh.axes}:
-        return []
-    here = mesh.coordinate(rank)
-    places = product(*(range(mesh.axes[axis]) for axis in axes))
-    return [_rank(mesh, {**here, **dict(zip(axes, place, strict=True))}) for place in places]
-
-
-def _rank(mesh: Mesh, coordinate: Mapping[str, int]) -> int:
-    return mesh.rank_range.rank(sum(at * mesh.axis_pairs(axis)[axis][1] for axis, at in coordinate.items()))
 
 
 def _merged(plan: Plan, everyone: Everyone, mine: Mapping[str, _Described]) -> dict[str, Sharding]:

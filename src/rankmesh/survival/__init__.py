@@ -52,9 +52,9 @@ def survive(
     other limit here, and False else.
 
     ``guard`` compares every so many commits what ranks must hold alike, as ``Guard`` does. After a difference all ranks
-    repeat the steps since the last commit at which they were equal. If they are equal then, and only ranks that
-    differed have other numbers than the first time, these are left out, since their machines are at fault. If they
-    differ again, the job ends with ``Diverged``. A third snapshot is kept.
+    repeat the steps since the last commit at which they were equal, twice. If both repeats are equal and give the same
+    numbers, the ranks that had differed are left out, since their machines are at fault. If the ranks differ again, the
+    job ends with ``Diverged``. A third snapshot is kept.
     """
     session = Session(
         layout,

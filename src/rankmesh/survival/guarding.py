@@ -48,7 +48,7 @@ class Suspicion:
 
     @property
     def data(self) -> dict[str, Any]:
-        """What all ranks know of it, as plain data."""
+        """Return the fields that all ranks share, as plain data."""
         names = ("step", "tensor", "ranks", "back", "tied", "repeat")
         return {name: getattr(self, name) for name in names}
 
@@ -159,7 +159,7 @@ class Guarding:
             _log.warning("rankmesh: %s; %s: nobody is left out", what, why)
 
     def _flags(self, mine: bool | None) -> dict[int, int]:
-        """What each rank says, as 0 or 1; ``NOTHING`` of one that does not know."""
+        """Return the flag of each rank, 0 or 1; ``NOTHING`` for a rank that does not know."""
         flags = self._everyone.gather(self._ranks, None if mine is None else int(mine))
         return dict(zip(self._ranks, flags, strict=True))
 

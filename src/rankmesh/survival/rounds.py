@@ -123,7 +123,7 @@ class Rounds:
                 if server != me:
                     if server in ending.evicted:
                         raise ConnectError(f"member {server}, which serves the round, may be left out")
-                    # Who connects late may be in a round that its server has left for that of a member that woke.
+                    # A member that connects late may wait in a round that its server has left.
                     if probe.serves_no_more(server) and not arrivals.concluded:
                         raise ConnectError(f"member {server} serves the round no more")
                     return False

@@ -131,6 +131,6 @@ def _found(frame: FrameType | None) -> FrameType | None:
 
 
 def _call(frame: FrameType, program: FrameType | None) -> dict[str, Any]:
-    """Return a call, at its line or, on a thread of torch's such as that of a backward pass, at the program's."""
+    """Return a call at its line; on a thread of torch, such as one of a backward pass, at the line of the program."""
     name, site = frame.f_code.co_name, _line(_users(frame) or program)
     return {"operation": _RECORDED.get(name, name), "site": site, **recorder.call_facts(frame)}

@@ -160,7 +160,7 @@ class Watch:
         self._store = self._recordings = None
 
     def _put(self, request: int, reason: str, *, ended: bool = False) -> None:
-        """Leave a recording as the program ends; that of a hang stays, also if the hang has ended."""
+        """Leave a recording as the program ends; the recording of a hang stays, also if the hang has ended."""
         if self._hung or self._diagnosed is not None or self._recordings is None:
             return
         try:

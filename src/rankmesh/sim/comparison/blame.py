@@ -253,7 +253,7 @@ def _scalings(node: Node, states: dict[_Nodes, str], nodes: _Nodes, layouts: Seq
 
 
 def _divided(repair: Repair, layouts: Iterable[Layout]) -> Formula | None:
-    """Return what divides by the size of the new group, not by that of the former one."""
+    """Return what divides by the size of the new group, not by the size of the former one."""
     former = "" if repair.node is None else repair.node.kind
     return Formula((former,), (repair.kind,)) if former in next(iter(layouts)).kinds else None
 

@@ -158,7 +158,7 @@ def _scaled(subject: str, formula: str) -> str:
 
 
 def _gradient(text: str) -> str:
-    """Return a gradient of a backward pass in words; a number is that of one which it returns.
+    """Return a gradient of a backward pass in words; a number is the index of a gradient that it returns.
 
     >>> _gradient("Gather.backward"), _gradient("Linear.backward[0]")
     ('what Gather.backward gets', 'gradient 0 of what Linear.backward returns')
