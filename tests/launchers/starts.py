@@ -79,6 +79,8 @@ class Start:
 _HERE = socket.gethostname()
 _SWITCHES = ("leaf", "spine")
 _NODES = ("node1", "node2", "node3", "node4")
+# Slurm gives other nodes while the step before still ends on these: a job that expects them asks for them.
+FIRST_NODES = ("-w", "node1,node2")
 STARTS = {
     "slurm": Start("slurm", _NODES, 2, "node1:", _SWITCHES),
     "torchrun in slurm": Start("torchrun", _NODES[:2], 2, "", _SWITCHES, ordered=False),
@@ -105,7 +107,7 @@ def torchrun_under_slurm(slurm, *arguments):
     first = "--rdzv-conf is_host=$((SLURM_NODEID == 0))"
     ends = f"--nnodes=2 --nproc-per-node=2 --rdzv-backend=c10d --rdzv-endpoint=node1:29611 {first}"
     command = ("sh", "-c", f'exec {sys.executable} -m torch.distributed.run {ends} "$@"', "sh", *map(str, arguments))
-    return [slurm.run("srun", "-N2", "--ntasks-per-node=1", *command, limit=LIMIT, **PATH)]
+    return [slurm.run("srun", "-N2", *FIRST_NODES, "--ntasks-per-node=1", *command, limit=LIMIT, **PATH)]
 
 
 def on_two_hosts(hosts, backend, *arguments):

@@ -4,7 +4,7 @@ import re
 import sys
 
 from tests.launchers.conftest import BIN, reported
-from tests.launchers.starts import LOST_IN_USE, PATH, SURVIVED, SURVIVES, survived
+from tests.launchers.starts import FIRST_NODES, LOST_IN_USE, PATH, SURVIVED, SURVIVES, survived
 
 import rankmesh as rm
 
@@ -14,7 +14,7 @@ def test_four_lines_under_sbatch(slurm, script):
     batch = slurm.folder / "job.sh"
     where = f"{BIN}/rankmesh where --json | grep launcher"
     batch.write_text(f"#!/bin/bash\n{where}\nsrun {sys.executable} {script} dp=*\n", encoding="utf-8")
-    done = slurm.batch(slurm.folder / "out", "-N2", "-n2", batch)
+    done = slurm.batch(slurm.folder / "out", "-N2", "-n2", *FIRST_NODES, batch)
     assert done.returncode == 0, done
     assert '"launcher": "none"' in done.stdout
     found = reported(done)
@@ -26,7 +26,7 @@ def test_four_lines_under_sbatch(slurm, script):
 
 def test_salloc_from_another_node(slurm, script):
     """2 ranks on two nodes of an allocation, whose shell is on this host, which is none of them."""
-    done = slurm.run("salloc", "-N2", "-n2", "srun", sys.executable, script, "dp=*")
+    done = slurm.run("salloc", "-N2", "-n2", *FIRST_NODES, "srun", sys.executable, script, "dp=*")
     found = reported(done)
     assert sorted(found) == [0, 1]
     assert {line[5].partition(":")[0] for line in found.values()} == {"node1"}
@@ -35,9 +35,8 @@ def test_salloc_from_another_node(slurm, script):
 def test_nodes_whose_names_do_not_resolve(slurm, script):
     """2 ranks on two nodes whose names no resolver knows: they meet at the address that Slurm has of the first."""
     unknown = f'mount --bind {slurm.folder}/no-hosts /etc/hosts && ! getent hosts node1 >&2 && exec "$@"'
-    done = slurm.run(
-        "srun", "-N2", "-n2", "unshare", "--mount", "sh", "-c", unknown, "sh", sys.executable, script, "dp=*"
-    )
+    inside = ("unshare", "--mount", "sh", "-c", unknown, "sh", sys.executable, script, "dp=*")
+    done = slurm.run("srun", "-N2", "-n2", *FIRST_NODES, *inside)
     found = reported(done)
     assert sorted(found) == [0, 1]
     assert {line[5].partition(":")[0] for line in found.values()} == {"127.0.0.11"}
