@@ -13,7 +13,7 @@ import rankmesh as rm
 from rankmesh.cli.layout import config_of
 from rankmesh.errors import LayoutError, MissingExtra
 from rankmesh.transfer.layouts import sides
-from rankmesh.transfer.layouts.layout import Side
+from rankmesh_engines.loaders import Side
 
 
 def _llama(folder):

@@ -21,7 +21,6 @@ from rankmesh.backend.fake_world import fake_world
 from rankmesh.errors import LayoutError
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.layouts.known import known
-from rankmesh.transfer.layouts.layout import read
 from rankmesh.transfer.layouts.sides import side
 
 # What it needs is 2 GB: beyond this, an error that says where, and no machine without memory.
@@ -115,8 +114,7 @@ def wrong(layout, ranks, whole):
 
 def unlike(layout, text, config):
     """Tensors of which rankmesh's own table says something else than a side's loader; None if it has no such layout."""
-    # Of latent attention the loader's layers are those of the local specification.
-    table = known(text + ",te=0" if text.startswith("megatron") else text, config)
+    table = known(text, config)
     if table is None:
         return None
     ranks = layout.mesh.rank_range.ascending.tolist()
@@ -190,7 +188,7 @@ def main(models, sides):
             row = {"model": model, "side": text}
             try:
                 one = side(text, MODELS[model])
-                layout = read(one)
+                layout = one.read()
             except LayoutError as error:
                 write_row(row | {"result": "refused", "why": str(error), "table": offered(text, MODELS[model])})
                 continue
@@ -212,12 +210,12 @@ def again():
     """Layouts of engines, and once more after other models; vLLM takes models of one id for the same."""
     asked = [("GPT-OSS", "vllm:tp=2,pp=2"), ("Llama 3", "sglang:tp=2,pp=2"), ("Mixtral", "sglang:tp=4,dp=2,ep=2"),
              ("Mixtral", "vllm:tp=2,pp=2")]  # fmt: skip
-    first = {one: read(side(one[1], MODELS[one[0]])).to_dict() for one in asked}
+    first = {one: side(one[1], MODELS[one[0]]).read().to_dict() for one in asked}
     utils = import_module("vllm.model_executor.models.utils")
     # A model may have the id of one that is gone: here all of a class have one.
     utils.id = lambda one: type(one) if isinstance(one, torch.nn.Module) else id(one)
     for model, text in reversed(asked):
-        row = {"model": model, "side": text, "again": read(side(text, MODELS[model])).to_dict() == first[model, text]}
+        row = {"model": model, "side": text, "again": side(text, MODELS[model]).read().to_dict() == first[model, text]}
         write_row(row | {"refused": first[model, text]["refused"]})
 
 
@@ -231,7 +229,7 @@ def refusals():
 def why_not(text):
     """Why a side has no layout of Llama 3; nothing where it has one."""
     try:
-        read(side(text, MODELS["Llama 3"]))
+        side(text, MODELS["Llama 3"]).read()
     except LayoutError as error:
         return str(error)
 
@@ -242,7 +240,7 @@ def kernels():
         for text in ("transformers:tp=2", "vllm:tp=2", "sglang:tp=2", "megatron:tp=2"):
             if model == "GPT-OSS" and text.startswith("megatron"):
                 continue  # mbridge does not have it
-            found = read(side(text, MODELS[model] | {"quantization_config": FORMATS[kind]}))
+            found = side(text, MODELS[model] | {"quantization_config": FORMATS[kind]}).read()
             write_row({"model": model, "side": text, "format": kind, "kept": sorted(found.shardings),
                        "refused": dict(found.refused)})  # fmt: skip
 

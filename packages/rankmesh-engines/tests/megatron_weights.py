@@ -23,7 +23,6 @@ import rankmesh as rm  # noqa: E402
 from rankmesh import sim  # noqa: E402
 from rankmesh.backend.fake_world import fake_world  # noqa: E402
 from rankmesh.transfer import Transfer  # noqa: E402
-from rankmesh.transfer.layouts.layout import read  # noqa: E402
 from rankmesh_engines import megatron  # noqa: E402
 
 stand_ins.no_triton()
@@ -41,7 +40,7 @@ VOCABULARY = 104  # padded, from 100
 def filled(config, whole, **sizes):
     """Each rank's chunks of a model, filled from whole tensors, with what Megatron says that they hold of it."""
     side = megatron.side(config, **sizes, vocab=VOCABULARY // sizes.get("tp", 1))
-    layout = read(side)
+    layout = side.read()
     assert not layout.refused
     kept, empty = [], []
     plain = megatron._as_te

@@ -5,7 +5,8 @@ tp cp dp pp       the mesh, tp adjacent; experts see it as etp ep edp pp, its vi
 vpp=2             virtual stages of a rank: parameters are those of ModuleList(chunks), "1.decoder.layers.0..."
 first=3, last=3   layers of the first and of the last stage: --decoder-first-pipeline-num-layers
 vocab=128         the vocabulary is padded to a multiple of 128 tp: --make-vocab-size-divisible-by
-te=1              names of a model of Transformer Engine's modules, whose parameters have the same forms
+te=1              names of a model of Transformer Engine's modules, whose parameters have the same forms; refused for
+                  latent attention with tp: its down projections are whole there, and cut in what is read
 ```
 
 Megatron cuts and fuses (queries, keys and values by group; gate above up), mbridge says from which tensors of a
@@ -38,8 +39,8 @@ from torch import Tensor
 
 from rankmesh.core.recipes import megatron as recipe
 from rankmesh.errors import LayoutError, quoted
-from rankmesh.transfer.layouts.layout import Side
 from rankmesh_engines import transformers
+from rankmesh_engines.loaders import Side
 
 __all__ = ["side"]
 
@@ -93,6 +94,12 @@ def side(
         raise LayoutError(
             f"mbridge has no map from the weights of {quoted(kind)} to Megatron-Core; it has "
             f"{', '.join(sorted(_MODEL_REGISTRY))}",
+            model_type=kind,
+        )
+    if te and tp > 1 and config.get("kv_lora_rank") is not None:
+        raise LayoutError(
+            f"te=1 with tp={tp} of {quoted(kind)}: Transformer Engine keeps latent attention's down projections whole, "
+            "and the local specification, whose loader is read, cuts them; leave te out, or give tp=1",
             model_type=kind,
         )
     weights = transformers.weights(config)

@@ -35,9 +35,9 @@ from torch import Tensor
 
 from rankmesh.core.recipes import sglang as recipe
 from rankmesh.errors import LayoutError
-from rankmesh.transfer.layouts.layout import Side
 from rankmesh_engines import transformers
 from rankmesh_engines.engines import Quantised, default_dtype, model_folder, quiet
+from rankmesh_engines.loaders import Side
 from rankmesh_engines.stand_ins import StandIns, settle_triton
 
 # Who looks for these packages themselves does so before stand-ins answer.

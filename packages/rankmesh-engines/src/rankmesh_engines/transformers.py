@@ -30,7 +30,7 @@ from transformers.quantizers.quantizers_utils import should_convert_module
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import LayoutError
-from rankmesh.transfer.layouts.layout import Side, Weights
+from rankmesh_engines.loaders import Side, Weights
 
 __all__ = ["architecture", "configuration", "saved_tensors", "side", "weights"]
 

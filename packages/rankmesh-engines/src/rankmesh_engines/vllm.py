@@ -20,9 +20,9 @@ from torch import Tensor
 from vllm import platforms
 
 from rankmesh.core.recipes import vllm as recipe
-from rankmesh.transfer.layouts.layout import Side
 from rankmesh_engines import transformers
 from rankmesh_engines.engines import Quantised, default_dtype, model_folder, quiet
+from rankmesh_engines.loaders import Side
 
 if not platforms.current_platform.device_type:  # no device here: the modules below ask for it at import
     platforms.current_platform = import_module("vllm.platforms.cpu").CpuPlatform()

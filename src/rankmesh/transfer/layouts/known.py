@@ -282,9 +282,9 @@ def _megatron(
     first: int = 0,
     last: int = 0,
     vocab: int = 128,
-    te: int = 1,
+    te: int = 0,
 ) -> _Side:
-    """Megatron-Core 0.19.2; ``te=0``: latent attention of the local specification, whose down projections tp cuts."""
+    """Megatron-Core 0.19.2; ``te=1``: Transformer Engine, whose latent attention keeps its down projections whole."""
     _divides("tp", tp, model.heads, "heads")
     local = _experts(model, ep)
     ends = bool(first) + bool(last)

@@ -8,8 +8,9 @@ megatron:tp=2,pp=2,ep=2       tp, cp, dp, pp, ep, etp; vpp, first, last: stages;
 ```
 
 These are in the package rankmesh-engines. Any package can offer a side: an entry point of the group ``rankmesh.sides``
-names a function of a ``config.json`` and of sizes that returns a `Side`. An extra of that package with the name of the
-side lists what the side needs, which is looked for before anything is imported.
+names a function of a ``config.json`` and of sizes that returns a ``rankmesh_engines.loaders.Side``, or another object
+whose ``read()`` returns a `Layout`. An extra of that package with the name of the side lists the packages that the side
+needs, which are looked up before anything is imported.
 """
 
 from __future__ import annotations
@@ -17,16 +18,23 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from inspect import signature
-from typing import Any
+from typing import Any, Protocol
 
 from rankmesh.errors import LayoutError, MissingExtra, RankmeshError, quoted
-from rankmesh.transfer.layouts.layout import Layout, Side, read
+from rankmesh.transfer.layouts.layout import Layout
 from rankmesh.transfer.layouts.refusals import missing, not_installed, refusal
 
-__all__ = ["check_options", "layout", "side", "sizes_of"]
+__all__ = ["Side", "check_options", "layout", "side", "sizes_of"]
 
 # No size is longer.
 _DIGITS = 7
+
+
+class Side(Protocol):
+    """A framework with the sizes of its parallelism and a model."""
+
+    def read(self) -> Layout:
+        """Return how the framework shards every tensor of the model."""
 
 
 def side(text: str, config: Mapping[str, Any]) -> Side:
@@ -62,7 +70,7 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
 
 def layout(text: str, config: Mapping[str, Any]) -> Layout:
     """Return how a side shards every tensor of a model's checkpoint: ``layout("vllm:tp=8", config)``."""
-    return read(side(text, config))
+    return side(text, config).read()
 
 
 def sizes_of(text: str) -> dict[str, int]:

@@ -1,4 +1,4 @@
-"""Layouts: loaders run on tensors without storage, against the same loaders run on numbers."""
+"""Loaders run on tensors without storage, against the same loaders run on numbers."""
 
 import random
 
@@ -11,9 +11,9 @@ from tests.transfer import strategies
 import rankmesh as rm
 from rankmesh.backend.fake_world import fake_world
 from rankmesh.errors import ConnectError, LayoutError
-from rankmesh.transfer.layouts.inference import infer
-from rankmesh.transfer.layouts.layout import Side, read
-from rankmesh.transfer.layouts.trace import Trace
+from rankmesh_engines.inference import infer
+from rankmesh_engines.loaders import Side
+from rankmesh_engines.trace import Trace
 
 _MOVES = ["slice", "turn", "cat", "stack", "split", "join", "clone", "pick", "write", "fill"]
 
@@ -135,7 +135,7 @@ WEIGHTS = {name: (shape, "float32") for name, shape in SHAPES.items()}
 
 def test_a_loader_is_read_for_every_rank():
     """Four ranks in one process: fused rows, copied heads, padding; what is computed and what is unused is refused."""
-    layout = read(Side("toy", rm.Mesh(tp=4), WEIGHTS, _load))
+    layout = Side("toy", rm.Mesh(tp=4), WEIGHTS, _load).read()
     assert layout.shardings["q"] == rm.Sharding(rm.Mesh(tp=4), ("tp", None), (8, 6))
     assert [layout.shardings["k"].of(rank).boxes[0][0] for rank in range(4)] == [(0, 4), (0, 4), (4, 8), (4, 8)]
     assert layout.shardings["table"] == rm.Sharding(rm.Mesh(tp=4), ("tp", None), (13, 6), padded={0: 16})
@@ -146,7 +146,7 @@ def test_a_loader_is_read_for_every_rank():
 
 def test_views_of_parameters_are_the_shards():
     """Real numbers through the same loader: each view is the box of the whole tensor, padding behind it."""
-    layout = read(Side("toy", rm.Mesh(tp=4), WEIGHTS, _load))
+    layout = Side("toy", rm.Mesh(tp=4), WEIGHTS, _load).read()
     whole = {name: torch.randn(shape) for name, (shape, _) in WEIGHTS.items()}
     for rank in range(4):
         parameters = _load(rank, whole)
@@ -175,7 +175,7 @@ def test_a_parameter_in_a_form_made_after_loading_is_refused_by_name():
     one = Side(
         "toy", rm.Mesh(tp=4), WEIGHTS, _load, {"qkv": "fp8 (BlockedMethod)"}, "fill it before repack(), then call that"
     )
-    layout = read(one)
+    layout = one.read()
     assert layout.refused["k"] == (
         "qkv is fp8 (BlockedMethod), a form made after loading; fill it before repack(), then call that"
     )
@@ -203,7 +203,7 @@ def test_a_module_whose_weight_was_replaced_is_named_with_what_it_has():
         weight.copy_(tensors["w"])
         return {"layer.weight": weight}
 
-    layout = read(Side("toy", rm.Mesh(dp=1), {"w": ((4, 6), "float32")}, load, hook="fill it before repack()"))
+    layout = Side("toy", rm.Mesh(dp=1), {"w": ((4, 6), "float32")}, load, hook="fill it before repack()").read()
     packed = {"layer.qweight": torch.zeros(1), "layer.scales": torch.zeros(1), "other.weight": torch.zeros(4, 6)}
     with pytest.raises(LayoutError, match=r"\(layer has qweight, scales instead\); fill it before repack\(\)"):
         layout.views(packed, 0)
@@ -222,9 +222,9 @@ def _load_by_group(rank, tensors):
 def test_a_shard_in_several_pieces_of_a_parameter():
     """Groups one below the other: rows are one range of each tensor, a view only where a group has one row of it."""
     shapes = {"q": (8, 6), "k": (4, 6), "v": (4, 6)}
-    layout = read(
-        Side("toy", rm.Mesh(tp=2), {name: (shape, "float32") for name, shape in shapes.items()}, _load_by_group)
-    )
+    layout = Side(
+        "toy", rm.Mesh(tp=2), {name: (shape, "float32") for name, shape in shapes.items()}, _load_by_group
+    ).read()
     assert {one.cut for one in layout.shardings.values()} == {("tp", None)}
     whole = {name: torch.randn(shape) for name, shape in shapes.items()}
     for rank in range(2):
@@ -248,7 +248,7 @@ def test_a_parameter_of_another_dtype_than_the_checkpoint():
         bias.copy_(tensors["bias"].narrow(0, rank * 4, 4))
         return {"bias": bias}
 
-    layout = read(Side("toy", rm.Mesh(tp=2), {"bias": ((8,), "bfloat16")}, load))
+    layout = Side("toy", rm.Mesh(tp=2), {"bias": ((8,), "bfloat16")}, load).read()
     whole = torch.randn(8).bfloat16()
     for rank in range(2):
         parameters = load(rank, {"bias": whole})
@@ -269,7 +269,7 @@ def test_ranks_whose_rows_are_all_padding_hold_nothing():
         table.data[: len(rows)].copy_(rows)
         return {"table": table}
 
-    layout = read(Side("toy", rm.Mesh(tp=4), {"w": ((3, 6), "float32")}, load))
+    layout = Side("toy", rm.Mesh(tp=4), {"w": ((3, 6), "float32")}, load).read()
     assert [layout.shardings["w"].of(rank).boxes for rank in range(4)] == [
         (((0, 2), (0, 6)),), (((2, 3), (0, 6)),), (), ()
     ]  # fmt: skip
@@ -290,7 +290,7 @@ def _rows_apart(tensor):
 def test_a_tensor_without_one_place_or_sharding_is_refused(load, why):
     """A weight that a rank holds twice, and rows 0, 1 and 3 of a tensor over one rank."""
     side = Side("toy", rm.Mesh(dp=1), {"w": ((4, 2), "float32")}, lambda _rank, tensors: load(tensors["w"]))
-    assert why in read(side).refused["w"]
+    assert why in side.read().refused["w"]
 
 
 def test_a_loader_that_fails_is_named_with_its_rank():
@@ -300,7 +300,7 @@ def test_a_loader_that_fails_is_named_with_its_rank():
         raise KeyError("layers.7.weight")
 
     with pytest.raises(LayoutError) as caught:
-        read(Side("toy", rm.Mesh(dp=1), {}, load))
+        Side("toy", rm.Mesh(dp=1), {}, load).read()
     assert caught.value.rank == 0
     assert isinstance(caught.value.__cause__, KeyError)
 

@@ -24,8 +24,8 @@ from torch import Tensor
 
 from rankmesh.backend.tracing import TorchDispatchMode, storage_key
 from rankmesh.errors import LayoutError
-from rankmesh.transfer.layouts.strided import Copy, Fragment, compose, contiguous, fragments, merged, outside, view
 from rankmesh.transfer.live.shards import local
+from rankmesh_engines.strided import Copy, Fragment, compose, contiguous, fragments, merged, outside, view
 
 __all__ = ["Trace"]
 
