@@ -7,13 +7,12 @@ from torch import nn
 
 import rankmesh as rm
 from rankmesh import sim
-from rankmesh.guard.everyone import Everyone
 from rankmesh.guard.model_state import model_state
 
 
 def described(groups, model, optimizer=None, replicated=None):
     """The cut and the places of each tensor of a job, and how many of them this rank has."""
-    tensors, shardings = model_state(model, optimizer, groups, Everyone(groups), replicated)
+    tensors, shardings = model_state(model, optimizer, groups, replicated)
     for name, one in shardings.items():
         if one.holds(groups.rank):
             local = tensors[name].to_local() if hasattr(tensors[name], "to_local") else tensors[name]

@@ -24,7 +24,7 @@ def test_ranks_of_a_slot_hold_the_same(tensors):
     """And no others do, of tensors whose shards differ."""
     world = next(iter(tensors.values())).mesh.rank_range.stop
     kinds = replica_kinds(tensors)
-    slots = [slot for kind in kinds for slot in range(kind.offset, kind.offset + kind.count)]
+    slots = [slot for kind in kinds for slot in kind.slots]
     assert slots == [*range(len(slots))]
     compared = [name for kind in kinds for name in kind.names]
     assert len(compared) == len(set(compared))
@@ -34,7 +34,7 @@ def test_ranks_of_a_slot_hold_the_same(tensors):
             if (slot := kind.slot(rank)) is not None:
                 by_slot[slot].append(rank)
         assert {slot: tuple(ranks) for slot, ranks in by_slot.items()} == {
-            slot: kind.ranks(slot) for slot in range(kind.offset, kind.offset + kind.count)
+            slot: kind.ranks(slot) for slot in kind.slots
         }
         for name in kind.names:
             local_of = {rank: local(tensors[name], rank) for rank in range(world)}

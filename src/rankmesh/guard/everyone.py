@@ -1,11 +1,16 @@
-"""Everyone: the process group of all ranks of a plan, and small reductions over it.
+"""Everyone: the ranks of a plan, which compare digests in one small reduction, and exchange data in a round.
 
-Each slot of a reduction has the least of what ranks give for it; who gives nothing for a slot leaves it to the others.
+```
+rank 0   slot 0: 7            least 7, least complement ~7    fit together: all ranks gave 7
+rank 1   slot 0: 7, 1: 4
+rank 2   slot 1: 5            least 4, least complement ~5    do not: slot 1 differs
+```
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -13,53 +18,46 @@ from torch import Tensor
 
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
+from rankmesh.rendezvous import gather
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["NOTHING", "Everyone", "Reduced"]
+__all__ = ["Everyone", "gathered"]
 
-# Bytes of text in one slot.
-_BYTES = 7
-# What a rank gives for a slot that is not its own.
-NOTHING = 2**63 - 1
+# In a slot for which no rank gives a digest.
+_NOTHING = 2**63 - 1
 
 
 class Everyone:
-    """All ranks of the plan of some live groups: torch's default group where it has no others."""
+    """The process group of all ranks of a plan: torch's default group where the world has no others."""
 
     def __init__(self, groups: LiveGroups) -> None:
         mesh = groups.plan.mesh
-        self.rank, self._connected, self.pg = groups.rank, None, dist.group.WORLD
+        self.groups, self.rank, self.pg = groups, groups.rank, dist.group.WORLD
+        self._connected: LiveGroups | None = None
         if mesh.size < groups.world_size:
-            spec = GroupSpec("everyone", axes="-".join(mesh.axes))
-            self._connected = connect(Plan(mesh, [spec]))
+            self._connected = connect(Plan(mesh, [GroupSpec("everyone", axes="-".join(mesh.axes))]))
             self.pg = self._connected["everyone"].pg
         backend = str(dist.get_backend_config(self.pg)) if mesh.size > 1 else ""
         self.device = torch.device("cuda", torch.cuda.current_device()) if "nccl" in backend else torch.device("cpu")
 
-    def reduce(self, size: int, given: Mapping[int, int] | tuple[Tensor, Tensor]) -> Reduced:
-        """Begin a reduction of so many slots: values by slot, or a tensor of slots and one of values."""
-        slots = torch.full((size,), NOTHING, dtype=torch.int64, device=self.device)
-        if isinstance(given, Mapping):
-            given = torch.tensor([*given], dtype=torch.int64), torch.tensor([*given.values()], dtype=torch.int64)
-        where, values = given
-        slots[where.to(self.device)] = values.to(self.device)
-        return Reduced(slots, dist.all_reduce(slots, dist.ReduceOp.MIN, group=self.pg, async_op=True))
+    def compare(self, size: int, slots: Sequence[int], digests: Tensor) -> Callable[[], list[int]]:
+        """Begin to compare: each rank gives digests for some of ``size`` slots, and for one of them perhaps several.
 
-    def gather(self, ranks: Sequence[int], value: int | None) -> list[int]:
-        """Return what each of these ranks gives; the same list on every rank, and every rank calls it."""
-        mine = {ranks.index(self.rank): value} if value is not None and self.rank in ranks else {}
-        return self.reduce(len(ranks), mine).values()
+        Every rank calls it. The call that it returns waits, and returns the slots of digests that differ.
+        """
+        least = torch.full((2, size), _NOTHING, dtype=torch.int64, device=self.device)
+        where = torch.tensor([slots, slots], dtype=torch.int64, device=self.device)
+        least.scatter_reduce_(1, where, torch.stack([digests, ~digests]), "amin")
+        work = dist.all_reduce(least, dist.ReduceOp.MIN, group=self.pg, async_op=True)
 
-    def text_of(self, rank: int, text: str) -> str:
-        """Return the text of one rank; every rank calls it, with its own text."""
-        data = text.encode()
-        count = self.gather([rank], len(data))[0]
-        mine = range(0, count, _BYTES) if self.rank == rank else ()
-        words = {at // _BYTES: int.from_bytes(data[at : at + _BYTES], "big") for at in mine}
-        found = self.reduce(-(-count // _BYTES), words).values()
-        lengths = [min(_BYTES, count - at) for at in range(0, count, _BYTES)]
-        return b"".join(word.to_bytes(length, "big") for word, length in zip(found, lengths, strict=True)).decode()
+        def differ() -> list[int]:
+            if work is not None:
+                work.wait()
+            found: list[int] = torch.nonzero((least[0] != ~least[1]) & (least[0] != _NOTHING)).flatten().tolist()
+            return found
+
+        return differ
 
     def close(self) -> None:
         """Destroy the process group, unless it is torch's own."""
@@ -67,15 +65,12 @@ class Everyone:
             self._connected.close()
 
 
-class Reduced:
-    """A reduction under way."""
+def gathered(groups: LiveGroups, data: object, what: str = "guard.step()") -> dict[int, Any]:
+    """Return the data of each rank of the plan that gives any, by rank; every rank calls it, maybe with None.
 
-    def __init__(self, slots: Tensor, work: dist.Work | None) -> None:
-        self._slots, self._work = slots, work
-
-    def values(self) -> list[int]:
-        """Wait for the result: the least value of each slot, ``NOTHING`` where no rank gave one."""
-        if self._work is not None:
-            self._work.wait()
-        found: list[int] = self._slots.tolist()
-        return found
+    Data are those of JSON. A rank waits for the others as long as in a collective; ``what`` names the call in errors.
+    """
+    ranks = groups.plan.mesh.rank_range.ascending.tolist()
+    among = groups.world.round(f"guard/{groups.plan.digest[:16]}/{groups.key}/{groups.epoch}", ranks)
+    found = gather(among, data, list, groups.world.default.timeout.total_seconds(), what)
+    return {rank: one for rank, one in zip(ranks, found, strict=True) if one is not None}

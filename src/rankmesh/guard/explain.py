@@ -7,55 +7,22 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from typing import Any
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from rankmesh.core.boxes import Box
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import in_words, quoted
-from rankmesh.guard.everyone import Everyone
+from rankmesh.errors import Diverged, in_words, quoted
+from rankmesh.guard.everyone import Everyone, gathered
+from rankmesh.guard.replicas import group_of
 from rankmesh.transfer.live.shards import local
 
-__all__ = ["Difference", "explained", "minority"]
+__all__ = ["explained", "minority"]
 
 # Bytes that travel in one message.
 _PIECE = 2**24
-
-
-@dataclass(frozen=True)
-class Difference:
-    """The first difference: the tensor, the ranks that are in the minority, and the first element that differs.
-
-    ``ranks`` are those of both sides where neither is larger, as ``tied`` says; ``rank`` is the one that ``got`` the
-    element. ``tensors`` of this group differ, of which this is the first by name. ``box``, ``expected`` and ``got``
-    are None where the tensors are equal again.
-    """
-
-    name: str
-    ranks: tuple[int, ...]
-    box: Box | None
-    count: int
-    expected: float | complex | None
-    got: float | complex | None
-    rank: int = -1
-    tensors: int = 1
-    tied: bool = False
-
-    def sentence(self, group: str, step: int, since: int | None) -> str:
-        """The difference in one line."""
-        before = "the ranks were never found equal" if since is None else f"they were equal at step {since}"
-        start = f"{quoted(self.name)} differs within {group} at step {step}"
-        if self.got is None:
-            return f"{start}, on {in_words(self.ranks)}, and is equal again by now; {before}"
-        where = "" if self.box is None else f" at [{', '.join(str(low) for low, _ in self.box)}]"
-        many = f" ({self.count} element{'s differ' if self.count > 1 else ' differs'})" if self.count else ""
-        who = in_words([self.rank] if self.rank >= 0 else self.ranks)
-        more = f"; {in_words(self.ranks)} differ" if len(self.ranks) > 1 and self.rank >= 0 else ""
-        more += f"; it is the first of {self.tensors} tensors" if self.tensors > 1 else ""
-        return f"{start}: {who} has {self.got} where {self.expected} is expected{where}{many}{more}; {before}"
 
 
 def explained(
@@ -65,22 +32,28 @@ def explained(
     names: Sequence[str],
     ranks: Sequence[int],
     digests: Tensor | None,
-) -> Difference:
-    """Return the first difference in a kind of replicas, of which this rank has ``digests``, if it is a member."""
-    count = len(names)
-    mine = {} if digests is None else dict(enumerate(digests.tolist()))
-    mine |= {count + number: ~value for number, value in mine.items()}
-    found = everyone.reduce(2 * count, mine).values()
-    differ = [number for number in range(count) if found[number] != ~found[count + number]]
+    step: int,
+    since: int | None,
+) -> Diverged:
+    """Return the error of the first of these tensors that differs between ranks, which were equal ``since`` a step.
+
+    A rank that holds them gives its ``digests``. A tensor without a sharding is one number.
+    """
+    mine = range(len(names)) if digests is not None else ()
+    given = torch.zeros(0, dtype=torch.int64, device=everyone.device) if digests is None else digests
+    differ = everyone.compare(len(names), mine, given)()
     number = min(differ, key=lambda one: names[one])
     name = names[number]
-    by_rank = everyone.gather(ranks, None if digests is None else int(digests[number]))
-    odd, right, wrong = minority(dict(zip(ranks, by_rank, strict=True)))
-    difference = Difference(name, odd, None, 0, None, None, rank=wrong, tensors=len(differ), tied=right in odd)
-    tensor = tensors.get(name)
-    if everyone.rank in (right, wrong) and tensor is not None:
-        difference = _compared(everyone, difference, local(tensor), shardings[name], right)
-    return _shared(everyone, difference, shardings[name], wrong)
+    odd, right, wrong = minority(gathered(everyone.groups, None if digests is None else int(digests[number])))
+    first: dict[str, Any] | None = None
+    if everyone.rank in (right, wrong):
+        first = _first(everyone, local(tensors[name]), shardings.get(name), right, wrong)
+    first = gathered(everyone.groups, first)[wrong]
+    first |= {side: _value(first[side]) for side in ("expected", "got")}
+    first["box"] = None if first["box"] is None else tuple((at, at + 1) for at in first["box"])
+    group = group_of(everyone.groups.plan, ranks)
+    values = {"tensor": name, "ranks": odd, "group": group, "step": step, "since": since, **first}
+    return Diverged(_sentence(values, wrong, len(differ)), tied=right in odd, **values)
 
 
 def minority(digests: Mapping[int, int]) -> tuple[tuple[int, ...], int, int]:
@@ -97,32 +70,28 @@ def minority(digests: Mapping[int, int]) -> tuple[tuple[int, ...], int, int]:
     return tuple(digests) if tied else odd, right, odd[0]
 
 
-def _compared(everyone: Everyone, difference: Difference, tensor: Tensor, sharding: Sharding, right: int) -> Difference:
-    """On the rank that is wrong, the first element that differs from what the rank that is right sends."""
+def _first(everyone: Everyone, tensor: Tensor, sharding: Sharding | None, right: int, wrong: int) -> dict[str, Any]:
+    """The first element in which the tensor of the wrong rank differs from that of the right one, as plain data."""
+    found: dict[str, Any] = {"box": None, "count": 0, "expected": None, "got": None}
     flat = tensor.contiguous().reshape(-1)
     length = max(1, _PIECE // flat.element_size())
     for start in range(0, len(flat), length):
         piece = flat[start : start + length].to(everyone.device)
         if everyone.rank == right:
-            dist.send(piece.view(torch.uint8), difference.rank, group=everyone.pg)
+            dist.send(piece.view(torch.uint8), wrong, group=everyone.pg)
             continue
         expected = torch.empty_like(piece)
         dist.recv(expected.view(torch.uint8), right, group=everyone.pg)
         differ = (expected.view(torch.uint8) != piece.view(torch.uint8)).view(len(piece), -1).any(1)
-        if differ.any():
-            if difference.box is None:
-                first = int(differ.nonzero()[0])
-                difference = replace(
-                    difference,
-                    box=_box(start + first, sharding, everyone.rank),
-                    expected=expected[first].item(),
-                    got=piece[first].item(),
-                )
-            difference = replace(difference, count=difference.count + int(differ.sum()))
-    return difference
+        if differ.any() and not found["count"]:
+            first = int(differ.nonzero()[0])
+            found["box"] = None if sharding is None else _place(start + first, sharding, wrong)
+            found |= {"expected": _plain(expected[first].item()), "got": _plain(piece[first].item())}
+        found["count"] += int(differ.sum())
+    return found
 
 
-def _box(position: int, sharding: Sharding, rank: int) -> Box | None:
+def _place(position: int, sharding: Sharding, rank: int) -> list[int] | None:
     """Where an element of a rank's shard is in the whole tensor; None in padding."""
     shard = sharding.of(rank)
     at = []
@@ -133,35 +102,28 @@ def _box(position: int, sharding: Sharding, rank: int) -> Box | None:
     for box, place in zip(shard.boxes, shard.places, strict=True):
         inside = [low + here - first for (low, _), here, first in zip(box, at, place, strict=True)]
         if all(low <= here < high for (low, high), here in zip(box, inside, strict=True)):
-            return tuple((here, here + 1) for here in inside)
+            return inside
     return None
 
 
-def _shared(everyone: Everyone, mine: Difference, sharding: Sharding, wrong: int) -> Difference:
-    """Return on every rank the difference that the wrong rank has found."""
-    dimensions = len(sharding.shape)
-    given: dict[int, int] = {}
-    if everyone.rank == wrong:
-        place = [low for low, _ in mine.box] if mine.box is not None else [-1] * dimensions
-        given = dict(enumerate([mine.count, *place, *_parts(mine.expected), *_parts(mine.got)]))
-    count, *found = everyone.reduce(1 + dimensions + 4, given).values()
+def _plain(value: object) -> object:
+    return [value.real, value.imag] if isinstance(value, complex) else value
+
+
+def _value(plain: Any) -> complex | None:
+    return complex(*plain) if isinstance(plain, list) else plain
+
+
+def _sentence(values: Mapping[str, Any], wrong: int, tensors: int) -> str:
+    """The difference in one line; ``tensors`` of its group differ."""
+    since, odd, box, count = (values[each] for each in ("since", "ranks", "box", "count"))
+    before = "the ranks were never found equal" if since is None else f"they were equal at step {since}"
+    start = f"{quoted(values['tensor'])} differs within {values['group']} at step {values['step']}"
     if not count:
-        return mine
-    place = found[:dimensions]
-    box = None if -1 in place else tuple((low, low + 1) for low in place)
-    values = [_value(found[start : start + 2], sharding.dtype) for start in (dimensions, dimensions + 2)]
-    return replace(mine, count=count, box=box, expected=values[0], got=values[1])
-
-
-def _parts(value: complex | None) -> list[int]:
-    """The bits of an element's real and imaginary parts, as 64-bit floats."""
-    value = complex(0 if value is None else value)
-    bits: list[int] = torch.tensor([value.real, value.imag], dtype=torch.float64).view(torch.int64).tolist()
-    return bits
-
-
-def _value(parts: Sequence[int], dtype: str) -> float | complex:
-    real, imaginary = torch.tensor(parts, dtype=torch.int64).view(torch.float64).tolist()
-    if dtype.startswith("complex"):
-        return complex(real, imaginary)
-    return float(real) if "float" in dtype else int(real)
+        return f"{start}, on {in_words(odd)}, and is equal again by now; {before}"
+    where = "" if box is None else f" at [{', '.join(str(low) for low, _ in box)}]"
+    many = f" ({count} element{'s differ' if count > 1 else ' differs'})"
+    more = f"; {in_words(odd)} differ" if len(odd) > 1 else ""
+    more += f"; it is the first of {tensors} tensors" if tensors > 1 else ""
+    got = f"{in_words([wrong])} has {values['got']} where {values['expected']} is expected"
+    return f"{start}: {got}{where}{many}{more}; {before}"

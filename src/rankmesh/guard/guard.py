@@ -5,33 +5,36 @@ step 100      each rank makes one digest a set of replicas; one reduction over a
 step 101      its result is there, so nobody waits: equal, or Diverged on every rank
 ```
 
-One slot a set has the least digest in it, another the least complement: they fit together if all digests are equal.
+Values that a program names, for ``sum``, are compared in a second reduction: the first one has told that all ranks name
+the same.
 """
 
 from __future__ import annotations
 
 import logging
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from hashlib import sha256
 from typing import Literal
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from rankmesh.core.axes import integer
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import Diverged, PlanError, quoted
+from rankmesh.core.strided import IntArray
+from rankmesh.errors import Diverged, PlanError, in_words, quoted
 from rankmesh.guard.digest import combined, digests
-from rankmesh.guard.everyone import NOTHING, Everyone, Reduced
-from rankmesh.guard.explain import Difference, explained, minority
+from rankmesh.guard.everyone import Everyone, gathered
+from rankmesh.guard.explain import explained
 from rankmesh.guard.model_state import model_state
-from rankmesh.guard.replicas import group_of, replica_kinds
+from rankmesh.guard.replicas import ReplicaKind, kinds_of, replica_kinds
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.transfer.live.shards import local, problem_of, shards_of
 
-__all__ = ["Guard", "guard_among"]
+__all__ = ["Guard"]
 
 Action = Literal["raise", "warn"] | Callable[[Diverged], object]
 
@@ -46,32 +49,33 @@ class _Values:
     """
 
     sums: dict[str, tuple[str, Tensor | None]] = field(default_factory=dict)
-    finite: dict[str, Tensor | None] = field(default_factory=dict)
+    origins: dict[str, Tensor] = field(default_factory=dict)
 
     @property
-    def digest(self) -> int:
-        """Equal on ranks that gave the same names, in whatever order."""
-        names = sorted([(name, axes) for name, (axes, _) in self.sums.items()]) + sorted(self.finite)
-        return int.from_bytes(sha256(repr(names).encode()).digest()[:7], "big")
+    def names(self) -> list[list[str]]:
+        """The sums with their axes, alike on ranks that named the same in whatever order."""
+        return sorted([name, axes] for name, (axes, _) in self.sums.items())
+
+    def digests(self, rank: int, device: torch.device) -> list[Tensor]:
+        """Two digests that are equal on all ranks and to each other if ranks named the same and all is finite."""
+        names = torch.tensor(int.from_bytes(sha256(repr(self.names).encode()).digest()[:7], "big"), device=device)
+        finite = [origin.to(device) == 0 for origin in self.origins.values()]
+        return [names, names + (~torch.stack(finite).all() * (1 + rank) if finite else 0)]
 
 
-@dataclass
-class _Check:
-    """A check under way: its step, what this rank compares, and the reduction."""
+@dataclass(frozen=True)
+class _Comparison:
+    """A comparison under way: its step, tensors by kind, this rank's digests by number of the kind, and the result.
+
+    ``values`` are those of the step, which the last slot compares.
+    """
 
     step: int
+    tensors: Mapping[str, Tensor]
+    kinds: Sequence[ReplicaKind]
     digests: Mapping[int, Tensor]
+    differ: Callable[[], list[int]]
     values: _Values
-    reduced: Reduced
-
-
-@dataclass
-class _ValueCheck:
-    """A check of the values of a step, whose names are known to be the same on every rank."""
-
-    step: int
-    values: _Values
-    reduced: Reduced
 
 
 class Guard:
@@ -108,37 +112,21 @@ class Guard:
         every: int = 100,
         action: Action = "raise",
     ) -> None:
-        self._start(groups, tensors, shardings, every, action, None)
-
-    def _start(
-        self,
-        groups: LiveGroups,
-        tensors: Mapping[str, Tensor],
-        shardings: Mapping[str, Sharding],
-        every: int,
-        action: Action,
-        everyone: Everyone | None,
-    ) -> None:
         if action not in ("raise", "warn") and not callable(action):
             raise PlanError(f"action={quoted(action)} is none; give 'raise', 'warn', or a function of the error")
         self._every, self._action = integer(every, "every", least=1), action
-        self._plan, self._rank = groups.plan, groups.rank
-        shards = shards_of(shardings, self._rank)
+        self._groups, self._tensors, self._shardings = groups, tensors, shardings
+        shards = shards_of(shardings, groups.rank)
         if problem := _problem(groups, tensors, shardings) or problem_of(tensors, shardings, shards, "tensor"):
-            raise PlanError(f"rank {self._rank}: Guard() was given a wrong shard: {problem}")
-        self._tensors, self._shardings = tensors, shardings
+            raise PlanError(f"rank {groups.rank}: Guard() was given a wrong shard: {problem}")
         self._kinds = replica_kinds(shardings)
-        self._size = sum(kind.count for kind in self._kinds)
-        slots = [kind.slot(self._rank) for kind in self._kinds]
-        # The kinds of which this rank holds something, each with the slot of its set.
-        self._mine = {number: slot for number, slot in enumerate(slots) if slot is not None}
-        self._everyone = Everyone(groups) if everyone is None else everyone
+        self._everyone = Everyone(groups)
         self._equal_at: int | None = None
         self._digests: Mapping[int, Tensor] = {}
         self._values, self._step = _Values(), 0
-        self._pending: deque[_Check | _ValueCheck] = deque()
-        # By slot the last step at which all were equal.
-        self._since: dict[int, int] = {}
+        self._pending: deque[_Comparison] = deque()
+        # By the names of a kind the last step at which each set was equal; -1 for none.
+        self._since: dict[tuple[str, ...], IntArray] = {}
 
     @classmethod
     def of(
@@ -157,13 +145,11 @@ class Guard:
         default over all; along the other axes each is compared with nobody's. State that an optimizer makes at its
         first step is made now. Every rank of the plan calls it, each with its own part of the model.
         """
-        everyone = Everyone(groups)
-        tensors, shardings = model_state(model, optimizer, groups, everyone, replicated)
-        return guard_among(everyone, groups, tensors, shardings, every=every, action=action)
+        return cls(groups, *model_state(model, optimizer, groups, replicated), every=every, action=action)
 
     @property
     def equal_at(self) -> int | None:
-        """The last step at which everything was found equal; None if there was none."""
+        """The last step at which all tensors were found equal; None if there was none."""
         return self._equal_at
 
     @property
@@ -185,15 +171,15 @@ class Guard:
         for _ in range(len(self._pending)):
             self._look()
         self._step = step
+        values, self._values = self._values, _Values()
         if step % self._every == 0:
-            self._begin(step)
-        self._values = _Values()
+            self._begin(step, self._kinds, self._tensors, values)
 
     def check(self, step: int | None = None) -> None:
         """Compare now, and wait for the result; every rank calls it. ``step`` is by default the last one."""
         self._step = self._step if step is None else step
-        self._begin(self._step)
-        self._values = _Values()
+        values, self._values = self._values, _Values()
+        self._begin(self._step, self._kinds, self._tensors, values)
         while self._pending:
             self._look()
 
@@ -202,7 +188,7 @@ class Guard:
 
         Every rank of the plan names it before ``step``, with None where it has no value.
         """
-        self._plan.mesh.groups(over)  # raises for axes that the mesh does not have
+        self._groups.plan.mesh.groups(over)  # raises for axes that the mesh does not have
         given = _tensor(value)
         if given is not None and given.numel() != 1:
             raise PlanError(f"guard.sum({name!r}) was given {list(given.shape)} numbers; give one", name=name)
@@ -212,115 +198,99 @@ class Guard:
         """The value has no NaN and no Inf; ``given`` is what it was computed of on this rank.
 
         Where it is not finite, the error names the lowest rank whose ``given`` was: there it was made. Elsewhere it
-        arrived through a collective. Every rank of the plan names it before ``step``, with None where it has no value.
+        arrived through a collective. A rank that has no value gives None, or does not call it.
         """
         here, before = _tensor(value), _tensor(given)
-        origin = None
         if here is not None:
             bad = ~torch.isfinite(here).all()
             arrived = torch.zeros_like(bad) if before is None else ~torch.isfinite(before).all()
-            origin = bad.long() * (1 + arrived.long())
-        self._values.finite[name] = origin
+            self._values.origins[name] = bad.long() * (1 + arrived.long())
 
     def close(self) -> None:
         """Destroy what the guard has made; results that nobody has looked at are dropped."""
         self._pending.clear()
         self._everyone.close()
 
-    # -- a check ------------------------------------------------------------------------------------------------
+    # -- a comparison -------------------------------------------------------------------------------------------
 
-    def _begin(self, step: int) -> None:
-        device, size = self._everyone.device, self._size
-        of_kind = {
-            number: digests([local(self._tensors[name]) for name in self._kinds[number].names], device)
-            for number in self._mine
-        }
-        where = torch.tensor([*self._mine.values(), 2 * size], dtype=torch.int64)
-        found = torch.stack(
-            [combined(one, device) for one in of_kind.values()] + [torch.tensor(self._values.digest, device=device)]
-        )
-        where = torch.cat([where, where + torch.where(where == 2 * size, 1, size)])
-        reduced = self._everyone.reduce(2 * size + 2, (where, torch.cat([found, ~found])))
-        self._pending.append(_Check(step, of_kind, self._values, reduced))
+    def _begin(self, step: int, kinds: Sequence[ReplicaKind], tensors: Mapping[str, Tensor], values: _Values) -> None:
+        rank, device, slots = self._groups.rank, self._everyone.device, []
+        found: dict[int, Tensor] = {}
+        for number, kind in enumerate(kinds):
+            if (slot := kind.slot(rank)) is not None and kind.names[0] in tensors:
+                slots.append(slot)
+                found[number] = digests([local(tensors[name]) for name in kind.names], device)
+        last = kinds[-1].slots.stop if kinds else 0
+        given = [combined(one, device) for one in found.values()] + values.digests(rank, device)
+        differ = self._everyone.compare(last + 1, [*slots, last, last], torch.stack(given))
+        self._pending.append(_Comparison(step, tensors, kinds, found, differ, values))
 
     def _look(self) -> None:
         """Look at the oldest result."""
         if not self._pending:
             return
-        check = self._pending.popleft()
-        found = check.reduced.values()
-        if isinstance(check, _ValueCheck):
-            self._look_at_values(check, found)
-            return
-        size = self._size
-        if found[2 * size] != ~found[2 * size + 1]:
-            raise PlanError(
-                f"guard.sum() or guard.finite() named other values on some ranks than on others at step {check.step}; "
-                "name the same on every rank of the plan, with None where a rank has no value"
-            )
-        differ = [slot for slot in range(size) if found[slot] != ~found[size + slot]]
-        if check.values.sums or check.values.finite:
-            self._begin_values(check)
-        self._digests = check.digests
-        if not differ:
-            self._equal_at = check.step
-        since = {slot: self._since.get(slot) for slot in differ}
-        self._since |= dict.fromkeys(set(range(size)).difference(differ), check.step)
+        one = self._pending.popleft()
+        differ = one.differ()
+        last = one.kinds[-1].slots.stop if one.kinds else 0
+        if last in differ:
+            differ.remove(last)
+            self._look_at_values(one)
+        if one.values.sums:
+            self._begin_sums(one)
+        if one.kinds is self._kinds:
+            self._digests = one.digests
+            self._equal_at = self._equal_at if differ else one.step
+        since = self._since_of(one, differ)
         if differ:
-            self._act(self._diverged(check, since))
+            self._act(self._diverged(one, since))
 
-    def _diverged(self, check: _Check, since: Mapping[int, int | None]) -> Diverged:
+    def _since_of(self, one: _Comparison, differ: Sequence[int]) -> dict[int, int | None]:
+        """The last step at which the sets that differ were equal, by slot; the others are equal at this one."""
+        found: dict[int, int | None] = {}
+        for kind in one.kinds:
+            steps = self._since.setdefault(kind.names, np.full(len(kind.sets), -1))
+            places = [kind.slots.index(slot) for slot in differ if slot in kind.slots]
+            before = steps[places]
+            steps[:] = one.step
+            steps[places] = before
+            found |= {kind.slots[at]: None if step < 0 else int(step) for at, step in zip(places, before, strict=True)}
+        return found
+
+    def _diverged(self, one: _Comparison, since: Mapping[int, int | None]) -> Diverged:
         """The error of the largest set that differs, which tells best who is in the minority; the sets by slot."""
-        found = [(self._kind_of(slot), slot) for slot in since]
-        number, slot = max(found, key=lambda one: (len(self._kinds[one[0]].ranks(one[1])), -one[1]))
-        kind = self._kinds[number]
+        found = [(number, slot) for number, kind in enumerate(one.kinds) for slot in since if slot in kind.slots]
+        number, slot = max(found, key=lambda each: (one.kinds[each[0]].sets.shape[1], -each[1]))
+        kind = one.kinds[number]
         ranks = kind.ranks(slot)
-        mine = check.digests[number] if self._rank in ranks else None
-        difference = explained(self._everyone, self._tensors, self._shardings, kind.names, ranks, mine)
-        return _error(difference, group_of(self._plan, ranks), check.step, since[slot])
-
-    def _kind_of(self, slot: int) -> int:
-        return next(number for number, kind in enumerate(self._kinds) if slot < kind.offset + kind.count)
+        mine = one.digests.get(number) if self._groups.rank in ranks else None
+        shardings = self._shardings if one.kinds is self._kinds else {}
+        return explained(self._everyone, one.tensors, shardings, kind.names, ranks, mine, one.step, since[slot])
 
     # -- values -------------------------------------------------------------------------------------------------
 
-    def _begin_values(self, check: _Check) -> None:
-        given: dict[int, int] = {}
-        size = 0
-        for _, (axes, value) in sorted(check.values.sums.items()):
-            groups = self._plan.mesh.groups(axes)
-            if value is not None:
-                bits = _bits(value)
-                slot = size + 2 * groups.index_of(self._rank)
-                given |= {slot: bits, slot + 1: ~bits}
-            size += 2 * len(groups)
-        for _, origin in sorted(check.values.finite.items()):
-            if origin is not None and int(origin):
-                given[size + int(origin) - 1] = self._rank
-            size += 2
-        self._pending.append(_ValueCheck(check.step, check.values, self._everyone.reduce(size, given)))
+    def _begin_sums(self, one: _Comparison) -> None:
+        sums = sorted(one.values.sums.items())
+        kinds = kinds_of({(name,): self._groups.plan.mesh.groups(axes).array for name, (axes, _) in sums})
+        tensors = {name: value for name, (_, value) in sums if value is not None}
+        self._begin(one.step, kinds, tensors, _Values())
 
-    def _look_at_values(self, check: _ValueCheck, found: list[int]) -> None:
-        size = 0
-        for name, (axes, value) in sorted(check.values.sums.items()):
-            groups = self._plan.mesh.groups(axes)
-            for number in range(len(groups)):
-                low, high = found[size + 2 * number : size + 2 * number + 2]
-                if low != NOTHING and low != ~high:
-                    self._act(self._sum_differs(name, value, check.step, tuple(groups[number])))
-            size += 2 * len(groups)
-        for name in sorted(check.values.finite):
-            made, arrived = found[size : size + 2]
-            if made != NOTHING or arrived != NOTHING:
-                self._act(_not_finite(name, made, arrived, check.step))
-            size += 2
-
-    def _sum_differs(self, name: str, value: Tensor | None, step: int, ranks: tuple[int, ...]) -> Diverged:
-        given = self._everyone.gather(ranks, None if value is None else _bits(value))
-        values = {rank: one for rank, one in zip(ranks, given, strict=True) if one != NOTHING}
-        odd, right, wrong = minority(values)
-        found = Difference(name, odd, None, 0, _double(values[right]), _double(values[wrong]), tied=right in odd)
-        return _error(found, group_of(self._plan, ranks), step, None)
+    def _look_at_values(self, one: _Comparison) -> None:
+        """Ranks named other sums, or a value is not finite."""
+        origins = {name: int(origin) for name, origin in one.values.origins.items()}
+        by_rank = gathered(self._groups, [one.values.names, origins])
+        first = min(by_rank)
+        others = [rank for rank, (names, _) in by_rank.items() if names != by_rank[first][0]]
+        if others:
+            raise PlanError(
+                f"guard.sum() named {_named(by_rank[others[0]][0])} on {in_words(others)} at step {one.step}, and "
+                f"{_named(by_rank[first][0])} on rank {first}; name the same on every rank of the plan, with None "
+                "where a rank has no value",
+                ranks=tuple(others),
+            )
+        for name in sorted({name for _, found in by_rank.values() for name in found}):
+            made, arrived = ([rank for rank, (_, found) in by_rank.items() if found.get(name) == how] for how in (1, 2))
+            if made or arrived:
+                self._act(_not_finite(name, made, arrived, one.step))
 
     def _act(self, error: Diverged) -> None:
         if callable(self._action):
@@ -328,23 +298,8 @@ class Guard:
         elif self._action == "raise":
             self._pending.clear()
             raise error
-        elif self._rank == self._plan.mesh.rank_range.rank(0):
+        elif self._groups.rank == self._groups.plan.mesh.rank_range.rank(0):
             _log.warning("rankmesh: %s", error)
-
-
-def guard_among(
-    everyone: Everyone,
-    groups: LiveGroups,
-    tensors: Mapping[str, Tensor],
-    shardings: Mapping[str, Sharding],
-    *,
-    every: int = 1,
-    action: Action = "raise",
-) -> Guard:
-    """Return a guard that reduces over a process group that exists."""
-    guard = Guard.__new__(Guard)
-    guard._start(groups, tensors, shardings, every, action, everyone)
-    return guard
 
 
 def _problem(groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: Mapping[str, Sharding]) -> str:
@@ -361,37 +316,17 @@ def _tensor(value: Tensor | float | None) -> Tensor | None:
     return torch.tensor(float(value), dtype=torch.float64)
 
 
-def _bits(value: Tensor) -> int:
-    return int(value.cpu().reshape(1).view(torch.int64))
+def _named(sums: Sequence[Sequence[str]]) -> str:
+    return ", ".join(f"{name!r} over {axes}" for name, axes in sums) or "nothing"
 
 
-def _double(bits: int) -> float:
-    return float(torch.tensor(bits, dtype=torch.int64).view(torch.float64))
-
-
-def _not_finite(name: str, made: int, arrived: int, step: int) -> Diverged:
-    rank = made if made != NOTHING else arrived
-    how = "it was made there" if made != NOTHING else "it arrived through a collective on every rank that has it"
+def _not_finite(name: str, made: Sequence[int], arrived: Sequence[int], step: int) -> Diverged:
+    rank = min(made or arrived)
+    how = "it was made there" if made else "it arrived through a collective on every rank that has it"
     return Diverged(
         f"{quoted(name)} has NaN or Inf on rank {rank} at step {step}; {how}",
         tensor=name,
         ranks=(rank,),
         step=step,
-        local=made != NOTHING,
-    )
-
-
-def _error(found: Difference, group: str, step: int, since: int | None) -> Diverged:
-    return Diverged(
-        found.sentence(group, step, since),
-        step=step,
-        since=since,
-        tensor=found.name,
-        ranks=found.ranks,
-        group=group,
-        box=found.box,
-        count=found.count,
-        expected=found.expected,
-        got=found.got,
-        tied=found.tied,
+        local=bool(made),
     )

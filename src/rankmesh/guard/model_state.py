@@ -6,7 +6,7 @@ a plain parameter    a copy on every rank along the axes that it is replicated o
 optimizer state      as its parameter; what is no shard of it, such as Adam's step, is a copy
 ```
 
-A rank knows its own stage only, so all ranks exchange what they have: one text for each that differs.
+A rank knows its own stage only, so all ranks exchange what they have: one of those that have the same gives it.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, quoted
-from rankmesh.guard.everyone import Everyone
+from rankmesh.guard.everyone import gathered
 from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["model_state"]
@@ -37,7 +37,6 @@ def model_state(
     model: torch.nn.Module,
     optimizer: torch.optim.Optimizer | None,
     groups: LiveGroups,
-    everyone: Everyone,
     replicated: str | None = None,
 ) -> tuple[dict[str, Tensor], dict[str, Sharding]]:
     """Return the parameters and persistent buffers of a model, and what its optimizer keeps, with their shardings.
@@ -57,7 +56,7 @@ def model_state(
         full = name if is_dtensor or not is_shard else name + suffix
         tensors[full] = tensor
         described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else _whole(tensor)
-    return tensors, _merged(plan, everyone, described)
+    return tensors, _merged(groups, described)
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor, bool]]:
@@ -144,31 +143,32 @@ def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
     return tuple(cut), tuple(tensor.shape), str(tensor.dtype), view
 
 
-def _merged(plan: Plan, everyone: Everyone, mine: Mapping[str, _Described]) -> dict[str, Sharding]:
+def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> dict[str, Sharding]:
     """The shardings of all tensors of the job, in the order of their names."""
-    ranks = plan.mesh.rank_range.ascending.tolist()
-    text = json.dumps(mine, sort_keys=True)
-    by_rank = everyone.gather(ranks, int.from_bytes(sha256(text.encode()).digest()[:7], "big"))
+    plan, text = groups.plan, json.dumps(mine, sort_keys=True)
+    same: dict[str, list[int]] = {}  # the ranks that have the same tensors
+    for rank, digest in gathered(groups, sha256(text.encode()).hexdigest()[:32], "Guard.of()").items():
+        same.setdefault(digest, []).append(rank)
+    is_first = any(ranks[0] == groups.rank for ranks in same.values())
+    documents = gathered(groups, mine if is_first else None, "Guard.of()")
     holders: dict[str, list[int]] = {}
     found: dict[str, list[Any]] = {}
-    for different in dict.fromkeys(by_rank):
-        first = ranks[by_rank.index(different)]
-        for name, one in json.loads(everyone.text_of(first, text)).items():
+    for first, document in documents.items():
+        for name, one in document.items():
             if found.setdefault(name, one) != one:
-                other = ranks[by_rank.index(holders[name][0])]
                 raise PlanError(
-                    f"{quoted(name)} is {one} on rank {first}, and {found[name]} on rank {other}; give the axes that "
-                    "plain parameters are replicated over, such as replicated='dp'",
+                    f"{quoted(name)} is {one} on rank {first}, and {found[name]} on rank {holders[name][0]}; give the "
+                    "axes that plain parameters are replicated over, such as replicated='dp'",
                     name=name,
                 )
-            holders.setdefault(name, []).append(different)
+            holders.setdefault(name, []).append(first)
     places: dict[tuple[object, ...], dict[str, tuple[int, ...]] | None] = {}
     shardings = {}
     for name in sorted(found):
         cut, shape, dtype, view = found[name]
         having = (view, *holders[name])
         if having not in places:
-            there = [rank for rank, one in zip(ranks, by_rank, strict=True) if one in holders[name]]
+            there = [rank for ranks in same.values() if ranks[0] in holders[name] for rank in ranks]
             places[having] = _at(plan.mesh.view(view), there)
         if (at := places[having]) is None:
             raise PlanError(

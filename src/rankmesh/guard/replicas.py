@@ -12,60 +12,52 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from itertools import accumulate
 from math import prod
 
 import numpy as np
 
 from rankmesh.core.plan import Plan
-from rankmesh.core.sharding import Sharding, ShardMap
+from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
 
-__all__ = ["ReplicaKind", "group_of", "replica_kinds"]
+__all__ = ["ReplicaKind", "group_of", "kinds_of", "replica_kinds"]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class ReplicaKind:
-    """The tensors of these ``names`` are held by the same sets of ranks, whose slots start at ``offset``."""
+    """The tensors of these ``names`` are held by the same ``sets`` of ranks, (sets, copies), each with a slot."""
 
     names: tuple[str, ...]
-    shard_map: ShardMap
-    offset: int
-
-    @cached_property
-    def _order(self) -> IntArray:
-        return np.argsort(self.shard_map.first, kind="stable")
-
-    @property
-    def count(self) -> int:
-        """How many sets there are."""
-        return len(self.shard_map.first)
+    sets: IntArray
+    slots: range
 
     def slot(self, rank: int) -> int | None:
         """Return the slot of the set that a rank is in; None where it holds none of the tensors."""
-        shard = int(self.shard_map.shard_of(np.array([rank]))[0])
-        return None if shard < 0 else self.offset + int(np.flatnonzero(self._order == shard)[0])
+        where = np.argwhere(self.sets == rank)
+        return self.slots[int(where[0, 0])] if len(where) else None
 
     def ranks(self, slot: int) -> tuple[int, ...]:
         """Return the ranks that hold the same, in order."""
-        return tuple(sorted(self.shard_map.ranks[self._order[slot - self.offset]].tolist()))
+        return tuple(sorted(self.sets[self.slots.index(slot)].tolist()))
 
 
 def replica_kinds(shardings: Mapping[str, Sharding]) -> list[ReplicaKind]:
     """Return the kinds of replicas in a job, the same on every rank; what only one rank holds is in none of them."""
     names: dict[object, list[str]] = {}
-    maps: dict[object, ShardMap] = {}
     for name, sharding in shardings.items():
-        copies = sharding.shard_map.copies
-        maps.setdefault(copies, sharding.shard_map)
-        names.setdefault(copies, []).append(name)
-    found: list[ReplicaKind] = []
-    offset = 0
-    for same, shard_map in maps.items():
-        if shard_map.ranks.shape[1] > 1:
-            found.append(ReplicaKind(tuple(names[same]), shard_map, offset))
-            offset += found[-1].count
-    return found
+        names.setdefault(sharding.shard_map.copies, []).append(name)
+    sets = {tuple(same): shardings[same[0]].shard_map.ranks for same in names.values()}
+    return kinds_of({same: ranks for same, ranks in sets.items() if ranks.shape[1] > 1})
+
+
+def kinds_of(sets: Mapping[tuple[str, ...], IntArray]) -> list[ReplicaKind]:
+    """Return a kind for each of these names, with a slot for each set of ranks."""
+    ends = accumulate(len(ranks) for ranks in sets.values())
+    return [
+        ReplicaKind(names, ranks, range(end - len(ranks), end))
+        for (names, ranks), end in zip(sets.items(), ends, strict=True)
+    ]
 
 
 def group_of(plan: Plan, ranks: Sequence[int]) -> str:

@@ -19,14 +19,28 @@ from typing import Any
 from torch import Tensor
 
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import Diverged, in_words, quoted
-from rankmesh.guard.everyone import NOTHING, Everyone
-from rankmesh.guard.guard import guard_among
+from rankmesh.errors import Diverged, PlanError, in_words, quoted
+from rankmesh.guard.everyone import gathered
+from rankmesh.guard.guard import Guard
 from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["Guarding", "Suspicion"]
+__all__ = ["Guarding", "Suspicion", "check_copies"]
 
 _log = logging.getLogger("rankmesh.survival")
+
+# What to do where copies differ at the beginning.
+_SEED = "seed every rank equally, or say over which axes plain tensors are replicated, such as replicated='dp'"
+
+
+def check_copies(groups: LiveGroups, tensors: dict[str, Tensor], shardings: dict[str, Sharding]) -> None:
+    """Compare copies once. Raises ``PlanError``, on every rank, where they differ."""
+    guard = Guard(groups, tensors, shardings)
+    try:
+        guard.check()
+    except Diverged as error:
+        raise PlanError(f"{error.message}: it is no copy; {_SEED}", name=error.tensor) from error
+    finally:
+        guard.close()
 
 
 @dataclass(frozen=True)
@@ -80,13 +94,12 @@ class Guarding:
         groups: LiveGroups,
         tensors: dict[str, Tensor],
         shardings: dict[str, Sharding],
-        everyone: Everyone,
         every: int,
         suspicion: Suspicion | None,
     ) -> None:
         self._errors: list[Diverged] = []
-        self._guard = guard_among(everyone, groups, tensors, shardings, every=every, action=self._errors.append)
-        self._everyone, self._ranks = everyone, groups.plan.mesh.rank_range.ascending.tolist()
+        self._guard = Guard(groups, tensors, shardings, every=every, action=self._errors.append)
+        self._groups = groups
         self.suspicion = suspicion
         self.found: Suspicion | None = None
         self.faulty: tuple[int, ...] = ()
@@ -101,7 +114,12 @@ class Guarding:
         """Compare what is held at the beginning of an epoch. Raises ``Diverged``: there is nothing to go back to."""
         self._guard.check(step)
         if self._errors:
-            raise self._errors[0]
+            error = self._errors[0]
+            raise Diverged(f"{error.message}; {_SEED}", **error.values)
+
+    def close(self) -> None:
+        """Destroy what the guard has made."""
+        self._guard.close()
 
     def commit(self, step: int, *, last: bool = False) -> bool:
         """Look at the last check and begin another; at the ``last`` commit wait for its result. Whether all go back.
@@ -121,33 +139,31 @@ class Guarding:
             back = self.equal_at or 0  # the beginning of the epoch, if nothing later
             what = error.step, error.tensor, tuple(error.ranks)
             self.found = Suspicion(*what, back, error.tied, first=self._guard.digests)
-            self._meet()
             return True
         if before is None or self.equal_at is None or self.equal_at < before.step:
             return False
         if before.repeat == 1:
             self.found = replace(before, repeat=2, second=self._guard.digests)
-            self._meet()
             return True
         self.suspicion = None
         self._conclude(before)
-        if self.faulty:
-            self._meet()
         return False
 
-    def _meet(self) -> None:
+    def meet(self) -> None:
         """Wait until all ranks know the same: the first that ends the epoch would cut the others short."""
-        self._everyone.reduce(1, {}).values()
+        gathered(self._groups, None)
 
     def _conclude(self, of: Suspicion) -> None:
         """Both repeats are equal on all ranks: whose numbers were wrong the first time?"""
-        changed = self._flags(None if of.second is None else of.second != self._guard.digests)
-        wrong = self._flags(None if None in (of.first, of.second) else of.first != of.second)
-        suspects = {rank for rank in of.ranks if wrong[rank] == 1} if of.tied else {*of.ranks}
+        digests = self._guard.digests
+        is_new = None in (of.first, of.second)
+        found = gathered(self._groups, None if is_new else [of.first != of.second, of.second != digests])
+        wrong = {rank for rank, (differs, _) in found.items() if differs}
+        suspects = wrong.intersection(of.ranks) if of.tied else {*of.ranks}
         what = f"{quoted(of.tensor)} differed on {in_words(of.ranks)} at step {of.step}, and not after two repeats"
-        if NOTHING in changed.values():
+        if len(found) < self._groups.plan.mesh.size:
             why = "a rank is new since, so nothing is known of the cause"
-        elif 1 in changed.values():
+        elif any(changed for _, changed in found.values()):
             why = "these gave different numbers: the program is not deterministic, and nothing is known of the cause"
         elif not suspects or (of.tied and len(suspects) == len(of.ranks)):
             why = "one of these machines is at fault, and nothing tells which"
@@ -155,13 +171,8 @@ class Guarding:
             self.faulty = tuple(sorted(suspects))
             self.verdict = f"{what}: the machine of {in_words(suspects)} is at fault"
             return
-        if self._everyone.rank == self._ranks[0]:
+        if self._groups.rank == min(found, default=self._groups.rank):
             _log.warning("rankmesh: %s; %s: nobody is left out", what, why)
-
-    def _flags(self, mine: bool | None) -> dict[int, int]:
-        """Return the flag of each rank, 0 or 1; ``NOTHING`` for a rank that does not know."""
-        flags = self._everyone.gather(self._ranks, None if mine is None else int(mine))
-        return dict(zip(self._ranks, flags, strict=True))
 
 
 def _again(error: Diverged, before: Suspicion) -> str:

@@ -30,13 +30,11 @@ from rankmesh.core.axes import integer
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
 from rankmesh.errors import ConnectError, Diverged, LostState, PlanError, RankmeshError, first_line, in_words
-from rankmesh.guard.everyone import Everyone
-from rankmesh.guard.guard import guard_among
 from rankmesh.guard.model_state import model_state
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import Report
 from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.guarding import Guarding, Suspicion
+from rankmesh.survival.guarding import Guarding, Suspicion, check_copies
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
 from rankmesh.survival.joining import Newcomers, addresses, history_of
@@ -129,7 +127,6 @@ class Session:
         self._guard_every = None if guard is None else integer(guard, "guard", least=1)
         self._guarding: Guarding | None = None
         self._suspicion: Suspicion | None = None
-        self._everyone: Everyone | None = None
         self._epoch = Epoch()
         self._ends: dict[Epoch, _End] = {}
         self._lock = threading.Lock()
@@ -326,47 +323,32 @@ class Session:
         self._restored(new)
         new.commit(self._step, self._entered.wait_for, partial(self._check, job), wait=True)
         if self._guard_every is not None:
-            self._guarding = self._entered.wait_for(lambda: self._guarded(job, new))
+            self._entered.wait_for(lambda: self._begin_guarding(job, new))
             new.equal_at = self._step
         self._all_hold([*self._states, new], new)
 
-    def _everyone_of(self, job: Job) -> Everyone:
-        """The process group of all ranks of this epoch's plan, made when it is first used."""
-        if self._everyone is None:
-            self._everyone = Everyone(job.groups)
-        return self._everyone
-
-    def _guarded(self, job: Job, new: EpochState) -> Guarding:
+    def _begin_guarding(self, job: Job, new: EpochState) -> None:
         every, suspicion = self._guard_every or 1, self._suspicion
-        everyone = self._everyone_of(job)
-        guarding = Guarding(job.groups, new.tensors, new.shardings, everyone, every, suspicion)
-        guarding.start(self._step)
-        return guarding
+        self._guarding = Guarding(job.groups, new.tensors, new.shardings, every, suspicion)
+        self._guarding.start(self._step)
 
     def described(
         self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, replicated: str | None
     ) -> tuple[dict[str, Tensor], dict[str, Sharding]]:
         """The state of a model and its optimizer, with shardings whose copies are equal where nothing is restored.
 
-        Raises ``PlanError`` for tensors that differ between ranks which hold copies of them.
+        Raises ``PlanError`` for tensors that differ between ranks which hold copies of them. Where the job is guarded,
+        that is found in ``hold``.
         """
         self._check(job)
 
         def describe() -> tuple[dict[str, Tensor], dict[str, Sharding]]:
-            everyone = self._everyone_of(job)
-            tensors, shardings = model_state(model, optimizer, job.groups, everyone, replicated)
-            if self._source is None and not self._load:
-                guard_among(everyone, job.groups, tensors, shardings).check()
-            return tensors, shardings
+            found = model_state(model, optimizer, job.groups, replicated)
+            if self._source is None and not self._load and self._guard_every is None:
+                check_copies(job.groups, *found)
+            return found
 
-        try:
-            return self._entered.wait_for(describe)
-        except Diverged as error:
-            raise PlanError(
-                f"{error.message}: it is no copy; seed every rank equally, or say over which axes plain tensors are "
-                "replicated, such as replicated='dp'",
-                name=error.tensor,
-            ) from error
+        return self._entered.wait_for(describe)
 
     def _follow(self) -> None:
         """A spare's part in ``hold``: it may have been at a rank of the old plan."""
@@ -424,6 +406,7 @@ class Session:
         if self._entered.wait_for(lambda: guarding.commit(step, last=last)):
             if job.rank == 0:
                 _log.warning("rankmesh: %s", guarding.found)
+            self._entered.wait_for(guarding.meet)
             self._announce()
             self._check(job)
         if guarding.faulty:
@@ -437,6 +420,7 @@ class Session:
                 return
             if self.member == min(members):
                 _log.warning("rankmesh: %s (host %s, device %s); it is left out", guarding.verdict, hosts, self.device)
+            self._entered.wait_for(guarding.meet)
             self._announce(evicted=members)
             self._check(job)
 
@@ -626,11 +610,11 @@ class Session:
         with self._lock:
             world, self._world = self._world, None
         self._suspicion = None if self._guarding is None else self._guarding.found
-        everyone, self._everyone, self._guarding = self._everyone, None, None
+        guarding, self._guarding = self._guarding, None
         if world is not None:
-            if everyone is not None:
+            if guarding is not None:
                 with suppress(ConnectError):
-                    everyone.close()
+                    guarding.close()
             world.close()
             # torch keeps what a failed backward pass did not reach, with its activations and groups, until the next
             # one on this thread: a spare has none.
