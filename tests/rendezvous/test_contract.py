@@ -5,7 +5,7 @@ import time
 
 import pytest
 from tests import limits
-from tests.rendezvous.transports import TRANSPORTS, Died, LostChannel, Mortal, Place, mortal
+from tests.rendezvous.transports import TRANSPORTS, Died, Place, mortal
 from tests.sweeping import ALL
 from torch.distributed import TCPStore
 
@@ -13,20 +13,16 @@ from rankmesh.errors import AgreementError
 from rankmesh.rendezvous import (
     BoundedChannel,
     ChannelLost,
-    FallbackChannel,
     Outcome,
     Proposal,
     Round,
     StoreChannel,
     WaitPolicy,
-    folder,
     lost,
     stores,
 )
 from rankmesh.rendezvous import round as rounds
-from rankmesh.rendezvous.folder import FolderChannel
 from rankmesh.rendezvous.gather import gather, or_missing
-from rankmesh.rendezvous.step import SoonerIfOdd
 from rankmesh.rendezvous.stores import _BLOCK
 
 THREE = range(3)
@@ -154,9 +150,8 @@ def test_one_is_absent(place):
 @pytest.mark.parametrize("victim", ["first", "last"])
 def test_one_dies_at_each_operation(real, victim, monkeypatch):
     """3 participants, one dies at each of its operations: the others name it and nobody else, and a retry is clean."""
-    some = ("tcp", "folder", "store and folder")
-    if real.transport not in some and not ALL:
-        pytest.skip("three transports; RANKMESH_TEST_SWEEP=all (make test-sweeps SWEEP=all) takes all of them")
+    if real.transport not in ("tcp", "file") and not ALL:
+        pytest.skip("two transports; RANKMESH_TEST_SWEEP=all (make test-sweeps SWEEP=all) takes all of them")
     monkeypatch.setattr(rounds, "_MOMENT", 1.5)
     size, at = 3, 0
     while True:
@@ -301,7 +296,7 @@ def test_another_size(real, order):
             return Outcome("different" if arrivals.differ else "missing", value=sorted(arrivals.texts))
 
         proposal = Proposal(f"{size} ranks", text="here")
-        outcome = found.step("agree", proposal, conclude, SoonerIfOdd(20, 0.5))
+        outcome = found.step("agree", proposal, conclude, WaitPolicy(20, if_odd=0.5))
         found.leave(outcome)
         return outcome
 
@@ -327,8 +322,7 @@ GARBAGE = {
 @pytest.mark.parametrize("what", GARBAGE)
 def test_what_no_rank_writes_is_refused(place, what, monkeypatch):
     """One participant of two, whose outcome another program has written: an error that says whose keys they are."""
-    for transport in (stores, folder):
-        monkeypatch.setattr(transport, "LARGEST", 2**18)
+    monkeypatch.setattr(stores, "LARGEST", 2**18)
 
     def program(rank, channel):
         channel.write("meet/0/agree/outcome", GARBAGE[what])
@@ -522,21 +516,7 @@ def test_forget_leaves_nothing(place):
     assert place.left() in (0, None)
 
 
-# -- a store and a folder ----------------------------------------------------------------------------------------
-
-
-def test_one_has_lost_the_store(tmp_path):
-    """3 participants of which rank 1 has only the folder: all hear one outcome, and all texts are in it."""
-    store = Place("hash", tmp_path)._store()
-
-    def program(rank, _):
-        kept = LostChannel() if rank == 1 else StoreChannel(store)
-        both = FallbackChannel([BoundedChannel(kept), BoundedChannel(FolderChannel(tmp_path / "round"))])
-        found = Round(both, "meet", THREE, rank, epoch=0)
-        every = or_missing(lambda arrivals: Outcome(value=arrivals.texts), limits.LONG, "meet")
-        return found.step("agree", Proposal(text=f"x {rank}"), every, WaitPolicy(limits.LONG))
-
-    assert Place("hash", tmp_path).run(program, THREE) == [Outcome(value=texts("x"))] * 3
+# -- a store that stands still ------------------------------------------------------------------------------------
 
 
 class _Still:
@@ -553,59 +533,15 @@ class _Still:
         return "the store's"
 
 
-def test_a_channel_that_stands_still_is_asked_again_later(tmp_path):
-    """While it owes an answer nobody waits for it, and the folder answers; after that it counts as before."""
-    store, place = _Still(), FolderChannel(tmp_path / "round")
-    place.write("word", "the folder's")
-    bounded = BoundedChannel(store, 0.1)
-    both = FallbackChannel([bounded, BoundedChannel(place)])
-    assert [both.read("word") for _ in range(3)] == ["the folder's"] * 3
+def test_a_channel_that_stands_still_is_asked_again_later(monkeypatch):
+    """While it owes an answer nobody waits for it; after that it counts as before."""
+    monkeypatch.setattr(stores, "_PATIENCE", 0.1)
+    store = _Still()
+    bounded = BoundedChannel(store)
+    for why in ("no answer within", "still under way"):
+        with pytest.raises(ChannelLost, match=why):
+            bounded.ask(lambda channel: channel.read("word"))
     assert store.calls == 1
-    with pytest.raises(ChannelLost, match="still under way"):
-        bounded.ask(lambda channel: channel.read("word"))
     store.goes_on.set()
     bounded._pending.result()
-    assert both.read("word") == "the store's"
-
-
-def test_a_folder_that_cannot_be_written(tmp_path):
-    """A folder below a file is a channel that is lost; with a store beside it, nothing is."""
-    (tmp_path / "file").touch()
-    place = FolderChannel(tmp_path / "file" / "round")
-    with pytest.raises(ChannelLost, match="Not a directory"):
-        place.write("word", "x")
-    store = StoreChannel(Place("hash", tmp_path)._store())
-    both = FallbackChannel([BoundedChannel(store), BoundedChannel(place)])
-    assert both.arrive("set", range(1), 0)
-    assert both.first("word", "x") == "x"
-
-
-def test_a_folder_of_many_is_not_listed_as_long_as_the_store_answers(tmp_path):
-    """The last of 500 participants: it is complete by the store; without it, by the folder."""
-    listed = []
-    place = FolderChannel(tmp_path / "round")
-    place.absent = lambda *args: listed.append(args) or FolderChannel.absent(place, *args)
-    store = StoreChannel(Place("hash", tmp_path)._store())
-    both = FallbackChannel([BoundedChannel(store), BoundedChannel(place)])
-    assert [both.arrive("set", range(500), rank) for rank in range(500)] == [False] * 499 + [True]
-    assert not listed
-    single = FallbackChannel([BoundedChannel(LostChannel()), BoundedChannel(place)])
-    assert not any(single.arrive("another", range(500), rank, asks=False) for rank in range(499))
-    assert single.arrive("another", range(500), 499)
-    assert len(listed) == 1
-
-
-def test_a_folder_is_looked_at_from_time_to_time(tmp_path):
-    """21 looks at a store are 7 at the folder; where the store is lost, each is."""
-    place = FolderChannel(tmp_path / "round")
-    folder_only = Mortal(place, 0)
-    store = StoreChannel(Place("hash", tmp_path)._store())
-    both = FallbackChannel([BoundedChannel(store), BoundedChannel(folder_only)])
-    assert not any(both.wait("word", 0) for _ in range(21))
-    assert folder_only.calls == 7
-    place.write("word", "x")
-    assert any(both.wait("word", 0) for _ in range(3))
-    single = FallbackChannel([BoundedChannel(LostChannel()), BoundedChannel(place)])
-    assert single.wait("word", 0)
-    with pytest.raises(ChannelLost, match="by the test"):
-        FallbackChannel([BoundedChannel(LostChannel())]).wait("word", 0)
+    assert bounded.ask(lambda channel: channel.read("word")) == "the store's"

@@ -10,7 +10,6 @@ from tests.rendezvous.schedules import NEVER, Died, Fault, Schedule, on_its_cloc
 
 from rankmesh.rendezvous import Outcome, Proposal, Round, WaitPolicy, lost
 from rankmesh.rendezvous.gather import or_missing
-from rankmesh.rendezvous.step import SoonerIfOdd
 
 THREE = range(3)
 PATIENCE = 5.0
@@ -112,7 +111,7 @@ def propose(found, digest, data):
         return lost(missing, "had arrived") if missing else Outcome("different", value=documents)
 
     proposal = Proposal(digest, lambda: f'{{"is": "{digest}"}}', f"{data} {found.rank}")
-    return found.step("agree", proposal, conclude, SoonerIfOdd(PATIENCE, 1.0))
+    return found.step("agree", proposal, conclude, WaitPolicy(PATIENCE, if_odd=1.0))
 
 
 @pytest.mark.parametrize("first", range(0, RUNS, 100))

@@ -7,11 +7,9 @@ from torch.distributed import FileStore, HashStore, PrefixStore, TCPStore
 
 from rankmesh import sim
 from rankmesh.backend.default import default_group
-from rankmesh.rendezvous import BoundedChannel, ChannelLost, FallbackChannel, StoreChannel
-from rankmesh.rendezvous.folder import FolderChannel
+from rankmesh.rendezvous import ChannelLost, StoreChannel
 
-_BOTH = ("store and folder", "lost store and folder")
-TRANSPORTS = ("tcp", "tcp without libuv", "prefix", "file", "hash", "folder", *_BOTH, "simulated")
+TRANSPORTS = ("tcp", "tcp without libuv", "prefix", "file", "hash", "simulated")
 
 
 class Died(BaseException):
@@ -68,7 +66,7 @@ class Place:
         self.transport, self.folder = transport, folder
         self._file = str(folder / "store")
         self._served = None
-        if transport in ("tcp", "tcp without libuv", "prefix", *_BOTH):
+        if transport in ("tcp", "tcp without libuv", "prefix"):
             libuv = transport != "tcp without libuv"
             self._served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=libuv)
         if transport == "hash":
@@ -76,11 +74,6 @@ class Place:
 
     def channel(self):
         """A way to the place of this participant's own."""
-        if self.transport == "folder":
-            return FolderChannel(self.folder / "round")
-        if self.transport in _BOTH:
-            store = LostChannel() if "lost" in self.transport else StoreChannel(self._store())
-            return FallbackChannel([BoundedChannel(store), BoundedChannel(FolderChannel(self.folder / "round"))])
         return StoreChannel(self._store())
 
     def _store(self):
@@ -110,9 +103,7 @@ class Place:
 
     def left(self):
         """How many keys are left, where the transport can count them: a FileStore counts what it has read."""
-        files = len(list((self.folder / "round").glob("*"))) if "folder" in self.transport else 0
-        keys = self._store().num_keys() if self._served is not None else 0
-        return max(files, keys) if files or keys else None
+        return (self._store().num_keys() or None) if self._served is not None else None
 
 
 def _simulated(program, participants, place):

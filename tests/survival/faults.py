@@ -48,7 +48,7 @@ POINTS = {
         joining:Newcomers.welcome joining:Newcomers.let_grow
     """,
     "rankmesh.rendezvous": """
-        round:Round._arrive round:Round._coordinate round:Round.announce round:Round._received round:Round.leave
+        round:Round._arrive round:Round._coordinate round:Round.announce round:Round.receive round:Round.leave
     """,
     "rankmesh.runtime": "schedule:execute world:World._agree world:World._create world:World.abort",
     "rankmesh.backend": """

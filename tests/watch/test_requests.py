@@ -1,4 +1,4 @@
-"""A dump request without ranks: what is asked of the store and the folder, and which recordings count."""
+"""A dump request without ranks: what is asked of the store, and which recordings count."""
 
 import gzip
 import os
@@ -19,8 +19,7 @@ from rankmesh.debug.doctor.recording import recording_of
 from rankmesh.debug.watch.host import Look
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import DumpRequests, Pace
-from rankmesh.rendezvous import BoundedChannel, FallbackChannel, Round, StoreChannel
-from rankmesh.rendezvous.folder import FolderChannel
+from rankmesh.rendezvous import BoundedChannel, Round, StoreChannel
 
 
 class _Recorder:
@@ -68,16 +67,13 @@ class _Counted(Mortal):
         return lambda *args, **more: self._counted.update([name]) or found(*args, **more)
 
 
-def _requests(rank, world_size, *, store=None, folder=None, counted=None, grace=LONG, shared=False):
+def _requests(rank, world_size, *, store, folder=None, counted=None, grace=LONG, shared=False):
     """The dump requests of one rank, which are taken quickly."""
     pace = Pace(0.5, world_size)
     pace.grace = grace
     counted = Counter() if counted is None else counted
-    kept = store if store is None or isinstance(store, LostChannel) else StoreChannel(store, "watch")
-    kept = None if kept is None else BoundedChannel(_Counted(kept, counted))
-    place = None if folder is None else BoundedChannel(_Counted(FolderChannel(folder / ".watch-s"), counted))
-    channel = FallbackChannel([each for each in (kept, place) if each is not None], pace.tick / 2)
-    recordings = Recordings("s", folder, kept)
+    channel = _Counted(store if isinstance(store, LostChannel) else StoreChannel(store, "watch"), counted)
+    recordings = Recordings("s", folder, BoundedChannel(channel))
     return DumpRequests(channel, recordings, _Recorder(rank, world_size), _HostRanks(shared=shared), pace)
 
 
@@ -96,24 +92,22 @@ def _respond(*each):
     return given
 
 
-@pytest.mark.parametrize("folder", [False, True])
-def test_a_request_asks_as_much_in_a_large_world(tmp_path, folder):
+def test_a_request_asks_as_much_in_a_large_world():
     """The last rank of 8 and of 1,024, the others having responded: what it asks of the store does not grow."""
     found = []
     for size in (8, 1024):
         store, counted = dist.HashStore(), Counter()
-        place = tmp_path / str(size) if folder else None
         for rank in range(size - 1):
-            _requests(rank, size, store=store, folder=place)._round.arrive("recordings")
-        others = _requests(0, size, store=store, folder=place)
+            _requests(rank, size, store=store)._round.arrive("recordings")
+        others = _requests(0, size, store=store)
         others._round.conclude("diagnosis", lambda _: _all_is_well())
-        last = _requests(size - 1, size, store=store, folder=place, counted=counted)
+        last = _requests(size - 1, size, store=store, counted=counted)
         diagnosed = Mock()
         last.respond("a test", None, diagnosed)
         diagnosed.assert_called_once_with("all is well", (), "")
         found.append(dict(counted))
     assert found[0] == found[1]
-    assert sum(found[0].values()) < (40 if folder else 20), found
+    assert sum(found[0].values()) < 20, found
 
 
 def _all_is_well():
@@ -122,36 +116,20 @@ def _all_is_well():
     return Outcome(message="all is well")
 
 
-def test_a_rank_that_waits_for_a_request_asks_once_a_look(tmp_path):
-    """Of the store each time, of the folder one time in three; a rank that has lost the store finds the request."""
-    store, counted = dist.HashStore(), Counter()
-    waits = _requests(0, 4, store=store, folder=tmp_path, counted=counted)
+def test_a_rank_that_waits_for_a_request_asks_once_a_look():
+    """21 looks are 21 questions; where the store is lost, nobody has asked."""
+    counted = Counter()
+    waits = _requests(0, 4, store=dist.HashStore(), counted=counted)
     assert not any(waits.requested() for _ in range(21))
-    assert counted == {"wait": 21 + 7}
-    lost = _requests(1, 4, store=LostChannel(), folder=tmp_path)
-    lost._round.conclude("request", lambda _: _all_is_well())
-    assert any(waits.requested() for _ in range(3))
-    assert _requests(2, 4, store=LostChannel(), folder=tmp_path).requested()
-    assert not _requests(2, 4, store=LostChannel()).requested(), "where nobody can be asked, nobody has asked"
+    assert counted == {"wait": 21}
+    assert not _requests(2, 4, store=LostChannel()).requested()
 
 
-@pytest.mark.parametrize(
-    "how", ["store", "folder", "both", "lost store and folder", "store lost by rank 1, and folder"]
-)
-def test_one_diagnoses_and_all_get_it(tmp_path, how):
-    """4 ranks as threads: the lowest of them diagnoses, whatever they share; the next request is another."""
-    store = dist.HashStore() if how != "lost store and folder" else LostChannel()
-    place = tmp_path if how != "store" else None
-    ranks = [
-        _requests(
-            rank,
-            4,
-            store=None if how == "folder" else LostChannel() if "rank 1" in how and rank == 1 else store,
-            folder=place,
-            grace=2.0,
-        )
-        for rank in range(4)
-    ]
+@pytest.mark.parametrize("with_folder", [False, True])
+def test_one_diagnoses_and_all_get_it(tmp_path, with_folder):
+    """4 ranks as threads: the lowest of them diagnoses, with a folder or without; the next request is another."""
+    store = dist.HashStore()
+    ranks = [_requests(rank, 4, store=store, folder=tmp_path if with_folder else None, grace=2.0) for rank in range(4)]
     for number in range(2):
         given = _respond(*ranks)
         assert sorted(given) == [0, 1, 2, 3]
@@ -207,17 +185,18 @@ def test_a_folder_that_takes_nothing(tmp_path, caplog):
     assert "rank0.json.gz cannot be written: " in caplog.text
 
 
-@pytest.mark.parametrize("store", [LostChannel(), None])
-def test_neither_store_nor_folder(caplog, store):
-    """A rank that has no store, or has lost it, and no folder: a warning, no diagnosis, and the watch goes on."""
-    diagnosed = Mock()
-    single = _requests(1, 4, store=store)
-    assert not single.requested()
-    single.respond("a test", None, diagnosed)
-    diagnosed.assert_not_called()
-    assert "rank 1 reaches no other rank" in caplog.text
-    assert single.number == 1
-    single.close()
+def test_a_lost_store(tmp_path, caplog):
+    """3 of 4 ranks that have lost the store, as rank 0 served it: a warning, and the doctor finds their recordings."""
+    for rank in (1, 2, 3):
+        diagnosed = Mock()
+        single = _requests(rank, 4, store=LostChannel(), folder=tmp_path)
+        assert not single.requested()
+        single.respond("a test", None, diagnosed)
+        diagnosed.assert_not_called()
+        assert f"rank {rank} reaches no other rank" in caplog.text
+        assert single.number == 1
+        single.close()
+    assert sorted(read_folder(tmp_path).recordings) == [1, 2, 3]
 
 
 def test_recordings_of_before_are_not_of_now(tmp_path):
@@ -269,7 +248,7 @@ def test_recordings_are_written_where_nobody_else_reads(tmp_path):
     (tmp_path / "rank1.json.gz").symlink_to(tmp_path / "mine")
     before = os.umask(0)
     try:
-        Recordings("new", tmp_path, None).put(1, 0, _Recorder(1, 4).document("now"))
+        Recordings("new", tmp_path, BoundedChannel(LostChannel())).put(1, 0, _Recorder(1, 4).document("now"))
     finally:
         os.umask(before)
     (path,) = tmp_path.iterdir()

@@ -146,13 +146,13 @@ def _differs(me, folder, what):
 
 @pytest.mark.parametrize(("what", "message"), [("size", "sizes differ"), ("dtype", "dtypes differ")])
 def test_a_job_that_gloo_aborts_ends_with_a_diagnosis(outcomes, tmp_path, what, message):
-    """4 ranks, one with another size or dtype: gloo ends some of them, and the others are told why."""
+    """4 ranks, one with another size or dtype: gloo ends some, rank 0 and its store maybe; the doctor says why."""
     ended = outcomes(4, _differs, str(tmp_path), what, timeout=20, limit=60)
     result = [one.value for one in ended if one.value is not None]
     assert result
-    assert {one["verdict"].split(" at ")[0] for one in result} == {f"different: {message}"}
-    assert sum(len(one["lines"]) for one in result) == 1
-    assert doctor(tmp_path).verdict == result[0]["verdict"]
+    verdict = doctor(tmp_path).verdict
+    assert verdict.startswith(f"different: {message}")
+    assert {one["verdict"] for one in result} <= {None, verdict}
 
 
 def _waits(work):
@@ -259,15 +259,12 @@ def test_a_call_that_no_thread_waits_for(ranks, tmp_path):
 
 
 @ALL
-def test_the_first_survivor_reports(outcomes, tmp_path):
-    """4 ranks, the first of which serves the store and is stopped: the folder carries all, and rank 1 tells."""
+def test_a_store_that_is_lost(outcomes, tmp_path):
+    """4 ranks, the first of which serves the store and is stopped: each leaves a recording, which the doctor reads."""
     ended = outcomes(4, _hang, str(tmp_path), (0, "stops"), 1.0, timeout=28, limit=40)
     assert [one.hung for one in ended] == [True, False, False, False]
-    result = [one.value for one in ended[1:]]
-    assert {one["verdict"].partition(";")[0] for one in result} == {
-        "dead: rank 0 left no recording (stopped by a signal)"
-    }
-    assert [len(one["lines"]) for one in result] == [1, 0, 0], result[0]["lines"]
+    assert all("reaches no other rank" in one.value["lines"][0] for one in ended[1:])
+    assert doctor(tmp_path).verdict.startswith("dead: rank 0 left no recording")
 
 
 def _again(me, folder):

@@ -1,31 +1,27 @@
-"""How ranks agree: one primitive, the round, over torch stores, a folder, or both.
+"""How ranks agree: one primitive, the round, over torch's stores.
 
 ```
 round      participants arrive with proposals, one of them coordinates, all get one outcome
 step       what they arrive with in one step of it, what they get, and how long they wait
 arrivals   what the coordinator finds out before it concludes
-channel    what a round needs of a transport
-stores     torch's stores: TCP, File, Hash, Prefix, the store of simulated ranks
-folder     a folder that the ranks share
-fallback   several of them as one: what is written goes to all, the first that answers counts
+stores     its keys in a store: TCP, File, Hash, Prefix, the store of simulated ranks
+gather     all give data, one concludes, all get the conclusion
+waiting    calls that may never return, and waits for keys, no longer than a limit
 ```
 """
 
 from rankmesh.rendezvous.arrivals import Arrivals, lost
-from rankmesh.rendezvous.channel import Channel, ChannelLost
-from rankmesh.rendezvous.fallback import BoundedChannel, FallbackChannel
+from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.gather import gather, gather_results
 from rankmesh.rendezvous.round import Round
 from rankmesh.rendezvous.step import Codec, Outcome, Proposal, UntilEnough, WaitPolicy, WhileProgress
-from rankmesh.rendezvous.stores import StoreChannel
+from rankmesh.rendezvous.stores import BoundedChannel, StoreChannel
 
 __all__ = [
     "Arrivals",
     "BoundedChannel",
-    "Channel",
     "ChannelLost",
     "Codec",
-    "FallbackChannel",
     "Outcome",
     "Proposal",
     "Round",

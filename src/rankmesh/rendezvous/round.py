@@ -29,7 +29,7 @@ from typing import Any, TypeVar
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
 from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost, twice
-from rankmesh.rendezvous.channel import Channel, ChannelLost, foreign
+from rankmesh.rendezvous.channel import ChannelLost, foreign
 from rankmesh.rendezvous.step import (
     JSON,
     NOTHING,
@@ -37,12 +37,12 @@ from rankmesh.rendezvous.step import (
     AlreadyConcluded,
     Codec,
     Outcome,
-    Probe,
     Proposal,
     Step,
     WaitPolicy,
     read_message,
 )
+from rankmesh.rendezvous.stores import StoreChannel
 from rankmesh.rendezvous.waiting import Worker, answered_within
 
 __all__ = ["Round"]
@@ -67,7 +67,7 @@ class Round:
     seconds a channel may stand still before it counts as gone.
     """
 
-    channel: Channel
+    channel: StoreChannel
     name: str
     participants: Sequence[int]
     rank: int
@@ -126,12 +126,12 @@ class Round:
         under the keys of the round. A participant whose wait ends in any other way withdraws, as the others learn.
         """
         step = self._begin(name)
-        step.progress, step.codec = policy.reads_progress, codec
+        step.codec = codec
         try:
             complete = self.arrive(name, proposal)
             if self._twice is not None:
                 return self._coordinate(step, lambda _: twice(self.rank, self._twice, self.identity), complete=False)
-            received = None if complete else policy.wait(_Waiting(self, step))
+            received = None if complete else policy.wait(self, step)
             return received or self._coordinate(step, conclude, complete=complete)
         except StoreLost:
             raise
@@ -223,15 +223,14 @@ class Round:
         """Return how often participants have reported progress."""
         return self.ask(lambda: self.channel.tick(self._progress(self.epoch), 0))
 
-    def receive(self, step: Step, seconds: float, *, await_prober: bool = True) -> Outcome | None:
+    def receive(
+        self, step: Step, seconds: float, proposed: Outcome | None = None, *, await_prober: bool = True
+    ) -> Outcome | None:
         """Return the outcome of a step, None where there is none within so many seconds.
 
-        A probe is answered, and then its coordinator is waited for, as long as it said.
+        What is ``proposed`` is announced first. A probe is answered, and then its coordinator is waited for, as long as
+        it said.
         """
-        return self._received(step, seconds, None, await_prober=await_prober)
-
-    def _received(self, step: Step, seconds: float, proposed: Outcome | None, *, await_prober: bool) -> Outcome | None:
-        """Read the messages of a step until one is an outcome, or the time is over; announce what is proposed first."""
         while True:
             key = step.key("after" if step.probed else "outcome")
             left = max(0.0, step.until - time.monotonic())
@@ -243,7 +242,8 @@ class Round:
                 message = read_message(text, key, step.codec)
                 if isinstance(message, Outcome):
                     return message
-                self._answer(step, message)
+                self.ask(lambda: self.respond(step))
+                step.prober, step.until = message.rank, time.monotonic() + message.seconds + self.moment
                 proposed = None
             elif step.prober is None:
                 return None
@@ -254,10 +254,6 @@ class Round:
 
     def _text(self, key: str, seconds: float) -> str | None:
         return self.ask(lambda: self.channel.read(key) if self.channel.wait(key, seconds) else None, seconds)
-
-    def _answer(self, step: Step, probe: Probe) -> None:
-        self.ask(lambda: self.respond(step))
-        step.prober, step.until = probe.rank, time.monotonic() + probe.seconds + self.moment
 
     def respond(self, step: Step) -> None:
         """Answer a probe of a step."""
@@ -290,8 +286,7 @@ class Round:
 
     def announce(self, step: Step, outcome: Outcome) -> Outcome:
         """Give the outcome of a step, if none is given; return the one that all get."""
-        received = self._received(step, 0.0, outcome, await_prober=True)
-        return received or outcome  # what is proposed is answered in any case
+        return self.receive(step, 0.0, outcome) or outcome  # what is proposed is answered in any case
 
     def _announced(self, step: Step, key: str, outcome: Outcome) -> str:
         """Write an outcome under a key; return what is there then, which is a probe where its coordinator was slow."""
@@ -380,16 +375,14 @@ class Round:
 
     def _is_open(self, epoch: int) -> bool:
         """Whether an epoch may have keys, as somebody died before all had left it."""
-        first = self.steps[0].base.rpartition("/")[2]
-        absent = self.channel.absent(f"{self.name}/{epoch}/{first}/arrived", self.participants)
+        absent = self.channel.absent(f"{self.name}/{epoch}/{self.steps[0].name}/arrived", self.participants)
         return len(absent) < len(self.participants)
 
     def _delete(self, epoch: int) -> None:
-        progress = any(step.progress for step in self.steps)
-        keys, sets = [self._progress(epoch)] if progress else [], [f"{self.name}/{epoch}/left"]
+        keys, sets = [self._progress(epoch)], [f"{self.name}/{epoch}/left"]
         # The first step's arrivals go last: as long as they are there, the epoch may have keys.
         for step in reversed(self.steps):
-            step = replace(step, base=f"{self.name}/{epoch}/{step.base.rpartition('/')[2]}")
+            step = replace(step, base=f"{self.name}/{epoch}/{step.name}")
             keys += step.keys(self._digests(step) if step.probed else ())
             sets += step.sets
         self.channel.delete(keys, sets=sets, participants=self.participants)
@@ -423,24 +416,3 @@ class Round:
             self.channel = self._bounded(self.channel.again, self.moment + _PATIENCE)
         self._owed = owed = self._worker.submit(call)
         return answered_within(owed, seconds)
-
-
-@dataclass(frozen=True)
-class _Waiting:
-    """A step of a round, as a ``WaitPolicy`` sees it."""
-
-    round: Round
-    step: Step
-
-    @property
-    def is_odd(self) -> bool:
-        return self.step.odd
-
-    def receive(self, seconds: float) -> Outcome | None:
-        return self.round.receive(self.step, seconds)
-
-    def progress(self) -> int:
-        return self.round.progress()
-
-    def arrivals(self) -> Arrivals:
-        return Arrivals(self.round, self.step)

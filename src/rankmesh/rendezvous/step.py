@@ -1,8 +1,7 @@
 """One step of a round: what participants arrive with, the keys that they use, what they get, and how long they wait.
 
 ```
-WaitPolicy       for a limit
-SoonerIfOdd      for a limit, a shorter one where this proposal differs from the first
+WaitPolicy       for a limit, a shorter one where this proposal differs from the first
 WhileProgress    the limit begins again whenever a participant has reported progress
 UntilEnough      for a limit, or until nobody is left to wait for
 ```
@@ -13,8 +12,9 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Literal, Protocol, cast, get_args
+from dataclasses import dataclass, field
+from math import inf
+from typing import TYPE_CHECKING, Any, Generic, Literal, cast, get_args
 
 from rankmesh.rendezvous.channel import foreign
 
@@ -28,11 +28,9 @@ __all__ = [
     "Probe",
     "Proposal",
     "Reason",
-    "SoonerIfOdd",
     "Step",
     "UntilEnough",
     "WaitPolicy",
-    "Waiting",
     "WhileProgress",
     "parsed",
     "read_message",
@@ -42,6 +40,7 @@ if TYPE_CHECKING:
     from typing_extensions import TypeVar
 
     from rankmesh.rendezvous.arrivals import Arrivals
+    from rankmesh.rendezvous.round import Round
 
     # What is not said to have a type of its own is JSON data.
     _Value = TypeVar("_Value", default=Any)
@@ -202,11 +201,15 @@ class Step:
     base: str
     proposal: Proposal = NOTHING
     codec: Codec[Any] = JSON
-    progress: bool = False
     probed: bool = False
     odd: bool = False
     prober: int | None = None
     until: float = 0.0
+
+    @property
+    def name(self) -> str:
+        """The name of the step in its round."""
+        return self.base.rpartition("/")[2]
 
     def key(self, what: str) -> str:
         """Return the key of one thing of the step."""
@@ -230,58 +233,27 @@ class Step:
 # -- how long a participant waits --------------------------------------------------------------------------------------
 
 
-class Waiting(Protocol):
-    """A step in which a participant has arrived, as its policy sees it."""
-
-    @property
-    def is_odd(self) -> bool:
-        """Whether its proposal differs from the first one."""
-
-    def receive(self, seconds: float) -> Outcome | None:
-        """Wait for the outcome, for so many seconds and, where a coordinator probes, until it has concluded."""
-
-    def progress(self) -> int:
-        """Return how often participants have reported progress."""
-
-    def arrivals(self) -> Arrivals:
-        """Return who has arrived, as of now."""
-
-
 @dataclass(frozen=True)
 class WaitPolicy:
-    """Wait for the outcome for at most ``seconds``."""
-
-    reads_progress: ClassVar[bool] = False
+    """Wait for the outcome for at most ``seconds``, or ``if_odd`` if this rank's proposal differs from the first."""
 
     seconds: float
+    if_odd: float = field(default=inf, kw_only=True)
 
-    def wait(self, waiting: Waiting) -> Outcome | None:
+    def wait(self, among: Round, step: Step) -> Outcome | None:
         """Return the outcome; None to conclude without the others."""
-        return waiting.receive(self.seconds)
-
-
-@dataclass(frozen=True)
-class SoonerIfOdd(WaitPolicy):
-    """Wait for at most ``seconds``, or ``if_odd`` where this participant's proposal differs from the first one."""
-
-    if_odd: float
-
-    def wait(self, waiting: Waiting) -> Outcome | None:
-        """Return the outcome; None to conclude without the others."""
-        return waiting.receive(min(self.seconds, self.if_odd) if waiting.is_odd else self.seconds)
+        return among.receive(step, min(self.seconds, self.if_odd) if step.odd else self.seconds)
 
 
 @dataclass(frozen=True)
 class WhileProgress(WaitPolicy):
     """Wait for at most ``seconds`` after a participant has called ``Round.advance``."""
 
-    reads_progress: ClassVar[bool] = True
-
-    def wait(self, waiting: Waiting) -> Outcome | None:
+    def wait(self, among: Round, step: Step) -> Outcome | None:
         """Return the outcome; None where no participant makes progress any more."""
         before = -1
-        while (received := waiting.receive(self.seconds)) is None:
-            now = waiting.progress()
+        while (received := among.receive(step, self.seconds)) is None:
+            now = among.progress()
             if now == before:
                 return None
             before = now
@@ -294,11 +266,11 @@ class UntilEnough(WaitPolicy):
 
     enough: Callable[[Arrivals], bool]
 
-    def wait(self, waiting: Waiting) -> Outcome | None:
+    def wait(self, among: Round, step: Step) -> Outcome | None:
         """Return the outcome; None once nobody is left to wait for."""
         end, pause = time.monotonic() + self.seconds, POLL
-        while (received := waiting.receive(max(min(pause, end - time.monotonic()), 0.0))) is None:
-            if self.enough(waiting.arrivals()) or time.monotonic() >= end:
+        while (received := among.receive(step, max(min(pause, end - time.monotonic()), 0.0))) is None:
+            if self.enough(among.arrivals(step.name)) or time.monotonic() >= end:
                 return None
             pause = min(2 * pause, _SELDOM)
         return received

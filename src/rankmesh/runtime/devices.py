@@ -34,7 +34,7 @@ from rankmesh.errors import AgreementError, ConnectError, StoreLost, in_words
 from rankmesh.launch.address import is_local
 from rankmesh.rendezvous import Arrivals, Codec, Outcome, Proposal, Round, StoreChannel
 from rankmesh.rendezvous.gather import or_missing
-from rankmesh.rendezvous.step import SoonerIfOdd, Waiting
+from rankmesh.rendezvous.step import Step, WaitPolicy
 
 __all__ = ["BackendDecision", "Capabilities", "capabilities", "choose", "decide", "pick", "ranks_share"]
 
@@ -236,22 +236,22 @@ def decide(
             met = met or found.seen(0)
 
         look()
-        return _decided(found, local, _ForWorld(seconds, _ODD, look)), f"{prefix}/{found.epoch}"
+        return _decided(found, local, _ForWorld(seconds, look, if_odd=_ODD)), f"{prefix}/{found.epoch}"
     except StoreLost as error:
         raise StoreLost(error.message, rank=local.rank, missing=(0,), met=met) from error
 
 
 @dataclass(frozen=True)
-class _ForWorld(SoonerIfOdd):
+class _ForWorld(WaitPolicy):
     """Wait for the decision, and ``look`` after a moment without one."""
 
     look: Callable[[], None]
 
-    def wait(self, waiting: Waiting) -> Outcome[BackendDecision] | None:
-        if (received := waiting.receive(min(_LOOK, self.seconds))) is not None:
+    def wait(self, among: Round, step: Step) -> Outcome[BackendDecision] | None:
+        if (received := among.receive(step, min(_LOOK, self.seconds))) is not None:
             return received
         self.look()
-        return super().wait(waiting)
+        return super().wait(among, step)
 
 
 _DECISION = Codec(asdict, lambda data: BackendDecision(data["backend"], data["why"], tuple(data["ranks"])))

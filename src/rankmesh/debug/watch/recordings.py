@@ -28,7 +28,7 @@ from rankmesh.debug.doctor.diagnosis import Diagnosis
 from rankmesh.debug.doctor.reader import parsed, unpacked
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import AgreementError, first_line
-from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost
+from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.channel import LARGEST
 
 __all__ = ["Recordings"]
@@ -39,12 +39,10 @@ _log = logging.getLogger("rankmesh.watch")
 
 
 class Recordings:
-    """The recordings in a folder, and in the store of the ``session``; either may be None."""
+    """The recordings in a folder, if there is one, and in the store of the ``session``."""
 
-    def __init__(self, session: str, folder: Path | None, store: BoundedChannel | None) -> None:
-        # Without a store each host has a session of its own, which does not identify the others' recordings.
-        self._session = "" if store is None else session
-        self._folder, self._store = folder, store
+    def __init__(self, session: str, folder: Path | None, store: BoundedChannel) -> None:
+        self._session, self._folder, self._store = session, folder, store
 
     def put(self, rank: int, request: int, document: Mapping[str, Any], *, share: bool = False) -> None:
         """Write a recording to the folder; with ``share`` to the store as well, until ``unshare``."""
@@ -82,10 +80,10 @@ class Recordings:
         if self._folder is not None:
             _write(self._folder / "verdict.json", json.dumps(diagnosis.to_dict(), indent=2).encode())
 
-    def _ask(self, call: Callable[[Channel], _Result]) -> _Result | None:
-        """Return what the store gives; None where there is none, or it does not answer."""
+    def _ask(self, call: Callable[[StoreChannel], _Result]) -> _Result | None:
+        """Return what the store gives; None where it does not answer."""
         with suppress(ChannelLost, AgreementError):
-            return None if self._store is None else self._store.ask(call)
+            return self._store.ask(call)
         return None
 
     @staticmethod

@@ -9,6 +9,9 @@ diagnosis    the lowest responsive rank reads the recordings and announces the d
 ```
 
 No rank waits for one that is dead, stopped, or in a loop: its host's ranks describe it, and the diagnosis names it.
+
+Where the store does not answer, as it was served by the rank that is gone, each rank leaves its recording in the folder
+when its own call lasts too long, and the doctor reads them there.
 """
 
 from __future__ import annotations
@@ -24,7 +27,7 @@ from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.stacks import Mark
 from rankmesh.errors import AgreementError, StoreLost
-from rankmesh.rendezvous import Arrivals, Channel, Outcome, Proposal, Round, WaitPolicy
+from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, WaitPolicy
 
 __all__ = ["SESSION", "Diagnosed", "DumpRequests", "Pace"]
 
@@ -69,7 +72,7 @@ class DumpRequests:
     """
 
     def __init__(
-        self, channel: Channel, recordings: Recordings, recorder: Recorder, host: HostRanks, pace: Pace
+        self, channel: StoreChannel, recordings: Recordings, recorder: Recorder, host: HostRanks, pace: Pace
     ) -> None:
         self.number = 0
         self.hung = False
@@ -100,13 +103,17 @@ class DumpRequests:
             self._recordings.put(rank, self.number, document, share=True)
             self._take_part(diagnosed, hangs=hangs)
         except (StoreLost, AgreementError) as error:
-            # The recording is in the folder, if there is one.
+            # What this rank recorded stays for the doctor, as nobody has diagnosed it.
+            self.hung = True
+            if document is None:
+                document = self._recorder.document(reason, mark)
+                self._recordings.put(rank, self.number, document)
             _log.warning("rankmesh: rank %s reaches no other rank: %s", rank, error)
         finally:
             self._recordings.unshare(rank, self.number)
             self.number += 1
             self._round = self._of(self.number)
-        if document is not None and not calls.frames_are_ready():
+        if not calls.frames_are_ready():
             # Now there is time to load what names the frames; what is recorded stays what it was.
             self._recordings.put(rank, self.number - 1, self._recorder.with_lines(document))
         # A rank that was slow to respond was sent SIGUSR1 for its stacks: that is answered.

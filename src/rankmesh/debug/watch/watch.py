@@ -27,8 +27,7 @@ from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
 from rankmesh.debug.watch.stacks import Mark
-from rankmesh.rendezvous import BoundedChannel, Channel, FallbackChannel, StoreChannel
-from rankmesh.rendezvous.folder import FolderChannel
+from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.waiting import await_at_exit
 from rankmesh.runtime.world import World
 
@@ -95,15 +94,15 @@ class Watch:
     def _run(self) -> None:
         try:
             store = self._connected()
-            session = self._session(store)
+            token = os.urandom(8).hex()
+            # The first rank of the session makes up its token.
+            session = store.ask(lambda channel: channel.first(SESSION, token))
             host = HostRanks(session, self._recorder.rank)
         except (OSError, RuntimeError) as error:  # ChannelLost and torch's are among them
             _log.warning("rankmesh: no watch on rank %s: %s", self._recorder.rank, error)
             return
-        folder = None if self.folder is None else BoundedChannel(FolderChannel(self.folder / f".watch-{session}"))
-        channel = FallbackChannel([each for each in (store, folder) if each is not None], self._pace.tick / 2)
         self._recordings = recordings = Recordings(session, self.folder, store)
-        requests = DumpRequests(channel, recordings, self._recorder, host, self._pace)
+        requests = DumpRequests(store.channel, recordings, self._recorder, host, self._pace)
         if self.folder is not None:
             host.outlive_sigterm()
         self._started.set()
@@ -117,31 +116,18 @@ class Watch:
         finally:
             host.close()
 
-    @property
-    def _key(self) -> str:
-        """The prefix of this session's keys in the store."""
-        return f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
+    def _connected(self) -> BoundedChannel:
+        """Connect to the world's store once more, within the limit."""
+        shared, key = self._store, f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
+        if shared is None:
+            raise ChannelLost("the world has no store; use gloo or nccl")
 
-    def _connected(self) -> BoundedChannel | None:
-        """Connect to the world's store once more, within the limit; None if the world has none."""
-        if self._store is None:
-            return None
-        shared = self._store
-
-        def clone(_: Channel) -> StoreChannel:
+        def clone(_: StoreChannel) -> StoreChannel:
             store = shared.clone()
             store.set_timeout(_PATIENCE)
-            return StoreChannel(store, self._key)
+            return StoreChannel(store, key)
 
-        bounded = BoundedChannel(StoreChannel(shared, self._key), _PATIENCE.seconds)
-        return BoundedChannel(bounded.ask(clone), _PATIENCE.seconds)
-
-    def _session(self, store: BoundedChannel | None) -> str:
-        """Return a token that this session's ranks share: the first of them makes it up."""
-        if store is None:
-            return f"{os.getppid()}-{self._number}"
-        token = os.urandom(8).hex()
-        return store.ask(lambda channel: channel.first(SESSION, token))
+        return BoundedChannel(BoundedChannel(StoreChannel(shared, key)).ask(clone))
 
     def close(self) -> None:
         """End the watch; the recording of a rank that has ended stays in the folder."""

@@ -36,7 +36,7 @@ from rankmesh.backend.nccl import Communicator
 from rankmesh.backend.protocol import NotJoined
 from rankmesh.errors import AgreementError, PlanError, StoreLost, first_line
 from rankmesh.launch.job_key import VARIABLE, JobKey
-from rankmesh.rendezvous import BoundedChannel, Channel, ChannelLost, StoreChannel
+from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.transfer.live.agreement import ExchangeError
 from rankmesh.transfer.live.exchange import Exchange, P2PTransport, PendingMessage, batches
@@ -178,7 +178,7 @@ class _Member:
         self._channel, self._job_key = BoundedChannel(StoreChannel(setup.store, PREFIX)), JobKey.of_environment()
         self.memory = 0
 
-    def _ask(self, call: Callable[[Channel], _Result]) -> _Result:
+    def _ask(self, call: Callable[[StoreChannel], _Result]) -> _Result:
         """Return what a call of the shared store gives. Raises ``StoreLost`` where it does not answer."""
         try:
             return self._channel.ask(call)
@@ -219,7 +219,7 @@ class _Member:
         return schedule(self._moves, restricted(self._moves.of(self._rank), delta), longest)
 
 
-def _all_requests(channel: Channel) -> dict[str, str | None]:
+def _all_requests(channel: StoreChannel) -> dict[str, str | None]:
     listed = {text for texts in channel.posted("engines").values() for text in texts}
     return {engine: channel.read(f"request/{engine}") for engine in sorted(listed)}
 
@@ -372,7 +372,7 @@ class Requester(_Member):
         request = {"number": self._number, "version": self._in_use[1], "run": self._in_use[0], "group": self._key}
         text = self._sealed(key, json.dumps({**request, "digest": self._moves.digest}))
 
-        def ask(channel: Channel) -> None:
+        def ask(channel: StoreChannel) -> None:
             listed = channel.read(key) is not None
             channel.write(key, text)
             if not listed:
