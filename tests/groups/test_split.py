@@ -9,9 +9,10 @@ import torch
 
 import rankmesh as rm
 from rankmesh.backend.default import DefaultGroup
+from rankmesh.backend.protocol import Kind
 from rankmesh.errors import ConnectError
 from rankmesh.runtime.fitting import check_lazy, check_world
-from rankmesh.runtime.schedule import Create, Decline, Local, Split, schedule
+from rankmesh.runtime.schedule import schedule
 
 CUDA = torch.device("cuda", 0)
 BOUND = True
@@ -28,11 +29,10 @@ def _splits(plans, rank, size, *, collective=False):
     actions = [step.action for step in schedule(plans, local, _world(rank, size), collective=collective)]
     done = []
     for action in actions:
-        if isinstance(action, Decline):
+        if isinstance(action, Kind):
             done.append(None)
-        elif not isinstance(action, Local):
-            assert isinstance(action, Split if BOUND or collective else Create)
-            done.append((action.request.name, tuple(action.request.ranks)))
+        elif collective or len(action.ranks) > 1:
+            done.append((action.name, tuple(action.ranks)))
     return done
 
 

@@ -50,7 +50,7 @@ POINTS = {
     "rankmesh.rendezvous": """
         round:Round._arrive round:Round._coordinate round:Round.announce round:Round.receive round:Round.leave
     """,
-    "rankmesh.runtime": "schedule:execute world:World._agree world:World._create world:World.abort",
+    "rankmesh.runtime": "connection:Connection.make world:World._agree world:World._create world:World.abort",
     "rankmesh.backend": """
         world_group:WorldGroup.make world_group:WorldGroup.install world_group:WorldGroup.cut drain:Drain.take
     """,

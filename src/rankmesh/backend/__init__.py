@@ -1,9 +1,9 @@
 """Backend: everything of torch's process groups behind one protocol, and everything private of torch.
 
 ```
-protocol       create, split, decline, local, destroy, abort; the request for a group
+protocol       create, decline, destroy, abort; the request for a group
 releases       which class implements it, by release and by a probe
-  members      groups made by their members alone, one class for each family of releases; over gloo.py
+  members      groups made by their members alone; over gloo.py
   public       groups made through torch's public API, where a private piece is missing
   torch_threads   groups of simulated ranks, threads of one process
   single_rank  a group of one rank, without a communicator

@@ -1,4 +1,4 @@
-"""Groups that their members make by themselves, with private pieces of torch: one class for each family of releases.
+"""Groups that their members make by themselves, with private pieces of torch.
 
 ``torch.distributed.new_group`` sorts the ranks, names the group by a counter that differs between ranks, and connects
 every pair of members at once. The pieces that it is made of do none of this.
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore
 from torch.distributed import distributed_c10d as c10d
@@ -21,11 +22,12 @@ from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
 from rankmesh.backend.options import check_backend, config, kinds_of, nccl_options
 from rankmesh.backend.protocol import GroupRequest, Kind
 from rankmesh.backend.single_rank import fake_backend, put_under, single_rank_group
+from rankmesh.backend.versions import minor
 
 if TYPE_CHECKING:
     from rankmesh.backend.drain import Drain
 
-__all__ = ["MemberBackend", "Torch213", "Torch214", "Torch215", "destroy"]
+__all__ = ["MemberBackend", "destroy"]
 
 
 class MemberBackend:
@@ -50,16 +52,20 @@ class MemberBackend:
         nccl_options(kind.options, kind.backend)
 
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """Return the group, registered with torch; ``NotJoined`` where a member does not join."""
+        """Return the group, registered with torch; ``NotJoined`` where a member does not join.
+
+        A group of one rank answers each collective at once. Torch splits another one from the communicator of a world
+        that is bound to a device.
+        """
+        if len(request.ranks) == 1:
+            return single_rank_group(
+                rank=self._default.rank, name=request.name, desc=request.desc, backend=request.kind.backend
+            )
         check_backend(request.kind.backend)
         kinds = kinds_of(request.kind.backend)
         if kinds == {"fake"}:
             return self._dry(request)
         return self._gloo(request, deadline) if kinds == {"gloo"} else self._other(request)
-
-    def split(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """Make a group as ``create``: torch splits the communicator of a world that is bound to a device."""
-        return self.create(request, deadline)
 
     def _dry(self, request: GroupRequest) -> dist.ProcessGroup:
         store = PrefixStore(f"{request.name}/", self._default.store)
@@ -84,7 +90,8 @@ class MemberBackend:
             lazy=request.lazy,
             device_types=list(config(request.kind.backend)[0]),
         )
-        self._start_counting(made)
+        if minor(torch.__version__) < (2, 14):  # later ones count from zero by themselves
+            made._set_sequence_number_for_group()
         return self._registered(pg, request, store)
 
     @staticmethod
@@ -112,20 +119,17 @@ class MemberBackend:
 
     def decline(self, kind: Kind) -> None:
         """Take part in a split of the world's communicator as a rank that is in none of the new groups."""
-        source = self._split_source(kind.backend)
-        if source is not None:
+        split_source: Any = c10d._get_split_source
+        # Until torch 2.15 it depends on no backend.
+        given = (kind.backend,) if minor(torch.__version__) >= (2, 15) else ()
+        source = split_source(c10d._get_default_group(), *given)
+        if source is not None:  # torch splits nothing
             source.perform_nocolor_split(self._default.bound_device)
 
     @property
     def shares(self) -> bool:
         """Always: a process group is one, whatever its kinds."""
         return True
-
-    def local(self, request: GroupRequest) -> dist.ProcessGroup:
-        """Return a group that answers each collective at once."""
-        return single_rank_group(
-            rank=self._default.rank, name=request.name, desc=request.desc, backend=request.kind.backend
-        )
 
     # -- the end --------------------------------------------------------------------------------------------------
 
@@ -156,16 +160,6 @@ class MemberBackend:
         """Keep no gloo device: no group is left."""
         self._devices.release()
 
-    # -- what differs between releases ------------------------------------------------------------------------------
-
-    def _start_counting(self, made: Any) -> None:
-        """Have a gloo backend count its calls from zero, as torch does by itself."""
-
-    def _split_source(self, backend: str) -> Any:
-        """Return the communicator from which torch splits a group of this backend, None where it splits none."""
-        source: Any = c10d._get_split_source
-        return source(c10d._get_default_group(), backend)
-
 
 def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> bool:
     """Destroy a group that was made from private pieces; a world that was destroyed before took it along already.
@@ -180,22 +174,3 @@ def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> bool:
     registries.forget_tag(tag)
     here = addresses and size > 1 and kinds_of(known[0]) == {"gloo"}
     return not here or delete_address(known[1], position)
-
-
-class Torch215(MemberBackend):
-    """Torch 2.15, and what is newer."""
-
-
-class Torch214(MemberBackend):
-    """Torch 2.14: a split depends on no backend."""
-
-    def _split_source(self, backend: str) -> Any:
-        source: Any = c10d._get_split_source
-        return source(c10d._get_default_group())
-
-
-class Torch213(Torch214):
-    """Torch 2.8 to 2.13: gloo counts its calls from a number that the members agree on, where it is asked to."""
-
-    def _start_counting(self, made: Any) -> None:
-        made._set_sequence_number_for_group()

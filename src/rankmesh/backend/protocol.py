@@ -1,11 +1,9 @@
 """The protocol: what a backend does with process groups, and the request that it is given.
 
 ```
-create     a group that its members make by themselves
-split      a group that every rank of the world takes part in making
-decline    that part, of a rank that is in no group of the kind
-local      a group of this rank alone: no communicator, no thread, no socket
-destroy    undo any of these
+create     a group that this rank is in
+decline    the part of a rank that is in no group of a kind, where every rank of the world takes part
+destroy    undo the first
 abort      whoever is blocked in a collective of these groups returns with an error
 ```
 
@@ -84,14 +82,8 @@ class Backend(Protocol):
     def create(self, request: GroupRequest, deadline: float) -> ProcessGroup:
         """Make a group with its members; raise ``NotJoined`` if one does not join by ``deadline`` (``monotonic``)."""
 
-    def split(self, request: GroupRequest, deadline: float) -> ProcessGroup:
-        """Make a group, while every other rank of the world splits or declines this kind."""
-
     def decline(self, kind: Kind) -> None:
         """Take part in making the groups of a kind as a rank that is in none of them."""
-
-    def local(self, request: GroupRequest) -> ProcessGroup:
-        """Make the group of this rank alone."""
 
     def destroy(self, pg: ProcessGroup, *, connected: bool = True) -> None:
         """Destroy a group; a world that was destroyed before took it along already.

@@ -54,10 +54,6 @@ class PublicBackend:
             )
 
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """Raise: every rank takes part in every group."""
-        raise ConnectError(f"group {request.desc!r} cannot be made by its members alone; this is a fault of rankmesh")
-
-    def split(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
         """Return the group that this rank is in, of all groups of its kind."""
         found = self._made(request.kind, tuple(request.ranks), request.desc)
         if found is None:
@@ -97,10 +93,6 @@ class PublicBackend:
             and kinds_of(kind.backend) == {"nccl"}
             and all(ranks == sorted(ranks) for ranks in groups)
         )
-
-    def local(self, request: GroupRequest) -> dist.ProcessGroup:
-        """Raise: every rank takes part in torch's groups of one rank."""
-        return self.create(request, 0.0)
 
     def destroy(self, pg: dist.ProcessGroup, *, connected: bool = True) -> None:
         """Destroy a group, if its world has not taken it along."""

@@ -2,7 +2,7 @@
 
 ```
 threads that are ranks           ThreadBackend
-2.8 to 2.13, 2.14, newer          Torch213, Torch214, Torch215, where every private piece is there
+2.8 and newer                     MemberBackend, where every private piece is there
 a piece is missing, or a release
 that is not known behaves otherwise     PublicBackend, with a warning on rank 0
 ```
@@ -53,7 +53,7 @@ def backend_of(default: DefaultGroup) -> Backend:
     """Return the backend for the groups of this world; its choice is the same on every rank that has this torch."""
     reason = missing()
     if reason is None:
-        return torch_threads.ThreadBackend(default) if torch_threads.is_rank() else _family()(default)
+        return torch_threads.ThreadBackend(default) if torch_threads.is_rank() else members.MemberBackend(default)
     from rankmesh.backend.public import PublicBackend
 
     if default.rank == 0:
@@ -64,13 +64,6 @@ def backend_of(default: DefaultGroup) -> Backend:
             stacklevel=2,
         )
     return PublicBackend(default)
-
-
-def _family() -> type[members.MemberBackend]:
-    release = minor(torch.__version__)
-    if release >= (2, 15):
-        return members.Torch215
-    return members.Torch214 if release == (2, 14) else members.Torch213
 
 
 @cache

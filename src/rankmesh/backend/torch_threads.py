@@ -237,15 +237,13 @@ class ThreadBackend(MemberBackend):
     """The groups of a simulated rank."""
 
     def create(self, request: GroupRequest, deadline: float) -> dist.ProcessGroup:
-        """Return the group, whose members are threads of this process."""
+        """Return the group, whose members are threads of this process; one of one rank where its calls are observed."""
+        if len(request.ranks) == 1 and self.shares:
+            return super().create(request, deadline)
         pg: dist.ProcessGroup = simulated(
             request.ranks, request.name, request.desc, request.kind.backend, self._default.store, meet=False
         )
         return pg
-
-    def local(self, request: GroupRequest) -> dist.ProcessGroup:
-        """Return a group that answers at once, or one whose calls are observed."""
-        return super().local(request) if self.shares else self.create(request, 0.0)
 
     @property
     def shares(self) -> bool:

@@ -14,12 +14,12 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from rankmesh.backend.default import DefaultGroup, default_pg, is_inherited
-from rankmesh.backend.protocol import Backend, NotJoined
+from rankmesh.backend.protocol import Backend, GroupRequest, NotJoined
 from rankmesh.core.local import LocalGroup, LocalGroups
 from rankmesh.core.plan import Plan
 from rankmesh.errors import ConnectError, RankmeshError, first_line, listed
 from rankmesh.runtime.handles import LiveGroup
-from rankmesh.runtime.schedule import Making, execute, making
+from rankmesh.runtime.schedule import requested
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -67,14 +67,14 @@ class Connection:
         """
         self.check_open()
         if name not in self.made:
-            action = making(self.plan, self.key, self.local[name], self._default, self.epoch)
-            self.make(name, action, time.monotonic() + action.request.kind.timeout.total_seconds())
+            request = requested(self.plan, self.key, self.local[name], self._default, self.epoch)
+            self.make(name, request, time.monotonic() + request.kind.timeout.total_seconds())
         return self.made[name]
 
-    def make(self, name: str, action: Making, deadline: float) -> None:
+    def make(self, name: str, request: GroupRequest, deadline: float) -> None:
         """Make the process group of a canonical group, for which its members wait until ``deadline``."""
         try:
-            self.made[name] = execute(action, self._backend, deadline)
+            self.made[name] = self._backend.create(request, deadline)
         except RankmeshError:
             raise
         except (RuntimeError, ValueError) as error:

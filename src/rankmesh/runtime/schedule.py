@@ -2,14 +2,14 @@
 
 ```
 plan       kind     rank 0   rank 1   rank 2   rank 3      in a world bound to a device
-encoder    dp       Split    Split    Decline  Decline     every rank takes part in every split,
-llm        tp       Decline  Decline  Split    Split       ranks in no mesh too
-llm        dp_cp    Decline  Decline  Split    Split
-llm        embd     Local    Local    Local    Local       a group of one rank has no communicator
+encoder    dp       create   create   decline  decline     every rank takes part in every split,
+llm        tp       decline  decline  create   create      ranks in no mesh too
+llm        dp_cp    decline  decline  create   create
+llm        embd     create   create   create   create      a group of one rank has no communicator
 ```
 
-Elsewhere only the members of a group make it (``Create``), in the same order. A schedule is plain data, and the same
-function of plans, rank and world wherever it is computed.
+Elsewhere only the members of a group make it, in the same order, and nobody declines. A schedule is plain data, and the
+same function of plans, rank and world wherever it is computed.
 """
 
 from __future__ import annotations
@@ -17,59 +17,24 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 from rankmesh.backend.default import DefaultGroup
-from rankmesh.backend.protocol import Backend, GroupRequest, Kind
+from rankmesh.backend.protocol import GroupRequest, Kind
 from rankmesh.core.local import LocalGroup, LocalGroups
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 from rankmesh.runtime.naming import described, process_group_name
 
-if TYPE_CHECKING:
-    from torch.distributed import ProcessGroup
-
-__all__ = ["Create", "Decline", "Local", "Making", "Split", "Step", "execute", "kind_of", "making", "schedule"]
-
-
-@dataclass(frozen=True)
-class Create:
-    """A group that its members make."""
-
-    request: GroupRequest
-
-
-@dataclass(frozen=True)
-class Split:
-    """A group that every rank of the world takes part in making."""
-
-    request: GroupRequest
-
-
-@dataclass(frozen=True)
-class Local:
-    """A group of this rank alone."""
-
-    request: GroupRequest
-
-
-@dataclass(frozen=True)
-class Decline:
-    """The part of a rank that is in no group of this kind."""
-
-    kind: Kind
-
-
-Making = Create | Split | Local
+__all__ = ["Step", "kind_of", "requested", "schedule"]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What this rank does for one kind of the plan ``key``."""
+    """What this rank does for one kind of the plan ``key``: make the group that it is in, or decline the whole kind."""
 
     key: str
     name: str
-    action: Making | Decline
+    action: GroupRequest | Kind
 
 
 def schedule(
@@ -91,38 +56,22 @@ def schedule(
                 continue
             group = local[key].get(spec.name)
             if group is not None:
-                steps.append(Step(key, spec.name, making(plan, key, group, world, epoch, collective=collective)))
+                steps.append(Step(key, spec.name, requested(plan, key, group, world, epoch)))
             elif collective or (world.splits_for(spec.options.backend) and plan.groups(spec.name).size > 1):
-                steps.append(Step(key, spec.name, Decline(kind_of(plan, spec, world))))
+                steps.append(Step(key, spec.name, kind_of(plan, spec, world)))
     return steps
 
 
-def making(
-    plan: Plan, key: str, group: LocalGroup, world: DefaultGroup, epoch: int, *, collective: bool = False
-) -> Making:
-    """How this rank makes one of its groups."""
-    kind = kind_of(plan, group.spec, world)
-    request = GroupRequest(
-        kind,
+def requested(plan: Plan, key: str, group: LocalGroup, world: DefaultGroup, epoch: int) -> GroupRequest:
+    """Return the request for one of this rank's groups."""
+    return GroupRequest(
+        kind_of(plan, group.spec, world),
         process_group_name(plan.digest, epoch, group.name, str(group), key),
         described(plan, key, group),
         group.group,
         group.rank,
         bool(group.options.lazy),
     )
-    if collective:
-        return Split(request)
-    if group.size == 1:
-        return Local(request)
-    return Split(request) if world.splits_for(group.options.backend) else Create(request)
-
-
-def execute(action: Making, backend: Backend, deadline: float) -> ProcessGroup:
-    """Have the backend make a group."""
-    if isinstance(action, Local):
-        return backend.local(action.request)
-    make = backend.split if isinstance(action, Split) else backend.create
-    return make(action.request, deadline)
 
 
 def kind_of(plan: Plan, spec: GroupSpec, world: DefaultGroup) -> Kind:

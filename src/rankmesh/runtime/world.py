@@ -24,6 +24,7 @@ from weakref import WeakKeyDictionary
 import torch
 
 from rankmesh.backend.default import DefaultGroup, default_group, default_pg
+from rankmesh.backend.protocol import Kind
 from rankmesh.backend.registries import every_group
 from rankmesh.backend.releases import backend_of
 from rankmesh.core.local import LocalGroups
@@ -38,7 +39,7 @@ from rankmesh.runtime.connection import Connection
 from rankmesh.runtime.fitting import check_kinds, check_lazy, check_world, participants
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.naming import Identity, identified
-from rankmesh.runtime.schedule import Decline, schedule
+from rankmesh.runtime.schedule import schedule
 from rankmesh.runtime.served_store import is_served
 
 __all__ = ["World", "close_all"]
@@ -217,8 +218,8 @@ class World:
         epoch = next((connection.epoch for connection in made.values()), 0)
         for step in schedule(plans, local, self.default, epoch, collective=self.backend.collective):
             started = time.perf_counter()
-            if isinstance(step.action, Decline):
-                self.backend.decline(step.action.kind)
+            if isinstance(step.action, Kind):
+                self.backend.decline(step.action)
             else:
                 made[step.key].make(step.name, step.action, deadline)
                 phases[f"create {step.name}"] = time.perf_counter() - started
