@@ -292,11 +292,10 @@ _SYNCED = {
     "files": "rankmesh, shared memory: publish, then receive",
     "socket": "raw TCP sockets, no packing, one buffer",
     "gloo_plain": "gloo's own messages, no packing, one buffer",
-    "gloo": 'rankmesh, gloo, `update="copy"`',
-    "gloo_swap": 'rankmesh, gloo, `update="swap"`',
+    "gloo": "rankmesh, gloo",
     "checkpoint": "torch DCP: save to shared memory, then load",
 }
-_RATES = {"gloo_plain": "gloo's own messages", "gloo": "gloo, copy", "gloo_swap": "gloo, swap"}
+_RATES = {"gloo_plain": "gloo's own messages", "gloo": "rankmesh, gloo"}
 
 
 def _sync(found: Found) -> dict[str, Any]:

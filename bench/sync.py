@@ -222,11 +222,11 @@ def raw_socket(side: Side) -> Callable[[int], float]:
     return move
 
 
-def synced(side: Side, at: Any, update: Any = "copy") -> Callable[[int], float]:
+def synced(side: Side, at: Any) -> Callable[[int], float]:
     """rankmesh.Sync: publish, then receive; over files one after the other, over gloo at once."""
     import torch.distributed as dist
 
-    sync = rm.Sync(*side.layouts, side.tensors, at=at, update=update, budget=64 << 20, timeout=60)
+    sync = rm.Sync(*side.layouts, side.tensors, at=at, budget=64 << 20, timeout=60)
     files = isinstance(at, Path)
 
     def move(version: int) -> float:
@@ -292,13 +292,12 @@ METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
     "socket": raw_socket,
     "gloo_plain": plain_gloo,
     "gloo": lambda side: synced(side, dist_store(side, "copy")),
-    "gloo_swap": lambda side: synced(side, dist_store(side, "swap"), "swap"),
     "checkpoint": checkpoint,
 }
 
 
 LINK = 10_000
-LINKED = ("socket", "gloo_plain", "gloo", "gloo_swap")
+LINKED = ("socket", "gloo_plain", "gloo")
 
 
 def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]:
@@ -381,7 +380,7 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The rates over gloo, its own and ours of both updates, to that of the raw socket, by method."""
+    """The rates over gloo, its own and ours, to the rate of the raw socket, by method."""
     return {name: spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)]) for name in LINKED[1:]}
 
 

@@ -2,7 +2,6 @@
 
 import time
 
-import pytest
 import torch
 from tests import limits
 from tests.transfer import syncing
@@ -23,11 +22,11 @@ def _wrong(sync, layouts, rank, version):
     return syncing.wrong({name: tensor.cpu() for name, tensor in sync.tensors.items()}, layouts, rank, version)
 
 
-def _three(me, update):
+def _three(me):
     layouts = syncing.model(rm.Mesh(tp=2), rm.Mesh(tp=2))
     engine, rank = syncing.part(me, layouts)
     tensors, found = _tensors(layouts, engine, rank), []
-    how = {"update": update, "budget": syncing.BUDGET, "timeout": 60, "connect": direct.NcclGroup}
+    how = {"budget": syncing.BUDGET, "timeout": 60, "connect": direct.NcclGroup}
     with rm.Sync(*layouts, tensors, at=me.store, **how) as sync:
         for version in (1, 2, 3):
             if engine is None:
@@ -41,10 +40,9 @@ def _three(me, update):
     return found
 
 
-@pytest.mark.parametrize("update", ["copy", "swap"])
-def test_versions_travel_between_gpus(ranks, update):
+def test_versions_travel_between_gpus(ranks):
     """A trainer of 2 ranks and an engine of 2 that share the GPUs: three versions over NCCL, every element."""
-    found = ranks(4, _three, update, world=None, limit=120.0)
+    found = ranks(4, _three, world=None, limit=120.0)
     assert found[:2] == [[{}, {}, {}]] * 2
     assert found[2:] == [[[1, []], [2, []], [3, []]]] * 2
 

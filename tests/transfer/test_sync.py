@@ -17,13 +17,12 @@ from rankmesh.transfer.sync import direct
 WIRES = ("files", "gloo")
 
 
-@pytest.mark.parametrize("update", ["copy", "swap"])
 @pytest.mark.parametrize("wire", [*WIRES, "together"])
-def test_versions_reach_two_engines(ranks, tmp_path, wire, update):
+def test_versions_reach_two_engines(ranks, tmp_path, wire):
     """A trainer of 4 ranks and two engines of 2: three versions, each whole, in as many bytes as the lower bound."""
     layouts = syncing.model()
     moves = rm.Transfer(layouts[0], syncing.model(engine=rm.Mesh(tp=2, offset=4))[1])
-    for rank, found in enumerate(ranks(8, _three, wire, str(tmp_path), update, world=None)):
+    for rank, found in enumerate(ranks(8, _three, wire, str(tmp_path), world=None)):
         if rank < 4:
             assert found == [{}, {}, {}]
         else:
@@ -32,13 +31,13 @@ def test_versions_reach_two_engines(ranks, tmp_path, wire, update):
     assert not (tmp_path / "sync").exists()
 
 
-def _three(me, wire, folder, update):
+def _three(me, wire, folder):
     layouts = syncing.model()
     engine, rank = syncing.part(me, layouts)
     place = syncing.at(me, wire, folder)
     found = []
     tensors = syncing.values(layouts, rank, 0) if engine is None else syncing.empty(layouts, rank)
-    how = {"engines": 2, "update": update, "budget": syncing.BUDGET, **syncing.how(wire)}
+    how = {"engines": 2, "budget": syncing.BUDGET, **syncing.how(wire)}
     with rm.Sync(*layouts, tensors, at=place, **how) as sync:
         for version in (1, 2, 3):
             if engine is None:
@@ -78,11 +77,11 @@ def _cases(draw):
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )
-@given(cases=st.lists(_cases(), min_size=4, max_size=4), swap=st.booleans())
-def test_random_layouts_and_changes(ranks, tmp_path_factory, wire, cases, swap):
+@given(cases=st.lists(_cases(), min_size=4, max_size=4))
+def test_random_layouts_and_changes(ranks, tmp_path_factory, wire, cases):
     """6 and 6 ranks: of four pairs of layouts, four versions each, every element is there, and no byte more travels."""
     folder = str(tmp_path_factory.mktemp("sync"))
-    for result in ranks(12, _random, wire, folder, cases, "swap" if swap else "copy", world=None):
+    for result in ranks(12, _random, wire, folder, cases, world=None):
         assert result == []
 
 
@@ -108,7 +107,7 @@ def _cut(whole, sharding, rank):
     return torch.tensor(values).to(getattr(torch, sharding.dtype)), torch.from_numpy(np.asarray(index >= 0))
 
 
-def _random(me, wire, folder, cases, update):
+def _random(me, wire, folder, cases):
     trains = me.rank < 6
     me.world(prefix="trainer" if trains else "engine", rank=me.rank % 6, size=6)
     bad = []
@@ -121,7 +120,7 @@ def _random(me, wire, folder, cases, update):
         for name, sharding in side.items():
             if sharding.holds(rank):
                 tensors[name] = torch.zeros(sharding.of(rank).shape, dtype=getattr(torch, sharding.dtype))
-        sync = rm.Sync(*layouts, tensors, at=place, update=update, budget=64 * 64, timeout=30, **syncing.how(wire))
+        sync = rm.Sync(*layouts, tensors, at=place, budget=64 * 64, timeout=30, **syncing.how(wire))
         for version in range(4):
             whole = _whole(layouts, changes, version)
             if takes_part and trains:

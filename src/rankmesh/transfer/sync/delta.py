@@ -83,7 +83,7 @@ def _apart(boxes: Iterable[Box]) -> tuple[Box, ...]:
 
 
 def merged(one: Delta | None, other: Delta | None) -> Delta | None:
-    """Return what two versions have changed together."""
+    """Return the changes of two versions as one."""
     if one is None or other is None:
         return None
     found = dict(one)
@@ -134,7 +134,7 @@ class History:
         return self._versions[-1][0] if self._versions else None
 
     def since(self, version: int | None) -> Delta | None:
-        """Return what has changed since a version; None, for everything, if that one is no longer remembered."""
+        """Return the changes since a version; None, for everything, if the history does not have that version."""
         places = [place for place, (known, _) in enumerate(self._versions) if known == version]
         if not places:
             return None

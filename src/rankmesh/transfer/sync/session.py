@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -72,8 +72,8 @@ class Sync:
     """The weights of a trainer for engines: ``publish`` on all ranks of the trainer, ``receive`` on all of an engine.
 
     Both sides give both layouts, shardings by name as `Transfer` takes them, in the ranks of each side's own world.
-    ``tensors`` are the shards of this rank under its own side: those of a trainer are read by each ``publish``; those
-    of an engine change with each version that ``receive`` brings.
+    ``tensors`` are the shards of this rank under its own side: each ``publish`` reads a trainer's; an engine's change
+    with each version that ``receive`` brings.
 
     ``at`` is where the sides meet: a folder that they share (``"/dev/shm/NAME"`` is shared memory), or ``"host:port"``,
     where rank 0 of the trainer serves a store, or a store of torch's. In a folder versions are files, which engines
@@ -81,8 +81,7 @@ class Sync:
     (`rankmesh.transfer.sync.direct`); the first ``publish`` then waits until ``engines`` of them ask, each further one
     for those that took the version before, and it serves whoever has asked.
 
-    ``update``: ``"copy"`` keeps the tensors of an engine and writes into them, ``"swap"`` keeps two sets, which change
-    places. ``budget`` (bytes) bounds the buffers of a rank, ``timeout`` (seconds) every wait. ``connect`` makes the
+    ``budget`` (bytes) bounds the buffers of a rank, ``timeout`` (seconds) every wait. ``connect`` makes the
     transports of a store: ``direct.GlooGroup``, or ``direct.NcclGroup`` between GPUs, the same on both sides.
 
     Raises ``PlanError`` for layouts or options that do not fit.
@@ -96,18 +95,15 @@ class Sync:
         *,
         at: str | Path | Store,
         engines: int = 1,
-        update: Literal["copy", "swap"] = "copy",
         budget: int = BUDGET,
         timeout: float | timedelta = 60.0,
         connect: direct.Connect = direct.GlooGroup,
     ) -> None:
-        if update not in ("copy", "swap"):
-            raise PlanError(f"update is {quoted(update)}; give 'copy' or 'swap'", update=update)
         self._layouts = Layouts(trainer, engine)
         self._least, self._budget = integer(engines, "engines", least=0), integer(budget, "budget", least=1)
         self._timeout, self._connect = time_limit(timeout), connect
         self._at = _place_of(at)
-        self._weights = Weights(tensors, swaps=update == "swap", staged=not isinstance(self._at, Path))
+        self._weights = Weights(tensors, staged=not isinstance(self._at, Path))
         self._history, self._everything = History(), True
         self._publisher: stored.Publisher | direct.Publisher | None = None
         self._receiver: stored.Reader | direct.Requester | None = None
@@ -123,10 +119,7 @@ class Sync:
 
     @property
     def tensors(self) -> Mapping[str, Tensor]:
-        """The tensors in use. Whoever reads them while another thread receives holds ``lock`` meanwhile.
-
-        With ``update="swap"`` a reader may keep what it took, without the lock, until the next but one version.
-        """
+        """The tensors in use; hold ``lock`` to read them while another thread receives."""
         return self._weights.tensors
 
     # -- the trainer --------------------------------------------------------------------------------------------------
@@ -230,10 +223,10 @@ class Sync:
             if announced is None:
                 return None
             try:
-                into = self._weights.begin(announced.delta)
+                into = self._weights.begin()
                 with self._weights.writing():
                     total = reader.fill(announced, into)
-                    self._weights.commit(version, announced.delta)
+                    self._weights.commit(version)
             finally:
                 announced.release()
             reader.hold(announced)
@@ -252,7 +245,7 @@ class Sync:
         agreement.start({"version": announced.version, "group": announced.group}, "")
         failure, arrived = None, None
         try:
-            arrived = requester.fill(announced, self._weights.begin(announced.delta))
+            arrived = requester.fill(announced, self._weights.begin())
         except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
             failure = error if isinstance(error, ExchangeError) else ExchangeError(in_one_line(error))
             requester.drop(failed=True)
@@ -268,7 +261,7 @@ class Sync:
                 version=announced.version,
             )
         total, written = arrived
-        self._weights.commit(announced.version, announced.delta, written)
+        self._weights.commit(announced.version, written)
         return Received(announced.version, total, time.perf_counter() - started, requester.memory)
 
     # -- agreement ----------------------------------------------------------------------------------------------------

@@ -1,11 +1,7 @@
 """The weights of one rank of an engine: of one version whole, whatever arrives.
 
-```
-update="copy"   the tensors stay the same ones; what arrives waits in staging (gloo) or in the trainer's files
-update="swap"   two sets of tensors: one in use, one that is written; a version that is there makes them change places
-```
-
-Memory besides the tensors in use: of ``swap``, as much again. Of ``copy``, as much again with gloo, nothing with files.
+The tensors stay the same ones, as engines need them. What arrives waits in staging (over a group: as much memory again)
+or in the trainer's files.
 """
 
 from __future__ import annotations
@@ -19,7 +15,6 @@ from torch import Tensor
 
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices
-from rankmesh.transfer.sync.delta import Delta, merged
 
 __all__ = ["Weights"]
 
@@ -27,17 +22,15 @@ __all__ = ["Weights"]
 class Weights:
     """The ``tensors`` in use, of ``version``; ``lock`` is held while tensors in use change.
 
-    What arrives is ``staged`` where it may stop halfway, over a group; files of a version are there whole.
+    A version is ``staged`` where it may stop halfway, over a group; files of a version are there whole.
     """
 
-    def __init__(self, tensors: Mapping[str, Tensor], *, swaps: bool, staged: bool) -> None:
+    def __init__(self, tensors: Mapping[str, Tensor], *, staged: bool) -> None:
         self.tensors: dict[str, Tensor] = dict(tensors)
         self.version: int | None = None
         self.lock = threading.RLock()
-        self._swaps, self._in_place = swaps, not swaps and not staged
-        self._other: dict[str, Tensor] | None = None
-        # What the other set lacks of the version in use.
-        self._behind: Delta | None = None
+        self._staged = staged
+        self._staging: dict[str, Tensor] | None = None
 
     @property
     def device(self) -> torch.device:
@@ -49,34 +42,21 @@ class Weights:
 
     def writing(self) -> AbstractContextManager[object]:
         """Return what to hold while the tensors of ``begin`` are written."""
-        return self.lock if self._in_place else nullcontext()
+        return nullcontext() if self._staged else self.lock
 
-    def begin(self, delta: Delta | None) -> dict[str, Tensor]:
+    def begin(self) -> dict[str, Tensor]:
         """Return where the next version is written: the tensors in use, or others beside them."""
-        if self._in_place:
+        if not self._staged:
             return {name: local(tensor) for name, tensor in self.tensors.items()}
-        if self._other is None:
-            self._other = {name: torch.empty_like(local(tensor)) for name, tensor in self.tensors.items()}
-        other = self._other
-        if self._swaps and delta is not None:
-            behind = dict.fromkeys(self.tensors) if self._behind is None else self._behind
-            for name in behind.keys() & other.keys():
-                if name not in delta or delta[name] is not None:
-                    other[name].copy_(local(self.tensors[name]))
-            self._behind = {}
-        # Until this version is there, what it writes of them may be anything.
-        self._behind = merged(self._behind, delta)
-        return other
+        if self._staging is None:
+            self._staging = {name: torch.empty_like(local(tensor)) for name, tensor in self.tensors.items()}
+        return self._staging
 
-    def commit(self, version: int, delta: Delta | None, written: Iterable[tuple[str, Slices]] = ()) -> None:
-        """Change to the version that was begun: ``written`` are the boxes of it."""
+    def commit(self, version: int, written: Iterable[tuple[str, Slices]] = ()) -> None:
+        """Change to the version that was begun: ``written`` are the boxes of it that are staged."""
         with self.lock:
-            if self._other is not None and self._swaps:
-                self.tensors, self._other = self._other, {n: local(t) for n, t in self.tensors.items()}
-                self._behind = delta
-            elif self._other is not None:
-                for name, where in written:
-                    local(self.tensors[name])[where].copy_(self._other[name][where])
+            for name, where in written if self._staging is not None else ():
+                local(self.tensors[name])[where].copy_(self._staging[name][where])
             self.version = version
         if any(tensor.is_cuda for tensor in self.tensors.values()):
             torch.cuda.synchronize()
