@@ -1,4 +1,4 @@
-"""What a search assumes, by name: all that its seconds and bytes depend on and the layouts do not show."""
+"""Assumptions of a search, by name: all that its seconds and bytes depend on and the layouts do not show."""
 
 from __future__ import annotations
 

@@ -185,8 +185,8 @@ class Cluster:
     ) -> Cluster:
         """Return the cluster of a file: ``rankmesh cluster --json``, Slurm, Kubernetes, AWS, or ``{host: switch}``.
 
-        ``hosts`` are those of the job, in the order of its launcher, as names or as a list (``node[1-4,7]``); without,
-        all hosts of the file. ``gpus_per_node`` is for files without the number of devices of a host.
+        ``hosts`` are the job's hosts in the launcher's order, as names or as a list (``node[1-4,7]``); without, all
+        hosts of the file. ``gpus_per_node`` is for files without the number of devices of a host.
         See `rankmesh.placement.read`.
         """
         found: Cluster = provided("cluster files").read(Path(path), hosts=hosts, gpus_per_node=gpus_per_node)

@@ -65,7 +65,7 @@ Objective = Callable[[Links, float], FloatArray]
 class KindCost:
     """One kind: the innermost level that holds each of its groups, and seconds a step on its links, after and before.
 
-    What hides behind computation is in these seconds, too.
+    Communication that hides behind computation counts in these seconds, too.
     """
 
     name: str
@@ -165,7 +165,7 @@ class Placed:
 
 
 class Costing:
-    """What placements of one plan cost: devices ``(placements, positions)`` in, seconds out."""
+    """The cost of placements of one plan: devices ``(placements, positions)`` in, seconds out."""
 
     def __init__(self, links: Links, objective: Objective, found: Sequence[Bound] = ()) -> None:
         self.links, self.machine = links, links.machine
@@ -214,7 +214,7 @@ def place(
 
     ``within``    the level that each group of a kind must stay inside, by name: ``{"tp": "host"}``
     ``model``     and its ``training``: the predicted step is the least, as ``search`` predicts it: what hides behind
-                  computation costs nothing. Without, those of a usual transformer on the same axes
+                  computation costs nothing. Default: a usual transformer on the same axes
     ``device``    what computes; ``speed``: FLOP/s that it reaches, in place of the model of its kernels
     ``traffic``   in place of a model, what a step sends in each kind: all of it costs, as nothing is known to hide it
     ``backend``   nccl or gloo: how the collectives are done

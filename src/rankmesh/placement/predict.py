@@ -156,7 +156,7 @@ class Links:
         return len(self._devices)
 
     def seconds(self, name: str, messages: Sequence[Message], stage: int | None = None) -> Seconds:
-        """Seconds of a step that these messages of a kind take, of all groups at once or of those of one stage."""
+        """Seconds of a step that these messages of a kind take, of all groups at once or of the groups of one stage."""
         free = self._only is not None and name not in self._only
         if free or not messages or self.positions(name).shape[1] < 2:
             return 0.0
@@ -174,7 +174,7 @@ class Links:
         return self._counts[name, stage]
 
     def positions(self, name: str, stage: int | None = None) -> IntArray:
-        """Return the groups of a kind, or those of one stage, as positions ``(groups, size)``."""
+        """Return the groups of a kind, or its groups on one stage, as positions ``(groups, size)``."""
         if (name, stage) not in self._positions:
             if stage is None:
                 found = self._plain.mesh.rank_range.positions(self._plain.groups(name).array)
@@ -331,7 +331,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Load:
-    """What one stage computes and sends, whatever the links."""
+    """The work and the messages of one stage, whatever the links."""
 
     stage: int
     work: Work

@@ -179,7 +179,7 @@ def blocks(model: Transformer, sizes: Sizes, stage: int) -> tuple[int, int]:
 
 
 def parameters(model: Transformer, sizes: Sizes, stage: int) -> tuple[float, float]:
-    """Return the parameters of one rank on a stage: those that all replicas hold, and those of its experts."""
+    """Return the parameters of one rank on a stage: the parameters that all replicas hold, and its experts'."""
     layers, experts = blocks(model, sizes, stage)
     split = layers * model.attention + (layers - experts) * model.matrices * model.hidden * model.ffn_hidden_size
     split += experts * model.shared

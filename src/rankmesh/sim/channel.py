@@ -86,7 +86,7 @@ class Collective:
 
 
 class Observer:
-    """What looks at the calls of a simulation, and may change them, as a comparison of layouts does; this does nothing.
+    """Base of observers, which see the calls of a simulation and may change them; this one does nothing.
 
     ```
     rank ── SimulatedGroup ── route ── channel ── compute ── computed ── results

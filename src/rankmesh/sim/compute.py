@@ -1,4 +1,4 @@
-"""What each collective gives: from the tensors of all members, exactly, in the order of their positions.
+"""Results of each collective: from the tensors of all members, exactly, in the order of their positions.
 
 ```
 operation         member p gives          member p gets

@@ -1,4 +1,4 @@
-"""What goes wrong in a simulation, as errors that name ranks, groups and call sites, and their messages.
+"""Errors of a simulation, which name ranks, groups and call sites, and their messages.
 
 ```
 RankmeshError
@@ -105,7 +105,7 @@ def mismatch(collective: Collective, difference: str, doing: Callable[[int], str
 
 
 def stuck(operations: Mapping[int, PendingOperation], doing: Callable[[int], str]) -> str:
-    """Nobody can run: who waits for whom."""
+    """Describe ranks of which none can run: which waits for which."""
     lines = {}
     for rank, pending in operations.items():
         lines[rank] = f"{doing(rank)}{_for_whom(pending.awaited)}"
@@ -121,7 +121,7 @@ def _for_whom(ranks: list[int]) -> str:
 
 
 def _same_members(operations: Mapping[int, PendingOperation]) -> str:
-    """Ranks that made one group under two names, as torch's own counters and hashes do."""
+    """Return a hint on ranks that made one group under two names, as torch's own counters and hashes do."""
     names: dict[tuple[int, ...], set[str]] = {}
     for pending in operations.values():
         if pending.call.operation == "new_group":

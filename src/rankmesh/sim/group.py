@@ -128,7 +128,7 @@ class SimulatedGroup(PythonGroup):
         self._post("new_group", [], [], None).wait()
 
     def split_group(self, *_: Any, **__: Any) -> Any:
-        """Refuse, where torch would crash: there is no communicator to split."""
+        """Refuse, where torch would crash: a simulation has no communicator to split."""
         raise NotImplementedError(
             f"a simulation does not carry split_group on {self.channel}; use torch.distributed.new_group, or a kind of "
             "group of the plan"
@@ -209,7 +209,7 @@ class SimulatedGroup(PythonGroup):
         return self._reducing(name, self._by_member(name, given, takes), takes, opts, shown=given)
 
     def _by_member(self, name: str, large: Tensors, small: Tensors) -> Tensors:
-        """Return the parts of large tensors, each of the size of a small one: those of the first member first."""
+        """Return the parts of large tensors, each of the size of a small one; the first member's parts first."""
         parts = []
         for whole, part in zip(large, small, strict=True):
             self._expect(name, whole.numel(), part.numel() * self.size(), "elements in the larger tensor")

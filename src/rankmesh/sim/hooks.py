@@ -19,7 +19,7 @@ __all__ = ["Hooks", "hooks"]
 
 
 class _Answers:
-    """What torch asks on a thread: answered for its rank, not at all on other threads."""
+    """Answers to torch on the thread of a rank; refuses other threads."""
 
     def world(self) -> torch_threads.RankWorld | None:
         context = current_context()

@@ -190,7 +190,7 @@ class SimulatedPeers:
 
 
 class SimulatedEvent:
-    """What one rank waits for, and another one sets."""
+    """An event for which one rank waits, and which another one sets."""
 
     def __init__(self, context: RankContext) -> None:
         self._rank, self._scheduler = context.rank, context.simulation.scheduler

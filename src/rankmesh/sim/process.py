@@ -1,4 +1,4 @@
-"""What a process would have for itself, and the ranks of a simulation share: exchanged when another rank runs.
+"""State of the process that each rank needs for itself: exchanged when another rank runs.
 
 ```
 random numbers    torch (and its devices, once used), random, numpy     each rank draws its own

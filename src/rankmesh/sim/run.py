@@ -69,7 +69,7 @@ def run(
     observer: Observer | None = None,
     lose: Mapping[int, int] | None = None,
 ) -> list[Any]:
-    """Call ``function`` on every rank of a simulated world; what each returned, by rank.
+    """Call ``function`` on every rank of a simulated world, and return what each returned, by rank.
 
     ``ranks``              the size of the world, or a plan (also a mesh, or a SPEC such as ``"tp=2,dp=2"``): then the
                            groups are connected, and ``function`` gets the rank's ``LiveGroups`` before ``args``
@@ -84,7 +84,7 @@ def run(
     ``observer``           sees every collective, one-rank groups included, and may change it (``sim.channel.Observer``)
     ``lose``               ranks that end as if their processes were killed, each with the step whose ``commit`` it
                            does not survive, in a job that goes on (``rm.survive``). Ranks with the same step end at
-                           once, a spare when any rank commits it. What they return is None
+                           once, a spare when any rank commits it. The result of a lost rank is None
 
     Raises ``RanksFailed``, whose cause is the first failure. Ranks that cannot go on get a ``DivergenceError``.
     """
@@ -125,7 +125,7 @@ def run(
 
 @contextmanager
 def quiet_torch() -> Iterator[None]:
-    """No lines of torch's own log, in which it repeats each error of a collective."""
+    """Silence torch's own log, in which it repeats each error of a collective."""
     logger = logging.getLogger("c10d-NullHandler-default")
     level = logger.level
     logger.setLevel(logging.INFO)
@@ -168,7 +168,7 @@ def cut_by(ranks: Ranks) -> Plan | None:
 
 @dataclass
 class _Outcome:
-    """What each rank returned or raised; the failures in the order in which they happened."""
+    """The results and errors of the ranks; the failures in the order in which they happened."""
 
     values: dict[int, Any] = field(default_factory=dict)
     failures: dict[int, BaseException] = field(default_factory=dict)
@@ -176,7 +176,7 @@ class _Outcome:
 
 @dataclass
 class _Program:
-    """What every rank does."""
+    """The program of every rank."""
 
     function: Callable[..., Any]
     args: Sequence[Any]

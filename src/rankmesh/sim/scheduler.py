@@ -32,7 +32,7 @@ class Abandoned(BaseException):
 
 @dataclass
 class Waiting:
-    """What a rank waits for, the simulated time at which it gives up, and how the wait ended."""
+    """A wait of one rank: the object it waits for, the simulated time at which it gives up, how the wait ended."""
 
     what: object
     deadline: float | None = None
@@ -176,7 +176,7 @@ class Scheduler:
     # -- for the one that watches -------------------------------------------------------------------------------
 
     def start(self) -> None:
-        """Give the token to the first rank; called by a thread that is no rank."""
+        """Give the token to the first rank; called by a thread that is not a rank."""
         self._hand_over(None)
 
     def abandon(self, error: Callable[[int], BaseException]) -> int | None:

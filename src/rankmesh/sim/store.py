@@ -18,7 +18,7 @@ __all__ = ["Keys", "SimulatedStore"]
 
 
 class Keys:
-    """What a rank waits for at the store."""
+    """Keys of a store for which a rank waits."""
 
     def __init__(self, store: SimulatedStore, keys: Sequence[str], site: object) -> None:
         self.store, self.keys, self.site = store, tuple(keys), site

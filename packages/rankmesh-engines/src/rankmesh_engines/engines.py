@@ -1,4 +1,4 @@
-"""What engines have in common: a folder with a model's configuration, a default dtype, a log, quantisation."""
+"""Shared by engines: a folder with a model's configuration, a default dtype, a log, quantisation."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ __all__ = ["Quantised", "default_dtype", "model_folder", "quiet"]
 
 @contextmanager
 def model_folder(config: Mapping[str, Any], architecture: str) -> Iterator[str]:
-    """A folder with a ``config.json``, from which an engine reads what it constructs."""
+    """Yield a folder with a ``config.json``, from which an engine reads what it constructs."""
     data = {**config, "architectures": config.get("architectures") or [architecture]}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(data), encoding="utf-8")
@@ -60,11 +60,11 @@ class Quantised:
         self._found: list[tuple[torch.nn.Module, str]] = []
 
     def plain(self, layer: torch.nn.Module) -> Any:
-        """The engine's method of a layer that is not quantised, one of ``UNQUANTISED``; None where it needs none."""
+        """Return the engine's plain method of a layer, one of ``UNQUANTISED``; None where it needs none."""
         raise NotImplementedError
 
     def get_quant_method(self, layer: torch.nn.Module, prefix: str) -> Any:
-        """The plain method of a layer; whether the configuration has another one is kept for `kernels`."""
+        """Return the plain method of a layer; whether the configuration has another one is kept for `kernels`."""
         self._config.packed_modules_mapping = self.packed_modules_mapping
         plain = self.plain(layer)
         try:
@@ -77,7 +77,7 @@ class Quantised:
         return plain
 
     def kernels(self, model: torch.nn.Module) -> dict[str, str]:
-        """The parameters of the layers that it quantises in a model, with their format."""
+        """Return the parameters of the layers that it quantises in a model, with their format."""
         names = {id(module): name for name, module in model.named_modules()}
         return {
             f"{names[id(layer)]}.{parameter}": kind

@@ -32,7 +32,7 @@ def infer(
     boxes: Mapping[int, Sequence[Box]],
     stored: Mapping[int, Sequence[int]] | None = None,
 ) -> Sharding:
-    """The sharding of a tensor whose boxes by rank are these; a rank that is not named holds nothing.
+    """Return the sharding of a tensor whose boxes by rank are these; a rank that is not named holds nothing.
 
     ``stored`` are the shapes of the ranks' own tensors, padding included, where they are known. Raises
     ``LayoutError`` where no sharding is exact.
@@ -72,7 +72,7 @@ def _shown(boxes: Sequence[Box]) -> str:
 
 
 def _ranges(boxes: Sequence[Box]) -> tuple[Ranges, ...]:
-    """The ranges along each dimension, whose product the boxes are."""
+    """Return the ranges along each dimension, whose product the boxes are."""
     ranges = tuple(tuple(sorted({box[dim] for box in boxes})) for dim in range(len(boxes[0])))
     if sorted(product(*ranges)) != sorted(boxes):
         raise LayoutError(f"the boxes of a rank, {_shown(boxes)}, are no product of ranges")
@@ -80,7 +80,7 @@ def _ranges(boxes: Sequence[Box]) -> tuple[Ranges, ...]:
 
 
 def _splits(mesh: Mesh, view: str | None) -> Iterator[Mesh]:
-    """The mesh, and the mesh with one axis split, where neighbours along an axis hold copies."""
+    """Return the mesh, and the mesh with one axis split, where neighbours along an axis hold copies."""
     yield mesh
     if view is not None:
         return
@@ -154,7 +154,7 @@ def _varies(cut: Mapping[int, Ranges], where: Mapping[int, Mapping[str, int]], a
 
 
 def _parts(cut: Mapping[int, Ranges], count: int, length: int) -> tuple[int, ...]:
-    """The lengths of the parts of a fused dimension: the k-th begins where the lowest k-th range does."""
+    """Return the lengths of the parts of a fused dimension: the k-th begins where the lowest k-th range does."""
     starts = [min(owned[k][0] for owned in cut.values() if len(owned) > k) for k in range(count)]
     starts = sorted({0, *starts[1:]})
     return tuple(high - low for low, high in zip(starts, [*starts[1:], length], strict=True))

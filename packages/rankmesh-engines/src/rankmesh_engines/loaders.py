@@ -150,7 +150,7 @@ def _plain(loaded: _Loaded, dimensions: int) -> bool:
 
 
 def _place(shard: Shard, loaded: _Loaded) -> Place:
-    """The one strided view of a parameter that is the shard, or the pieces that make it."""
+    """Return the one strided view of a parameter that is the shard, or the pieces that make it."""
     if not loaded.fragments:
         raise LayoutError(f"{loaded.parameter} holds none of it")
     one = _regular(shard, loaded)

@@ -2,7 +2,7 @@
 
 ```
 tp cp dp pp       the mesh, tp adjacent; experts see it as etp ep edp pp, its view "expert"
-vpp=2             virtual stages of a rank: parameters are those of ModuleList(chunks), "1.decoder.layers.0..."
+vpp=2             virtual stages of a rank: parameters as ModuleList(chunks) names them, "1.decoder.layers.0..."
 first=3, last=3   layers of the first and of the last stage: --decoder-first-pipeline-num-layers
 vocab=128         the vocabulary is padded to a multiple of 128 tp: --make-vocab-size-divisible-by
 te=1              names of a model of Transformer Engine's modules, whose parameters have the same forms; refused for
@@ -84,7 +84,7 @@ def side(
     vocab: int = 128,
     te: int = 0,
 ) -> Side:
-    """A model in Megatron-Core; ``etp`` is ``tp`` unless it is given.
+    """Return a model in Megatron-Core; ``etp`` is ``tp`` unless it is given.
 
     Raises ``LayoutError`` for a model that mbridge cannot load.
     """
@@ -142,12 +142,12 @@ def side(
 
 
 def _saved(chunk: torch.nn.Module) -> dict[str, Tensor]:
-    """The parameters of a chunk, and the buffers that a checkpoint has."""
+    """Return the parameters of a chunk, and the buffers that a checkpoint has."""
     return {name: t for name, t in transformers.saved_tensors(chunk).items() if "_extra_state" not in name}
 
 
 def _provided(bridge: Any, vpp: int, stage: int) -> Any:
-    """The model of a rank, or one of its virtual stages."""
+    """Return the model of a rank, or one of its virtual stages."""
     where = {"ignore_virtual": False, "vp_stage": stage} if vpp else {}
     return bridge._model_provider([])(
         pre_process=parallel_state.is_pipeline_first_stage(**where),
@@ -157,7 +157,7 @@ def _provided(bridge: Any, vpp: int, stage: int) -> Any:
 
 
 def _bridge(kind: Any, options: Mapping[str, Any], tied: bool) -> Any:
-    """A class of mbridge that builds layers of the local specification, and loads tensors from memory."""
+    """Return a class of mbridge that builds layers of the local specification, and loads tensors from memory."""
 
     class Bridge(kind):  # type: ignore[misc]
         # A copy: a bridge of tied embeddings changes it for all others.

@@ -17,7 +17,7 @@ The parameters are those after loading. What SGLang makes of them next comes aft
 ``process_weights_after_loading`` of each module's ``quant_method``. Of a configuration with a ``quantization_config``
 the parameters of each layer that SGLang's own configuration quantises are refused by name.
 
-The mesh is that of `rankmesh.recipes.sglang`. Source: SGLang 0.5.23, run without a GPU: packages of kernels that are
+The mesh is made by `rankmesh.recipes.sglang`. Source: SGLang 0.5.23, run without a GPU: packages of kernels that are
 not installed are replaced while it constructs and loads, which runs none.
 """
 
@@ -70,7 +70,7 @@ _HOOK = "fill it before the process_weights_after_loading(module) of its module'
 
 
 def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 1) -> Side:
-    """A model in SGLang; ``dp`` is attention's, and divides ``tp`` as ``ep`` does."""
+    """Return a model in SGLang; ``dp`` is attention's, and divides ``tp`` as ``ep`` does."""
     for name, size in (("dp", dp), ("ep", ep)):
         if size < 1 or tp % size:
             raise LayoutError(

@@ -71,7 +71,7 @@ class Copy:
 
 
 def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
-    """The strides of a tensor whose last dimension is adjacent.
+    """Return the strides of a tensor whose last dimension is adjacent.
 
     >>> contiguous((2, 3, 4))
     (12, 4, 1)
@@ -83,7 +83,7 @@ def contiguous(shape: Sequence[int]) -> tuple[int, ...]:
 
 
 def view(offset: int, shape: Sequence[int], strides: Sequence[int]) -> Copy:
-    """The elements of a view, counted row by row, as addresses in its memory."""
+    """Return the elements of a view, counted row by row, as addresses in its memory."""
     numbers = contiguous(shape)
     return Copy(0, offset, tuple(map(Dim, shape, numbers, strides)))
 
@@ -129,7 +129,7 @@ def _apart(one: Copy, other: Copy) -> bool:
 
 
 def _units(*strides: Iterable[int]) -> list[int]:
-    """The digits of an address that all of these strides step through, ascending."""
+    """Return the digits of an address that all of these strides step through, ascending."""
     units = sorted({1, *(stride for some in strides for stride in some if stride)})
     for low, high in pairwise(units):
         if high % low:
@@ -161,7 +161,7 @@ class _Box:
 
 
 def _boxes(copy: Copy, units: list[int]) -> list[_Box]:
-    """A copy cut so that each piece is a box of digits of the memory that it writes."""
+    """Cut a copy so that each piece is a box of digits of the memory that it writes."""
     for number, (size, to, start) in enumerate(copy.dims):
         if size == 0:
             return []

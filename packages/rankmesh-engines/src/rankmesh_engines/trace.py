@@ -56,7 +56,7 @@ class Trace(TorchDispatchMode):
         self._shapes: dict[str, tuple[int, ...]] = {}
 
     def source(self, name: str, shape: Sequence[int], dtype: torch.dtype = torch.float32) -> Tensor:
-        """A tensor of a checkpoint, without storage."""
+        """Return a tensor of a checkpoint, without storage."""
         tensor = torch.empty(tuple(shape), dtype=dtype, device="meta")
         self._shapes[name] = tuple(shape)
         whole = view(0, shape, contiguous(shape))
@@ -116,7 +116,7 @@ class Trace(TorchDispatchMode):
         return result
 
     def _mark(self, name: str, known: list[Tensor], inputs: list[Tensor], func: Any, result: Any) -> None:
-        """Views need nothing; what else came out of known tensors was computed."""
+        """Mark the results that are no views of known tensors as computed by an operation."""
         memories, in_place = {storage_key(tensor) for tensor in inputs}, name.endswith("_")
         computed = [tensor for tensor in _tensors(result) if in_place or storage_key(tensor) not in memories]
         if not computed:

@@ -1,6 +1,6 @@
 """Transformers as a side: ``from_pretrained`` with a ``DistributedConfig``: tensor and expert parallelism, FSDP2.
 
-The mesh is that of transformers, whose last dimension is adjacent; experts see it as ``ep`` and the remaining ranks:
+The mesh is transformers', whose last dimension is adjacent; experts see it as ``ep`` and the remaining ranks:
 
 ```
 (pp, dp_replicate, fsdp, tp)       Mesh(tp=, fsdp=, dp_replicate=, pp=)
@@ -50,12 +50,12 @@ def weights(config: Mapping[str, Any]) -> Weights:
 
 
 def architecture(config: Mapping[str, Any]) -> str:
-    """The class of a model, as ``architectures`` of its ``config.json`` names it."""
+    """Return the class of a model, as ``architectures`` of its ``config.json`` names it."""
     return type(_empty(configuration(config))).__name__
 
 
 def saved_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
-    """The parameters of a model, and the buffers that a checkpoint has."""
+    """Return the parameters of a model, and the buffers that a checkpoint has."""
     saved = model.state_dict().keys()
     buffers = {name: buffer for name, buffer in model.named_buffers() if name in saved}
     return {**dict(model.named_parameters()), **buffers}
@@ -64,7 +64,7 @@ def saved_tensors(model: torch.nn.Module) -> dict[str, Tensor]:
 def side(
     config: Mapping[str, Any], *, tp: int = 1, fsdp: int = 1, dp_replicate: int = 1, pp: int = 1, ep: int = 1
 ) -> Side:
-    """A model in transformers; ``fsdp`` is FSDP2's size, and ``ep`` divides ``tp`` x ``fsdp``."""
+    """Return a model in transformers; ``fsdp`` is FSDP2's size, and ``ep`` divides ``tp`` x ``fsdp``."""
     made = configuration(config)
     outer = {"dp_replicate": dp_replicate, "pp": pp}
     axes = {"tp": tp, "fsdp": fsdp, **outer}
@@ -93,7 +93,7 @@ def side(
 
 
 def configuration(config: Mapping[str, Any]) -> Any:
-    """Transformers' own configuration of a model, without ``quantization_config``."""
+    """Return transformers' own configuration of a model, without ``quantization_config``."""
     given = dict(config)
     kind = given.pop("model_type", None)
     given.pop("quantization_config", None)
@@ -159,7 +159,7 @@ def _once() -> Iterator[None]:
 
 @contextmanager
 def _one_thread() -> Iterator[None]:
-    """Loads on this thread, which is the one that is traced."""
+    """Load on this thread, which is the one that is traced."""
     before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
     os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
     try:

@@ -4,7 +4,7 @@ The parameters are those after loading. What vLLM does to them next, in ``proces
 transpose, block or quantise), comes after a transfer: fill the views, then call that hook. Of a configuration with a
 ``quantization_config`` the parameters of each layer that vLLM's own configuration quantises are refused by name.
 
-The mesh is that of `rankmesh.recipes.vllm`. Source: vLLM 0.33.0, run without a GPU: its kernels are not needed to load.
+The mesh is made by `rankmesh.recipes.vllm`. Source: vLLM 0.33.0, run without a GPU: its kernels are not needed to load.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _HOOK = "fill it before vLLM's process_weights_after_loading(model, model_config
 
 
 def side(config: Mapping[str, Any], *, tp: int = 1, pp: int = 1, dp: int = 1, ep: int = 0) -> Side:
-    """A model in vLLM; ``ep=1`` is ``--enable-expert-parallel``, over all ranks of a stage."""
+    """Return a model in vLLM; ``ep=1`` is ``--enable-expert-parallel``, over all ranks of a stage."""
     mesh = recipe(tp=tp, pp=pp, dp=dp).mesh
     weights = transformers.weights(config)
     quantization = config.get("quantization_config")

@@ -83,7 +83,7 @@ _ROLES = {
 
 @dataclass(frozen=True)
 class _Family:
-    """The parts of each block, and those of one with experts, and what its classes do unlike others of a framework.
+    """The parts of each block, the parts of one with experts, and where its classes differ from others of a framework.
 
     ``everywhere``   by side, tensors outside of blocks that each pipeline stage has
     ``unknown``      by side, sizes with which its layout is not known here; all of it where one is ""
@@ -347,7 +347,7 @@ def _sglang(model: Transformer, *, tp: int = 1, pp: int = 1, dp: int = 1, ep: in
 def _transformers(
     model: Transformer, *, tp: int = 1, fsdp: int = 1, dp_replicate: int = 1, pp: int = 1, ep: int = 1
 ) -> _Side | None:
-    """transformers 5.23; ``fsdp`` is FSDP2's size. Stages and expert parallelism are left to its loader."""
+    """Return transformers 5.23's side; ``fsdp`` is FSDP2's size. ``pp`` and ``ep`` are left to its loader."""
     if pp > 1 or ep > 1:
         return None
     rows = -(-model.experts // fsdp)  # the experts of a layer are one parameter, whose first dimension FSDP2 cuts

@@ -141,7 +141,7 @@ class Layout:
         return view
 
     def to_dict(self) -> dict[str, object]:
-        """The layout as plain data: meshes, its own first, shardings, each ``on`` one of these, refusals."""
+        """Return the layout as plain data: meshes, its own first, shardings, each ``on`` one of these, refusals."""
         meshes: dict[int, tuple[int, Mesh]] = {id(self.mesh): (0, self.mesh)}
         for sharding in self.shardings.values():
             meshes.setdefault(id(sharding.mesh), (len(meshes), sharding.mesh))
@@ -175,7 +175,7 @@ def _part(shard: Tensor, piece: Piece) -> Tensor:
 
 
 def _kernel(parameter: Tensor, sharding: Sharding) -> str | None:
-    """The format of a parameter that stands for other numbers than its elements: quantised, or a tensor of its own."""
+    """Return the format of a parameter whose elements are not its numbers: quantised, or of a class of its own."""
     import torch
 
     if type(parameter).__torch_dispatch__ is not torch.Tensor.__torch_dispatch__:

@@ -55,7 +55,7 @@ class Sets:
 
 
 def share(sets: Sets, unit: int) -> tuple[IntArray, int]:
-    """The bytes that each member of each set sends, and those that the busiest rank must send, whoever sends what.
+    """Return the bytes that each member of each set sends, and the least that the busiest rank could send.
 
     The shares are multiples of ``unit`` that add up to what the set is asked for.
     """
@@ -70,7 +70,7 @@ def share(sets: Sets, unit: int) -> tuple[IntArray, int]:
 
 
 def _present(blocks: IntArray) -> IntArray:
-    """The blocks that occur, ascending."""
+    """Return the blocks that occur, ascending."""
     return np.flatnonzero(np.bincount(blocks))
 
 
@@ -106,7 +106,7 @@ def _level(of: IntArray, others: Floats, asked: IntArray) -> Floats:
 
 
 def _bound(sets: Sets, load: Floats) -> float:
-    """The bound that the loads prove: the k busiest ranks send all that is asked of sets that lie among them."""
+    """Return the bound that the loads prove: the k busiest ranks send all that is asked of sets that lie among them."""
     order = np.argsort(-load, kind="stable")
     place = np.empty_like(order)
     place[order] = np.arange(len(order))

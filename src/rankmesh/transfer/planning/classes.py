@@ -40,7 +40,7 @@ Copies = tuple[tuple[int, tuple[int, ...]], ...]
 class TensorClass:
     """The names of tensors with the same shape, dtype and shardings, in order; ``source`` and ``target`` of each.
 
-    ``copies`` are those of source shards that ranks have beside the ones that the sharding gives them.
+    ``copies``: the copies of source shards that ranks have beside the shards that the sharding gives them.
     """
 
     names: tuple[str, ...]
@@ -72,7 +72,7 @@ class TensorClass:
         return int(self.target.shard_map.shard_of(np.array([rank]))[0])
 
     def sources(self, rank: int) -> list[int]:
-        """Return the source shards that a rank has: its own first, then those of which it keeps copies."""
+        """Return the source shards that a rank has: its own first, then the shards of which it keeps copies."""
         local = int(self.source.shard_map.shard_of(np.array([rank]))[0])
         return [local] * (local >= 0) + [shard for shard, ranks in self.kept.items() if rank in ranks]
 
@@ -90,7 +90,7 @@ class TensorClass:
         return tuple(overlaps(ours, theirs) for ours, theirs in zip(self.source.cuts, self.target.cuts, strict=True))
 
     def pairs(self) -> tuple[IntArray, IntArray, IntArray]:
-        """The pairs of shards that have something in common: source shard, target shard, elements."""
+        """Return the pairs of shards that have something in common: source shard, target shard, elements."""
         source, target, elements = (np.array([start], dtype=np.int64) for start in (0, 0, 1))
         for shared, ours, theirs in zip(self._overlaps, self.source.cuts, self.target.cuts, strict=True):
             left, right, lengths = shared.pairs
@@ -154,7 +154,7 @@ def _check(name: str, source: Sharding, target: Sharding) -> None:
 def digest_of(classes: tuple[TensorClass, ...], cluster: object, **further: object) -> str:
     """Return 64 hexadecimal digits, equal for equal transfers: of the meshes once, and each class with its names.
 
-    What a transfer has ``further``, such as lost ranks, is stated where there is any.
+    ``further`` values, such as lost ranks, are part of it where they are not empty.
     """
     meshes: dict[Mesh, int] = {}
     stated = [

@@ -1,4 +1,4 @@
-"""What a transfer costs a cluster: bytes over each link, and seconds by its latencies and bandwidths.
+"""Cost of a transfer on a cluster: bytes over each link, and seconds by its latencies and bandwidths.
 
 ```
 level leaf     node0 ──▶ 3.0 MiB       what leaves the unit below, and what comes into it

@@ -83,7 +83,7 @@ class _Copies:
         self._count = 0
 
     def number(self, one: TensorClass) -> IntArray:
-        """The number of the set that holds each source shard of a class."""
+        """Return the number of the set that holds each source shard of a class."""
         where = one.source.shard_map
         order = np.argsort(where.first)
         pattern = where.copies, one.copies
@@ -96,7 +96,7 @@ class _Copies:
         return numbers
 
     def _add(self, one: TensorClass, order: IntArray) -> None:
-        """The sets of one pattern: of a sharding alone, they share no ranks."""
+        """Add the sets of one pattern; the sets of a sharding alone share no ranks."""
         rows = one.source.shard_map.ranks[order]
         blocks = np.zeros(len(rows), dtype=np.int64)
         sizes, ranks = np.full_like(blocks, rows.shape[1]), rows.reshape(-1)
@@ -120,7 +120,7 @@ class _Copies:
 
 
 def _blocks(sets: Sequence[Sequence[int]]) -> list[int]:
-    """A block for each set, such that no two sets of one block share a rank: the first in which there is none."""
+    """Return the first block for each set in which it shares no rank with another set."""
     taken: list[set[int]] = []
     blocks = []
     for ranks in sets:
@@ -199,7 +199,7 @@ def _cut(
 
 
 def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | None) -> tuple[IntArray, IntArray]:
-    """The innermost level at which some holder is in one unit with the rank that asks, and that unit; else (0, 0)."""
+    """Return the innermost level at which some holder shares a unit with the rank that asks, and that unit."""
     level = np.full(len(asked.group), -1)
     place = np.zeros_like(level)
     if units is None:
@@ -226,7 +226,7 @@ def _places(length: IntArray, new: IntArray, unit: int) -> IntArray:
 def _sets(
     heads: IntArray, start: IntArray, ranks: IntArray, block: IntArray, asked: IntArray, units: IntArray | None
 ) -> Sets:
-    """The sets that are asked: of each group those members that stand in the unit of who asks."""
+    """Return the sets that are asked: the members of each group that are in the unit of the rank that asks."""
     group, level, place = heads
     sizes = np.diff(start)[group]
     of = np.repeat(np.arange(len(group)), sizes)
@@ -241,7 +241,7 @@ def _sets(
 
 
 def _flows(at: IntArray, length: IntArray, pieces: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Records against senders' pieces, both in order: (record, sender, from, to) wherever the two meet."""
+    """Match records with senders' pieces, both in order: (record, sender, from, to) wherever the two meet."""
     cuts = np.sort(np.concatenate([at, pieces[:-1]]))  # of equal ones only the last is not empty
     record = np.searchsorted(at, cuts, "right") - 1
     sender = np.searchsorted(pieces, cuts, "right") - 1

@@ -36,7 +36,7 @@ Shardings = dict[str, Sharding]
 
 
 def read_tensors(path: str | Path, source: Mesh, target: Mesh) -> tuple[Shardings, Shardings]:
-    """The shardings of a tensors file on a source and a target mesh. Raises ``PlanError`` for what is none."""
+    """Return the shardings of a tensors file on a source and a target mesh. Raises ``PlanError`` for what is none."""
     with refused_as(PlanError, f"tensors file {quoted_path(path)}", _FORM, path=str(path)):
         return shardings_of(parse(read_text(path, INDEX.size)), source, target, str(path))
 

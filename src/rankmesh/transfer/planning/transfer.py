@@ -57,14 +57,14 @@ Missing = tuple[str, Box, tuple[int, ...]]
 
 
 class Transfer:
-    """What moves when tensors of ``source`` become those of ``target``: shardings by name; equal when equivalent.
+    """The moves that turn tensors of ``source`` into tensors of ``target``: shardings by name; equal when equivalent.
 
     Every name of ``target`` is one of ``source``, of the same shape and dtype; further names of ``source`` do not
     move. The meshes may be disjoint, overlap or be equal. With a ``cluster`` the nearest holder sends.
 
     Ranks that are ``lost`` send nothing: what they held comes from others that hold it too, or keep a copy of it.
     ``copies`` says who keeps some, by tensor and by the rank whose source shard it is: ``{"up": {3: [5]}}`` where
-    rank 5 has rank 3's shard beside its own. What nobody has any more is ``missing``.
+    rank 5 has rank 3's shard beside its own. Boxes that no rank has any more are ``missing``.
 
     >>> from rankmesh.core.mesh import Mesh
     >>> two, one = ({"up": Sharding(Mesh(tp=size), ("tp",), shape=(8,))} for size in (2, 1))
