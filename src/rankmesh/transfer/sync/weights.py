@@ -55,8 +55,8 @@ class Weights:
     def commit(self, version: int, written: Iterable[tuple[str, Slices]] = ()) -> None:
         """Change to the version that was begun: ``written`` are the boxes of it that are staged."""
         with self.lock:
-            for name, where in written if self._staging is not None else ():
-                local(self.tensors[name])[where].copy_(self._staging[name][where])
+            for name, where in written:
+                local(self.tensors[name])[where].copy_(self.begin()[name][where])
             self.version = version
         if any(tensor.is_cuda for tensor in self.tensors.values()):
             torch.cuda.synchronize()
