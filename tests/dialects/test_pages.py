@@ -44,7 +44,7 @@ def _runs(me, name):
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("torchtitan", marks=meshes_of_meshes)])
 def test_a_page_does_what_it_says(ranks, name):
     """8 ranks: the code of the page runs, reduces over its group, and leaves what it says that it leaves."""
-    reduced = {"fairscale": 2, "nanotron": 2, "process_groups": 2}.get(name, 1)
+    reduced = {"ezpz": 2, "fairscale": 2, "nanotron": 2, "process_groups": 2}.get(name, 1)
     for total, left in ranks(8, _runs, name):
         assert total == reduced
         assert (left > 0) == (name in ("device_mesh", "process_groups"))

@@ -24,7 +24,7 @@ PACKAGES = (
     "rankmesh.debug.doctor",
     "rankmesh.debug.watch",
     "rankmesh.testing.strategies",
-    *(f"rankmesh.dialects.{name}" for name in ("megatron", "nanotron", "ezpz", "ezpz.layers", "ezpz.mappings")),
+    *(f"rankmesh.dialects.{name}" for name in ("megatron", "nanotron", "ezpz")),
     *(f"rankmesh.dialects.{name}" for name in ("fairscale", "process_groups", "deepspeed", "device_mesh")),
     "rankmesh.dialects.accelerate",
 )

@@ -4,8 +4,6 @@ import sys
 from types import ModuleType
 
 import rankmesh.dialects.ezpz
-import rankmesh.dialects.ezpz.layers
-import rankmesh.dialects.ezpz.mappings
 
 _OURS = "rankmesh.dialects.ezpz"
 

@@ -2,7 +2,6 @@ import pytest
 import torch
 
 from rankmesh.dialects.ezpz import divide_and_check_no_remainder, ensure_divisibility, split_tensor_along_last_dim
-from rankmesh.dialects.ezpz.utils import VocabUtility
 
 
 @pytest.mark.parametrize(("numerator", "denominator"), [(10, 4), (1, 2), (4, 0)])
@@ -25,16 +24,3 @@ def test_pieces_of_the_last_dimension():
     assert [piece.is_contiguous() for piece in split_tensor_along_last_dim(tensor, 3, True)] == [True] * 3
     with pytest.raises(AssertionError, match="5 does not divide 12"):
         split_tensor_along_last_dim(tensor, 5)
-
-
-@pytest.mark.parametrize("size", [1, 2, 5])
-def test_vocabulary_ranges_tile_the_vocabulary(size):
-    """The ranges of all ranks follow each other from 0 to the size of the vocabulary."""
-    ranges = [VocabUtility.vocab_range_from_global_vocab_size(100, rank, size) for rank in range(size)]
-    assert [row for start, end in ranges for row in range(start, end)] == list(range(100))
-    per_rank = 100 // size
-    assert ranges == [
-        VocabUtility.get_vocab_range_from_per_partition_vocab_size(per_rank, rank, size) for rank in range(size)
-    ]
-    with pytest.raises(AssertionError):
-        VocabUtility.vocab_range_from_global_vocab_size(101, 0, 100)

@@ -1,4 +1,4 @@
-"""``ezpz.tp``: tensor, context, pipeline and data parallel groups of this process, and layers sharded along them.
+"""``ezpz.tp``: tensor, context, pipeline and data parallel groups of this process.
 
     rank = tp_rank + tp · (cp_rank + cp · (pp_rank + pp · dp_rank))
 
@@ -8,7 +8,6 @@
 
 ```python
 import rankmesh.dialects.ezpz as tp                     # instead of ezpz.tp
-from rankmesh.dialects.ezpz.layers import ColumnParallelLinear, RowParallelLinear
 tp.initialize_tensor_parallel(2, context_parallel_size=2)
 ```
 

@@ -179,12 +179,6 @@ class TensorParallel(SharedGetters):
     get_pipeline_parallel_world_size = size_of("pp")
     get_pipeline_parallel_rank = rank_in("pp")
 
-    # -- a state belongs to its process -----------------------------------------------------------
-
-    def __deepcopy__(self, memo: dict[int, object]) -> TensorParallel:
-        """Return this state: a copied model communicates with the ranks of its original."""
-        return self
-
 
 default = TensorParallel()
 
