@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config, releases
+from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config
 
 TAKEN = json.loads(Path(__file__).with_name("taken_names.json").read_text(encoding="utf-8"))
 MODULES = {
@@ -15,18 +15,8 @@ MODULES = {
 }
 
 
-@pytest.fixture
-def as_of_head():
-    """The drop-ins as of the newest release."""
-    releases.follow(parallel_state, releases.KNOWN[-1])
-    process_groups_config.follow(releases.KNOWN[-1])
-    yield
-    releases.follow(parallel_state, None)
-    process_groups_config.follow(None)
-
-
 @pytest.mark.parametrize("repository", TAKEN)
-def test_every_name_is_there(as_of_head, repository):
+def test_every_name_is_there(repository):
     """Every name that a repository takes at its commit is a name of the drop-in."""
     lacking = [
         (module, name)

@@ -7,12 +7,11 @@ process_groups_config    megatron.core.process_groups_config
 install(), uninstall()   put these in place of Megatron's own, in a program that stays as it is
 ```
 
-``parallel_state.py`` has the functions and globals of a state, ``table.py`` which global holds which group,
+``parallel_state.py`` has the functions of a state, ``table.py`` its globals, ``getters.py`` makes those that are alike,
 ``lifecycle.py`` begins and ends a state, ``releases.py`` has what differs by release.
 """
 
-from rankmesh.dialects.megatron.installing import global_reads, install, uninstall
+from rankmesh.dialects.megatron.installing import install, uninstall
 from rankmesh.dialects.megatron.state import ParallelState
-from rankmesh.dialects.megatron.strict import GlobalRead
 
-__all__ = ["GlobalRead", "ParallelState", "global_reads", "install", "uninstall"]
+__all__ = ["ParallelState", "install", "uninstall"]

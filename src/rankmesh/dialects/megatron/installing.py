@@ -23,10 +23,9 @@ from types import ModuleType
 from typing import Any
 
 from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config, releases
-from rankmesh.dialects.megatron.strict import GlobalRead, Watch
 from rankmesh.errors import ConnectError
 
-__all__ = ["global_reads", "install", "uninstall"]
+__all__ = ["install", "uninstall"]
 
 _PACKAGE = "megatron.core"
 # By identity, because values need not be hashable: what is replaced, with what.
@@ -34,11 +33,10 @@ _Replacements = dict[int, tuple[Any, Any]]
 
 
 class _Installation:
-    """The replacements in Megatron's modules, in order, each with the original; ``watch`` counts reads of the state."""
+    """The replacements in Megatron's modules, in order, each with the original."""
 
     def __init__(self, state: ModuleType, theirs: dict[str, ModuleType], ours: dict[str, ModuleType]) -> None:
         self._state = state
-        self.watch: Watch | None = None
         self._undo: list[Callable[[], None]] = []
         self._replacements = dict(_replacements(theirs, ours))
         for name, module in ours.items():
@@ -62,9 +60,7 @@ class _Installation:
         """Put back what was there, and Megatron's own names in those of its modules that were imported meanwhile."""
         while self._undo:
             self._undo.pop()()
-        if self.watch is not None:
-            self.watch.end()
-        _follow(self._state, None)
+        releases.follow(self._state, None)
         backwards = {id(new): (new, old) for old, new in self._replacements.values()}
         for name, module in list(sys.modules.items()):
             if name.partition(".")[0] == _PACKAGE.partition(".")[0]:
@@ -76,11 +72,8 @@ class _Installation:
 _installed: _Installation | None = None
 
 
-def install(state: ModuleType | None = None, *, strict: bool = False) -> None:
+def install(state: ModuleType | None = None) -> None:
     """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
-
-    ``strict`` counts every read of the state while several grids are live, for ``global_reads()``: a program that moves
-    to ``ProcessGroupCollection`` passes that on instead.
 
     Process group collections are then made from ``state``, too. Under a release that is not among ``releases.KNOWN``
     a ``UserWarning`` says so, and names what ours lack.
@@ -103,10 +96,8 @@ def install(state: ModuleType | None = None, *, strict: bool = False) -> None:
             "Megatron's own parallel state is initialised, and install() would put its groups out of reach; call its "
             "destroy_model_parallel() first"
         )
-    _follow(chosen, _release(theirs))
-    watch = Watch(chosen) if strict else None
+    releases.follow(chosen, _release(theirs))
     _installed = _Installation(chosen, theirs, ours)
-    _installed.watch = watch
 
 
 def uninstall() -> None:
@@ -115,17 +106,6 @@ def uninstall() -> None:
     if _installed is not None:
         _installed.end()
         _installed = None
-
-
-def global_reads() -> tuple[GlobalRead, ...]:
-    """Return the lines that read the state while several grids were live; after ``install(strict=True)``."""
-    return () if _installed is None or _installed.watch is None else _installed.watch.reads
-
-
-def _follow(state: ModuleType, release: releases.Release | None) -> None:
-    """Give our modules what a release has; None: what they have by themselves."""
-    releases.follow(state, release)
-    process_groups_config.follow(release)
 
 
 def _release(theirs: dict[str, ModuleType]) -> releases.Release:

@@ -5,17 +5,15 @@ initialize    Request ── plan ── connect ── globals
 destroy       close, last made first ── globals as they were before
 ```
 
-A program that replaces ``torch.distributed.new_group``, or ``create_group`` or ``get_nccl_options`` of the parallel
-state, wants that function to be called: ``called_groups`` then makes every group as Megatron-Core does, on every rank
-of the world, and the caller destroys them. The groups for gathers (``all_gather``) are made of a plan, and ``destroy``
-destroys them.
+A program that replaces ``torch.distributed.new_group``, or ``create_group``, ``get_nccl_options`` or ``RankGenerator``
+of the parallel state, expects that they are called. The plan makes the groups without them, so this is refused.
 """
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -47,42 +45,10 @@ from rankmesh.runtime.world import World
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["CalledGroups", "all_gather", "destroy", "initialize", "levels", "set_timeouts"]
+__all__ = ["all_gather", "destroy", "initialize", "levels", "set_timeouts"]
 
 
-Make = Callable[..., Any]
 Sections = Mapping[str, Mapping[str, Any]]
-
-
-@dataclass(frozen=True)
-class CalledGroup:
-    """A process group that a caller's function gave, and its global ranks."""
-
-    pg: ProcessGroup
-    ranks: tuple[int, ...]
-
-    @property
-    def size(self) -> int:
-        """How many ranks it has."""
-        return len(self.ranks)
-
-
-class CalledGroups(dict[str, CalledGroup]):
-    """The groups of this rank that a caller's functions made, by kind. They are the caller's to destroy."""
-
-    def __init__(self, plan: Plan) -> None:
-        super().__init__()
-        self.plan = plan
-        self.closed = False
-
-    def __missing__(self, kind: str) -> CalledGroup:
-        self.plan.of(dist.get_rank())[kind]  # raises NotAMember or UnknownGroup, with the members
-        raise KeyError(kind)
-
-    def close(self) -> None:
-        """Forget the groups."""
-        self.clear()
-        self.closed = True
 
 
 def initialize(state: State, request: Request) -> None:
@@ -98,29 +64,40 @@ def initialize(state: State, request: Request) -> None:
             "this parallel state is already initialised, and a second initialisation would lose its groups; call "
             "destroy_model_parallel() first, or make another ParallelState"
         )
-    request = _heeding(names, request)
+    request = _heeding(state, request)
     world = default_group()
     all_gloo = world.backend == "gloo" or world.dry
     plan = request.plan(world.size, all_gloo=all_gloo, name=state.plan_name)
     if request.pipeline_model_parallel_comm_backend == "ucc":
         prepare_ucc()
-    state.live = _groups(state, names, plan, request, world.rank)
+    if plan.fixed_world or world.rank in plan.mesh:
+        state.live = connect(plan, timeout=min(DEFAULT_TIMEOUT, request.timeout))
+    else:
+        state.live = World.current().outside(plan)  # outside the part of the world that the state is for
     state.set_pieces(request.gtp_remat_size > 1, request.expert_gtp_remat_size > 1)
     names.update(_filled(state.live, request, all_gloo=all_gloo))
     names["_GLOBAL_MEMORY_BUFFER"] = GlobalMemoryBuffer()
 
 
-def _heeding(names: Mapping[str, Any], request: Request) -> Request:
+def _heeding(state: State, request: Request) -> Request:
     """Return the request with what a program has put in place of the functions that choose ranks."""
+    names = vars(state.module)
+    used = {
+        "RankGenerator": names["RankGenerator"] in (RankGenerator, WithPieces),
+        "create_group": names["create_group"] is state.functions["create_group"],
+        "get_nccl_options": names["get_nccl_options"] is get_nccl_options,
+        "torch.distributed.new_group": is_torch_function("new_group"),
+    }
+    if replaced := [name for name, ours in used.items() if not ours]:
+        raise Refused(
+            f"{replaced[0]} is replaced, but groups are planned and made without it; give the order of the axes by "
+            "order=, or use Megatron-Core's own parallel_state",
+            replaced=replaced[0],
+        )
     defaults = {
         "get_embedding_ranks": default_embedding_ranks,
         "get_position_embedding_ranks": default_position_embedding_ranks,
     }
-    if names["RankGenerator"] not in (RankGenerator, WithPieces):
-        raise Refused(
-            f"RankGenerator is replaced by {names['RankGenerator']!r:.80}, and ranks are laid out without it; give the "
-            "order of the axes by order=, or use Megatron-Core's own parallel_state"
-        )
     given = {}
     for argument, default in defaults.items():
         function = names[default.__name__]
@@ -129,22 +106,10 @@ def _heeding(names: Mapping[str, Any], request: Request) -> Request:
     return replace(request, **given)
 
 
-def _groups(
-    state: State, names: Mapping[str, Any], plan: Plan, request: Request, rank: int
-) -> LiveGroups | CalledGroups:
-    make, options = names["create_group"], names["get_nccl_options"]
-    unchanged = make is state.functions["create_group"] and options is get_nccl_options
-    if not (unchanged and is_torch_function("new_group")):
-        return called_groups(plan, request.sections(), make, options)
-    if plan.fixed_world or rank in plan.mesh:
-        return connect(plan, timeout=min(DEFAULT_TIMEOUT, request.timeout))
-    return World.current().outside(plan)  # outside the part of the world that the state is for
-
-
 # -- from groups to globals -------------------------------------------------------------------------------------------
 
 
-def _filled(live: LiveGroups | CalledGroups, request: Request, *, all_gloo: bool) -> dict[str, Any]:
+def _filled(live: LiveGroups, request: Request, *, all_gloo: bool) -> dict[str, Any]:
     """Return the values of the globals after initialisation; a global that is missing here stays as it is."""
     values: dict[str, Any] = {}
     for row in ROWS:
@@ -159,9 +124,8 @@ def _filled(live: LiveGroups | CalledGroups, request: Request, *, all_gloo: bool
     values["_HIERARCHICAL_CONTEXT_PARALLEL_GROUPS"] = hierarchy or None
     values["_HYBRID_DP_CP_GROUPS"] = hybrid
     values["_global_process_group_list"] = [None, *{id(live[name].pg): live[name].pg for name in live}.values()]
-    if isinstance(live, LiveGroups):  # a caller's own process groups are asked each time
-        values["_rank_in"] = RankIn({live[name].pg: live[name].rank for name in live})
-        values["_size_of"] = SizeOf({live[name].pg: live[name].size for name in live})
+    values["_rank_in"] = RankIn({live[name].pg: live[name].rank for name in live})
+    values["_size_of"] = SizeOf({live[name].pg: live[name].size for name in live})
     if request.virtual_pipeline_model_parallel_size is not None:
         values["_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK"] = 0
         values["_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE"] = request.virtual_pipeline_model_parallel_size
@@ -184,7 +148,7 @@ def _stand_in(kind: str, made: Collection[str], *, all_gloo: bool) -> str:
     return kind.removeprefix("intra_") if kind in ("intra_dp_cp", "intra_ep_dp") else kind
 
 
-def _embedding_ranks(live: LiveGroups | CalledGroups, request: Request) -> Iterator[tuple[str, list[int]]]:
+def _embedding_ranks(live: LiveGroups, request: Request) -> Iterator[tuple[str, list[int]]]:
     """Yield the members as the caller's functions list them: the first and the last of a list count as ends."""
     asked = {
         "_EMBEDDING_GLOBAL_RANKS": ("embd", request.get_embedding_ranks),
@@ -227,30 +191,7 @@ def set_timeouts(timeout: timedelta, groups: Sequence[ProcessGroup | None], *, m
         set_timeout(group, timeout)
 
 
-# -- groups by the functions that callers have ------------------------------------------------------------------------
-
-
-def called_groups(plan: Plan, sections: Sections, make: Make, options: Callable[..., Any]) -> CalledGroups:
-    """Make every group of a plan by ``make``: on every rank, all groups of each kind, in the plan's order.
-
-    ``make`` is called as ``create_group``, ``options`` as ``get_nccl_options``, with the sections of the configuration.
-    """
-    rank, found = dist.get_rank(), CalledGroups(plan)
-    for spec in plan.specs:
-        section = section_of(spec.name)
-        timeout = None if spec.options.timeout is None else timedelta(seconds=spec.options.timeout)
-        for members in plan.groups(spec.name).tolist():
-            pg = make(
-                members,
-                timeout=timeout,
-                backend=spec.options.backend,
-                pg_options=options(section, sections) if section and not spec.options.backend else None,
-                use_local_synchronization=not plan.fixed_world,
-                group_desc=spec.name.upper(),
-            )
-            if rank in members:
-                found[spec.name] = CalledGroup(pg, tuple(members))
-    return found
+# -- more groups ------------------------------------------------------------------------------------------------------
 
 
 def levels(ranks: Sequence[int], sizes: Sequence[int], only: int | None = None) -> Iterator[tuple[int, list[int]]]:
@@ -275,12 +216,7 @@ def all_gather(
         specs.append(GroupSpec("expt_dp_ag", "edp", view="expert", overlap="all_gather", timeout=timeout))
     world_size = base.world_size if base.fixed_world else None
     plan = Plan(base.mesh, specs, world_size=world_size, name=f"{base.name}/all_gather")
-    live: LiveGroups | CalledGroups
-    if isinstance(state.live, CalledGroups):
-        names = vars(state.module)
-        live = called_groups(plan, sections, names["create_group"], names["get_nccl_options"])
-    else:
-        given = {kind: sections[section] for kind in plan.kinds if (section := str(section_of(kind))) in sections}
-        live = connect(with_nccl_config(plan, given) if given else plan)
+    given = {kind: sections[section] for kind in plan.kinds if (section := str(section_of(kind))) in sections}
+    live = connect(with_nccl_config(plan, given) if given else plan)
     state.added.append(live)
     return live["dp_cp_ag"].pg, live["expt_dp_ag"].pg if experts else None

@@ -9,7 +9,7 @@ parallel_state.get_tensor_model_parallel_group()
 
 The functions are those of Megatron-Core 0.16.1; what later releases added follows the parameters that were there.
 ``releases.py`` has what differs by release. ``ParallelState(name)`` executes this file again: the same functions over
-separate globals. Where it differs from Megatron-Core:
+separate globals, which ``table.py`` lists. Where it differs from Megatron-Core:
 
 - a rank makes only the groups that it is in, after all ranks agreed; groups with the same members share a
   communicator, and a group of one rank has none; a gloo group is its own CPU counterpart
@@ -18,8 +18,7 @@ separate globals. Where it differs from Megatron-Core:
 - an order that names an axis twice, hybrid context parallelism that does not fill its groups, embedding functions
   that do not choose by position, and unknown sections of an NCCL configuration are refused
 - SHARP is an option of one communicator: no environment variable is changed
-- where ``torch.distributed.new_group``, ``create_group`` or ``get_nccl_options`` is replaced, groups are made by it as
-  in Megatron-Core: on every rank all of them, none shared, and ``destroy_model_parallel`` leaves them to who made them
+- where ``torch.distributed.new_group``, ``create_group`` or ``get_nccl_options`` is replaced, initialisation is refused
 
 >>> from rankmesh.dialects.megatron import parallel_state
 >>> parallel_state.is_initialized(), parallel_state._MODEL_PARALLEL_GROUP
@@ -38,9 +37,11 @@ import torch.distributed as dist
 
 from rankmesh.dialects.megatron import lifecycle
 from rankmesh.dialects.megatron.buffers import SYMMETRIC_MEGABYTES, GlobalMemoryBuffer, GlobalSymmetricMemoryBuffer
+from rankmesh.dialects.megatron.getters import Getters
 from rankmesh.dialects.megatron.nccl import get_nccl_options, overwrite_nccl_comm_cfgs  # noqa: F401
 from rankmesh.dialects.megatron.rank_generator import (  # noqa: F401
     RankGenerator,
+    _inject_gtp_remat_axis,
     default_embedding_ranks,
     default_position_embedding_ranks,
     generate_masked_orthogonal_rank_groups,
@@ -48,41 +49,23 @@ from rankmesh.dialects.megatron.rank_generator import (  # noqa: F401
 from rankmesh.dialects.megatron.refusals import no_buffer, no_stage_named, second_buffer, unknown_group_size
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import RankIn, SizeOf, State
+from rankmesh.dialects.megatron.table import GLOBALS
 
 # The state that these functions read and write: the globals below, and what ``State`` keeps beside them.
 rankmesh_state: State = globals().get("rankmesh_state") or State(sys.modules[__name__], "megatron")
 
-# Megatron's globals: process groups, their global ranks, and what setters set.
-_TENSOR_MODEL_PARALLEL_GROUP = _PIPELINE_MODEL_PARALLEL_GROUP = _MODEL_PARALLEL_GROUP = cast(Any, None)
-_CONTEXT_PARALLEL_GROUP = _EMBEDDING_GROUP = _POSITION_EMBEDDING_GROUP = cast(Any, None)
-_TENSOR_AND_CONTEXT_PARALLEL_GROUP = _DATA_PARALLEL_GROUP = _DATA_PARALLEL_GROUP_GLOO = cast(Any, None)
-_DATA_PARALLEL_GROUP_WITH_CP = _DATA_PARALLEL_GROUP_WITH_CP_AG = _DATA_PARALLEL_GROUP_WITH_CP_GLOO = cast(Any, None)
-_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP = _INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO = cast(Any, None)
-_TENSOR_AND_DATA_PARALLEL_GROUP = _TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP = cast(Any, None)
-_EXPERT_MODEL_PARALLEL_GROUP = _EXPERT_TENSOR_PARALLEL_GROUP = _EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP = cast(Any, None)
-_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP = _EXPERT_DATA_PARALLEL_GROUP = cast(Any, None)
-_EXPERT_DATA_PARALLEL_GROUP_GLOO = _INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP = cast(Any, None)
-_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO = _INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP = cast(Any, None)
-_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP = _GTP_WEIGHT_REMAT_GROUP = _EXPERT_GTP_WEIGHT_REMAT_GROUP = cast(Any, None)
-_DATA_PARALLEL_GROUP_WITH_GTP_REMAT = _DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT = cast(Any, None)
-_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT = _EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT = cast(Any, None)
-_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT = cast(Any, None)
-_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP = _HIERARCHICAL_CONTEXT_PARALLEL_GROUPS = cast(Any, None)
-_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS = _PIPELINE_GLOBAL_RANKS = _MODEL_PARALLEL_GLOBAL_RANKS = cast(Any, None)
-_CONTEXT_PARALLEL_GLOBAL_RANKS = _EMBEDDING_GLOBAL_RANKS = _POSITION_EMBEDDING_GLOBAL_RANKS = cast(Any, None)
-_DATA_PARALLEL_GLOBAL_RANKS = _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP = _EXPERT_MODEL_PARALLEL_RANKS = cast(Any, None)
-_GTP_WEIGHT_REMAT_GLOBAL_RANKS = _EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS = cast(Any, None)
-_MPU_TENSOR_MODEL_PARALLEL_RANK = _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
-_MPU_PIPELINE_MODEL_PARALLEL_RANK = _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
-_MPU_EXPERT_MODEL_PARALLEL_RANK = _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
-_MPU_EXPERT_TENSOR_PARALLEL_RANK = _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE = _MPU_DATA_PARALLEL_RANK = cast(Any, None)
-_MPU_DATA_PARALLEL_WORLD_SIZE = _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK = cast(Any, None)
-_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
-_GLOBAL_MEMORY_BUFFER = _GLOBAL_SYMMETRIC_MEMORY_BUFFER = _global_process_group_list = cast(Any, None)
+vars(rankmesh_state.module).update(dict.fromkeys(GLOBALS))
+# Those that functions of this file read by themselves.
+_DATA_PARALLEL_GROUP = _DATA_PARALLEL_GROUP_WITH_CP = _EXPERT_DATA_PARALLEL_GROUP = cast(Any, None)
+_PIPELINE_GLOBAL_RANKS = _MPU_DATA_PARALLEL_RANK = _MPU_DATA_PARALLEL_WORLD_SIZE = cast(Any, None)
+_VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK = _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
 _HYBRID_DP_CP_GROUPS: Any = {}
+_GLOBAL_MEMORY_BUFFER = _GLOBAL_SYMMETRIC_MEMORY_BUFFER = _global_process_group_list = cast(Any, None)
 
 # This rank's place in each process group that the state made, and its size: neither changes, and torch takes 100 ns.
 _rank_in, _size_of = RankIn(), SizeOf()
+
+getters = Getters(rankmesh_state)
 
 
 def _absent(kind, check=True):
@@ -165,8 +148,7 @@ def is_unitialized() -> bool:
 
 def model_parallel_is_initialized():
     """Return whether there are tensor, pipeline and data-parallel groups."""
-    needed = (_TENSOR_MODEL_PARALLEL_GROUP, _PIPELINE_MODEL_PARALLEL_GROUP, _DATA_PARALLEL_GROUP)
-    return all(group is not None for group in needed)
+    return all(rankmesh_state.given(kind, False) is not None for kind in ("tp", "pp", "dp"))
 
 
 def get_all_ranks():
@@ -192,75 +174,24 @@ def update_pg_timeout(timeout: timedelta, pg: dist.ProcessGroup | None = None): 
 
 # -- tensors ----------------------------------------------------------------------------------------------------------
 
-
-def get_tensor_model_parallel_group(check_initialized=True):
-    """Return the ranks that share a layer's tensors; None if absent and not checked."""
-    return _TENSOR_MODEL_PARALLEL_GROUP or _absent("tp", check_initialized)
-
-
-def get_tensor_model_parallel_rank():
-    """Return this rank's place in the tensor model parallel group."""
-    if _MPU_TENSOR_MODEL_PARALLEL_RANK is not None:
-        return _MPU_TENSOR_MODEL_PARALLEL_RANK
-    return _rank_in[_TENSOR_MODEL_PARALLEL_GROUP or get_tensor_model_parallel_group()]
-
-
-def get_tensor_model_parallel_world_size():
-    """Return the size of the tensor model parallel group."""
-    if _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE is not None:
-        return _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE
-    return _size_of[_TENSOR_MODEL_PARALLEL_GROUP or get_tensor_model_parallel_group()]
-
-
-def get_tensor_model_parallel_src_rank():
-    """Return the first global rank of the tensor model parallel group."""
-    return (_TENSOR_MODEL_PARALLEL_GLOBAL_RANKS or _absent("tp"))[0]
-
-
-def set_tensor_model_parallel_rank(rank):
-    """Set the rank that the getter returns; None: the group's again."""
-    global _MPU_TENSOR_MODEL_PARALLEL_RANK
-    _MPU_TENSOR_MODEL_PARALLEL_RANK = rank
-
-
-def set_tensor_model_parallel_world_size(world_size):
-    """Set the world size that the getter returns; None: the group's again."""
-    global _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE
-    _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE = world_size
-
+get_tensor_model_parallel_group = getters.group("tp")
+get_tensor_model_parallel_rank = getters.rank("tp", "_MPU_TENSOR_MODEL_PARALLEL_RANK", absent="an error")
+get_tensor_model_parallel_world_size = getters.size("tp", "_MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE", absent="an error")
+get_tensor_model_parallel_src_rank = getters.first("tp")
+set_tensor_model_parallel_rank = getters.set_rank("_MPU_TENSOR_MODEL_PARALLEL_RANK")
+set_tensor_model_parallel_world_size = getters.set_size("_MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE")
 
 # -- stages: the ring of next and prev closes, after the last stage comes the first -----------------------------------
 
-
-def get_pipeline_model_parallel_group(check_initialized=True):
-    """Return the stages that this rank's activations pass; None if absent and not checked."""
-    return _PIPELINE_MODEL_PARALLEL_GROUP or _absent("pp", check_initialized)
-
-
-def get_pipeline_model_parallel_rank():
-    """Return this rank's place in the pipeline model parallel group."""
-    if _MPU_PIPELINE_MODEL_PARALLEL_RANK is not None:
-        return _MPU_PIPELINE_MODEL_PARALLEL_RANK
-    return _rank_in[_PIPELINE_MODEL_PARALLEL_GROUP or get_pipeline_model_parallel_group()]
-
-
-def get_pipeline_model_parallel_world_size():
-    """Return the size of the pipeline model parallel group."""
-    if _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE is not None:
-        return _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
-    return _size_of[_PIPELINE_MODEL_PARALLEL_GROUP or get_pipeline_model_parallel_group()]
-
-
-def set_pipeline_model_parallel_rank(rank):
-    """Set the rank that the getter returns; None: the group's again."""
-    global _MPU_PIPELINE_MODEL_PARALLEL_RANK
-    _MPU_PIPELINE_MODEL_PARALLEL_RANK = rank
-
-
-def set_pipeline_model_parallel_world_size(world_size):
-    """Set the world size that the getter returns; None: the group's again."""
-    global _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
-    _MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = world_size
+get_pipeline_model_parallel_group = getters.group("pp")
+get_pipeline_model_parallel_rank = getters.rank("pp", "_MPU_PIPELINE_MODEL_PARALLEL_RANK", absent="an error")
+get_pipeline_model_parallel_world_size = getters.size(
+    "pp", "_MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE", absent="an error"
+)
+get_pipeline_model_parallel_first_rank = getters.first("pp")
+set_pipeline_model_parallel_rank = getters.set_rank("_MPU_PIPELINE_MODEL_PARALLEL_RANK")
+set_pipeline_model_parallel_world_size = getters.set_size("_MPU_PIPELINE_MODEL_PARALLEL_WORLD_SIZE")
+set_virtual_pipeline_model_parallel_world_size = getters.set_size("_VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE")
 
 
 def get_virtual_pipeline_model_parallel_rank():
@@ -273,12 +204,6 @@ def get_virtual_pipeline_model_parallel_world_size():
     return _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
 
 
-def set_virtual_pipeline_model_parallel_world_size(world_size):
-    """Set how many virtual stages a rank has."""
-    global _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
-    _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = world_size
-
-
 def set_virtual_pipeline_model_parallel_rank(rank):
     """Set the virtual stage. Deprecated: pass vp_stage."""
     global _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK
@@ -289,11 +214,6 @@ def set_virtual_pipeline_model_parallel_rank(rank):
         stacklevel=2,
     )
     _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK = rank
-
-
-def get_pipeline_model_parallel_first_rank():
-    """Return the global rank of the first stage of this pipeline."""
-    return (_PIPELINE_GLOBAL_RANKS or _absent("pp"))[0]
 
 
 def get_pipeline_model_parallel_last_rank():
@@ -333,19 +253,9 @@ def is_pipeline_last_stage(ignore_virtual=True, vp_stage=None):
     return get_pipeline_model_parallel_rank() == get_pipeline_model_parallel_world_size() - 1
 
 
-def get_embedding_group(check_initialized=True):
-    """Return the stages that hold the word embeddings; None if absent and not checked."""
-    return _EMBEDDING_GROUP or _absent("embd", check_initialized)
-
-
-def get_position_embedding_group(check_initialized=True):
-    """Return the stages that hold the position embeddings; None if absent and not checked."""
-    return _POSITION_EMBEDDING_GROUP or _absent("pos_embd", check_initialized)
-
-
 def is_rank_in_embedding_group(ignore_virtual=True, vp_stage=None):
     """Return whether this rank (and vp_stage, when virtual stages are heeded) holds the word embeddings."""
-    rank, ranks = dist.get_rank(), _EMBEDDING_GLOBAL_RANKS
+    rank, ranks = dist.get_rank(), rankmesh_state.ranks("embd", False)
     if ranks is None or rank not in ranks:
         return False
     if ignore_virtual or rank not in (ranks[0], ranks[-1]):
@@ -356,66 +266,30 @@ def is_rank_in_embedding_group(ignore_virtual=True, vp_stage=None):
 
 def is_rank_in_position_embedding_group():
     """Return whether this rank holds the position embeddings."""
-    return _POSITION_EMBEDDING_GLOBAL_RANKS is not None and dist.get_rank() in _POSITION_EMBEDDING_GLOBAL_RANKS
+    return dist.get_rank() in (rankmesh_state.ranks("pos_embd", False) or ())
 
+
+get_embedding_group = getters.group("embd")
+get_position_embedding_group = getters.group("pos_embd")
 
 # -- the whole model, and context -------------------------------------------------------------------------------------
 
-
-def get_model_parallel_group(check_initialized=True):
-    """Return the ranks that hold one model: tensors and stages; None if absent and not checked."""
-    return _MODEL_PARALLEL_GROUP or _absent("mp", check_initialized)
-
-
-def get_model_parallel_src_rank():
-    """Return the first global rank of the model parallel group."""
-    return (_MODEL_PARALLEL_GLOBAL_RANKS or _absent("mp"))[0]
-
-
-def get_context_parallel_group(check_initialized=True):
-    """Return the ranks that share a sequence; None if absent and not checked."""
-    return _CONTEXT_PARALLEL_GROUP or _absent("cp", check_initialized)
-
-
-def get_context_parallel_rank():
-    """Return this rank's place in the context parallel group; 0 without torch.distributed."""
-    return _rank_in[_CONTEXT_PARALLEL_GROUP or _outside("cp")]
-
-
-def get_context_parallel_world_size():
-    """Return the size of the context parallel group; 0 without torch.distributed."""
-    return _size_of[_CONTEXT_PARALLEL_GROUP or _outside("cp")]
-
-
-def get_context_parallel_global_ranks(check_initialized=True):
-    """Return the global ranks of the context parallel group."""
-    return _CONTEXT_PARALLEL_GLOBAL_RANKS or _absent("cp", check_initialized)
-
-
-def get_hierarchical_context_parallel_groups(check_initialized=True):
-    """Return the context-parallel groups of each level, innermost first; None if absent and not checked."""
-    return _HIERARCHICAL_CONTEXT_PARALLEL_GROUPS or _absent("hcp", check_initialized)
-
-
-def get_tensor_and_context_parallel_group(check_initialized=True):
-    """Return the ranks that share a layer's tensors and a sequence; None if absent and not checked."""
-    return _TENSOR_AND_CONTEXT_PARALLEL_GROUP or _absent("tp_cp", check_initialized)
-
-
-def get_tensor_and_context_parallel_rank():
-    """Return this rank's place in the tensor and context parallel group; 0 without torch.distributed."""
-    return _rank_in[_TENSOR_AND_CONTEXT_PARALLEL_GROUP or _outside("tp_cp")]
-
-
-def get_tensor_and_context_parallel_world_size():
-    """Return the size of the tensor and context parallel group; 0 without torch.distributed."""
-    return _size_of[_TENSOR_AND_CONTEXT_PARALLEL_GROUP or _outside("tp_cp")]
+get_model_parallel_group = getters.group("mp")
+get_model_parallel_src_rank = getters.first("mp")
+get_context_parallel_group = getters.group("cp")
+get_context_parallel_rank = getters.rank("cp")
+get_context_parallel_world_size = getters.size("cp")
+get_context_parallel_global_ranks = getters.ranks("cp")
+get_hierarchical_context_parallel_groups = getters.group("hcp")
+get_tensor_and_context_parallel_group = getters.group("tp_cp")
+get_tensor_and_context_parallel_rank = getters.rank("tp_cp")
+get_tensor_and_context_parallel_world_size = getters.size("tp_cp")
 
 
 def get_hybrid_data_context_parallel_groups(check_initialized=True, group_size=None):
     """Return the hybrid group of this size inside dp_cp; the size of dp_cp gives dp_cp itself."""
     if get_data_parallel_world_size(with_context_parallel=True) == group_size:
-        return _DATA_PARALLEL_GROUP_WITH_CP or _absent("dp_cp", check_initialized)
+        return rankmesh_state.given("dp_cp", check_initialized)
     if group_size not in _HYBRID_DP_CP_GROUPS:
         raise unknown_group_size(group_size, sorted(_HYBRID_DP_CP_GROUPS))
     return _HYBRID_DP_CP_GROUPS[group_size]
@@ -430,91 +304,25 @@ def get_amax_reduction_group(with_context_parallel=False, tp_only_amax_red=False
 
 # -- experts ----------------------------------------------------------------------------------------------------------
 
-
-def get_expert_model_parallel_group(check_initialized=True):
-    """Return the ranks that hold different experts; None if absent and not checked."""
-    return _EXPERT_MODEL_PARALLEL_GROUP or _absent("ep", check_initialized)
-
-
-def get_expert_model_parallel_rank():
-    """Return this rank's place in the expert model parallel group; 0 without torch.distributed."""
-    if _MPU_EXPERT_MODEL_PARALLEL_RANK is not None:
-        return _MPU_EXPERT_MODEL_PARALLEL_RANK
-    return _rank_in[_EXPERT_MODEL_PARALLEL_GROUP or _outside("ep")]
-
-
-def get_expert_model_parallel_world_size():
-    """Return the size of the expert model parallel group; 0 without torch.distributed."""
-    if _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE is not None:
-        return _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE
-    return _size_of[_EXPERT_MODEL_PARALLEL_GROUP or _outside("ep")]
-
-
-def get_expert_model_parallel_src_rank():
-    """Return the first global rank of the expert model parallel group."""
-    return (_EXPERT_MODEL_PARALLEL_RANKS or _absent("ep"))[0]
-
-
-def set_expert_model_parallel_rank(rank):
-    """Set the rank that the getter returns; None: the group's again."""
-    global _MPU_EXPERT_MODEL_PARALLEL_RANK
-    _MPU_EXPERT_MODEL_PARALLEL_RANK = rank
-
-
-def set_expert_model_parallel_world_size(world_size):
-    """Set the world size that the getter returns; None: the group's again."""
-    global _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE
-    _MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE = world_size
-
-
-def get_expert_tensor_parallel_group(check_initialized=True):
-    """Return the ranks that share an expert's tensors; None if absent and not checked."""
-    return _EXPERT_TENSOR_PARALLEL_GROUP or _absent("ep_tp", check_initialized)
-
-
-def get_expert_tensor_parallel_rank():
-    """Return this rank's place in the expert tensor parallel group."""
-    if _MPU_EXPERT_TENSOR_PARALLEL_RANK is not None:
-        return _MPU_EXPERT_TENSOR_PARALLEL_RANK
-    if _EXPERT_TENSOR_PARALLEL_GROUP is None:
-        return _MPU_TENSOR_MODEL_PARALLEL_RANK
-    return _rank_in[_EXPERT_TENSOR_PARALLEL_GROUP or get_expert_tensor_parallel_group()]
-
-
-def get_expert_tensor_parallel_world_size():
-    """Return the size of the expert tensor parallel group."""
-    if _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE is not None:
-        return _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE
-    if _EXPERT_TENSOR_PARALLEL_GROUP is None:
-        return _MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE
-    return _size_of[_EXPERT_TENSOR_PARALLEL_GROUP or get_expert_tensor_parallel_group()]
-
-
-def set_expert_tensor_parallel_rank(rank):
-    """Set the rank that the getter returns; None: the group's again."""
-    global _MPU_EXPERT_TENSOR_PARALLEL_RANK
-    _MPU_EXPERT_TENSOR_PARALLEL_RANK = rank
-
-
-def set_expert_tensor_parallel_world_size(world_size):
-    """Set the world size that the getter returns; None: the group's again."""
-    global _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE
-    _MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE = world_size
-
-
-def get_expert_tensor_and_model_parallel_group(check_initialized=True):
-    """Return the ranks that share an expert's tensors, and the other experts'; None if absent and not checked."""
-    return _EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _absent("tp_ep_mp", check_initialized)
-
-
-def get_expert_tensor_and_model_parallel_rank():
-    """Return this rank's place in the expert tensor and model parallel group; 0 without torch.distributed."""
-    return _rank_in[_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _outside("tp_ep_mp")]
-
-
-def get_expert_tensor_and_model_parallel_world_size():
-    """Return the size of the expert tensor and model parallel group; 0 without torch.distributed."""
-    return _size_of[_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP or _outside("tp_ep_mp")]
+get_expert_model_parallel_group = getters.group("ep")
+get_expert_model_parallel_rank = getters.rank("ep", "_MPU_EXPERT_MODEL_PARALLEL_RANK")
+get_expert_model_parallel_world_size = getters.size("ep", "_MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE")
+get_expert_model_parallel_src_rank = getters.first("ep")
+set_expert_model_parallel_rank = getters.set_rank("_MPU_EXPERT_MODEL_PARALLEL_RANK")
+set_expert_model_parallel_world_size = getters.set_size("_MPU_EXPERT_MODEL_PARALLEL_WORLD_SIZE")
+get_expert_tensor_parallel_group = getters.group("ep_tp")
+set_expert_tensor_parallel_rank = getters.set_rank("_MPU_EXPERT_TENSOR_PARALLEL_RANK")
+set_expert_tensor_parallel_world_size = getters.set_size("_MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE")
+get_expert_tensor_and_model_parallel_group = getters.group("tp_ep_mp")
+get_expert_tensor_and_model_parallel_rank = getters.rank("tp_ep_mp")
+get_expert_tensor_and_model_parallel_world_size = getters.size("tp_ep_mp")
+# Without the group they are the tensor parallel ones that a program wrote.
+get_expert_tensor_parallel_rank = getters.rank(
+    "ep_tp", "_MPU_EXPERT_TENSOR_PARALLEL_RANK", absent="_MPU_TENSOR_MODEL_PARALLEL_RANK"
+)
+get_expert_tensor_parallel_world_size = getters.size(
+    "ep_tp", "_MPU_EXPERT_TENSOR_PARALLEL_WORLD_SIZE", absent="_MPU_TENSOR_MODEL_PARALLEL_WORLD_SIZE"
+)
 
 
 def get_expert_tensor_model_pipeline_parallel_group(check_initialized=True, with_egtp_remat=False):
@@ -538,31 +346,28 @@ def get_data_parallel_rank(with_context_parallel=False, partial_data_parallel=Fa
     """Return this rank's place in the data-parallel group that the flags choose; 0 without torch.distributed."""
     if _MPU_DATA_PARALLEL_RANK is not None:
         return _MPU_DATA_PARALLEL_RANK
-    return _rank_in[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
+    return _rank_in[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat)]
 
 
 def get_data_parallel_world_size(with_context_parallel=False, partial_data_parallel=False, with_gtp_remat=True):
     """Return the size of the data-parallel group that the flags choose; 0 without torch.distributed."""
     if _MPU_DATA_PARALLEL_WORLD_SIZE is not None:
         return _MPU_DATA_PARALLEL_WORLD_SIZE
-    return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
+    return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat)]
 
 
-def _data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, absent):
+def _data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, absent=_outside):
     kind = "dp_cp" if with_context_parallel else "dp"
     if partial_data_parallel:
         if not with_context_parallel:
             raise rankmesh_state.without_context("dp")
-        return rankmesh_state.given("intra_dp_cp", False, whole=with_gtp_remat) or absent("intra_dp_cp")
-    if with_gtp_remat and rankmesh_state.pieces:
-        return rankmesh_state.given(kind, False, whole=True) or absent(kind)
-    return (_DATA_PARALLEL_GROUP_WITH_CP if with_context_parallel else _DATA_PARALLEL_GROUP) or absent(kind)
+        kind = "intra_dp_cp"
+    elif not (with_gtp_remat and rankmesh_state.pieces):
+        return (_DATA_PARALLEL_GROUP_WITH_CP if with_context_parallel else _DATA_PARALLEL_GROUP) or absent(kind)
+    return rankmesh_state.given(kind, False, whole=with_gtp_remat) or absent(kind)
 
 
-def set_data_parallel_rank(rank):
-    """Set the rank that the getter returns; None: the group's again."""
-    global _MPU_DATA_PARALLEL_RANK
-    _MPU_DATA_PARALLEL_RANK = rank
+set_data_parallel_rank = getters.set_rank("_MPU_DATA_PARALLEL_RANK")
 
 
 def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_parallel=False):
@@ -575,7 +380,7 @@ def get_data_parallel_group_gloo(with_context_parallel=False, partial_data_paral
 
 def has_separate_all_gather_group() -> bool:
     """Return whether gathers have a communicator of their own."""
-    return _DATA_PARALLEL_GROUP_WITH_CP_AG is not None
+    return rankmesh_state.given("dp_cp_ag", False) is not None
 
 
 def get_data_parallel_src_rank(with_context_parallel=False):
@@ -585,9 +390,7 @@ def get_data_parallel_src_rank(with_context_parallel=False):
 
 def get_data_parallel_global_ranks(with_context_parallel=False):
     """Return the global ranks of the data-parallel group."""
-    if with_context_parallel:
-        return _DATA_PARALLEL_GLOBAL_RANKS_WITH_CP or _absent("dp_cp")
-    return _DATA_PARALLEL_GLOBAL_RANKS or _absent("dp")
+    return rankmesh_state.ranks("dp_cp" if with_context_parallel else "dp")
 
 
 def get_tensor_and_data_parallel_group(check_initialized=True, with_context_parallel=False):
@@ -639,55 +442,16 @@ def get_expert_data_parallel_group_gloo(partial_expert_data_parallel=False):
 # -- optimizer instances, and pieces of weights -----------------------------------------------------------------------
 
 
-def get_inter_distributed_optimizer_instance_group(check_initialized=True):
-    """Return the ranks that hold one shard in every instance; None if absent and not checked."""
-    return _INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP or _absent("inter_ep_dp", check_initialized)
-
-
-def get_intra_distributed_optimizer_instance_group(check_initialized=True):
-    """Return the ranks of one instance; None if absent and not checked."""
-    return _INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP or _absent("intra_dist_opt_instance", check_initialized)
-
-
-def get_gtp_weight_remat_group(check_initialized=True):
-    """Return the ranks that hold the pieces of a weight; None if absent and not checked."""
-    return _GTP_WEIGHT_REMAT_GROUP or _absent("gtp_remat", check_initialized)
-
-
-def get_gtp_weight_remat_rank():
-    """Return this rank's place in the gtp weight remat group; 0 without the group."""
-    return _rank_in[_GTP_WEIGHT_REMAT_GROUP]
-
-
-def get_gtp_weight_remat_world_size():
-    """Return the size of the gtp weight remat group; 0 without the group."""
-    return _size_of[_GTP_WEIGHT_REMAT_GROUP]
-
-
-def get_gtp_weight_remat_global_ranks(check_initialized=True):
-    """Return the global ranks of the gtp weight remat group."""
-    return _GTP_WEIGHT_REMAT_GLOBAL_RANKS or _absent("gtp_remat", check_initialized)
-
-
-def get_expert_gtp_weight_remat_group(check_initialized=True):
-    """Return the ranks that hold the pieces of an expert's weight; None if absent and not checked."""
-    return _EXPERT_GTP_WEIGHT_REMAT_GROUP or _absent("expt_gtp_remat", check_initialized)
-
-
-def get_expert_gtp_weight_remat_rank():
-    """Return this rank's place in the expert gtp weight remat group; 0 without the group."""
-    return _rank_in[_EXPERT_GTP_WEIGHT_REMAT_GROUP]
-
-
-def get_expert_gtp_weight_remat_world_size():
-    """Return the size of the expert gtp weight remat group; 0 without the group."""
-    return _size_of[_EXPERT_GTP_WEIGHT_REMAT_GROUP]
-
-
-def get_expert_gtp_weight_remat_global_ranks(check_initialized=True):
-    """Return the global ranks of the expert gtp weight remat group."""
-    return _EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS or _absent("expt_gtp_remat", check_initialized)
-
+get_inter_distributed_optimizer_instance_group = getters.group("inter_ep_dp")
+get_intra_distributed_optimizer_instance_group = getters.group("intra_dist_opt_instance")
+get_gtp_weight_remat_group = getters.group("gtp_remat")
+get_gtp_weight_remat_rank = getters.rank("gtp_remat", absent="0")
+get_gtp_weight_remat_world_size = getters.size("gtp_remat", absent="0")
+get_gtp_weight_remat_global_ranks = getters.ranks("gtp_remat")
+get_expert_gtp_weight_remat_group = getters.group("expt_gtp_remat")
+get_expert_gtp_weight_remat_rank = getters.rank("expt_gtp_remat", absent="0")
+get_expert_gtp_weight_remat_world_size = getters.size("expt_gtp_remat", absent="0")
+get_expert_gtp_weight_remat_global_ranks = getters.ranks("expt_gtp_remat")
 
 # -- groups for callers: every rank of the world calls these with the same ranks, as torch's new_group ----------------
 
@@ -824,13 +588,13 @@ def rankmesh_since_0_19():
         """Return this rank's place in the data-parallel group that the flags choose; 0 without torch.distributed."""
         if _MPU_DATA_PARALLEL_RANK is not None:
             return _MPU_DATA_PARALLEL_RANK
-        return _rank_in[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
+        return _rank_in[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat)]
 
     def get_data_parallel_world_size(with_context_parallel=False, with_gtp_remat=True, partial_data_parallel=False):
         """Return the size of the data-parallel group that the flags choose; 0 without torch.distributed."""
         if _MPU_DATA_PARALLEL_WORLD_SIZE is not None:
             return _MPU_DATA_PARALLEL_WORLD_SIZE
-        return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat, _outside)]
+        return _size_of[_data_group(with_context_parallel, partial_data_parallel, with_gtp_remat)]
 
     def get_expert_data_parallel_group(check_initialized=True, with_gtp_remat=True, partial_expert_data_parallel=False):
         """Return the ranks that hold the same experts; partial: inside one optimizer instance."""
@@ -849,3 +613,4 @@ def rankmesh_since_0_19():
 
 
 rankmesh_state.begin()
+del getters

@@ -2,7 +2,7 @@
 
 ```
 given             dp, dp_cp, expt_dp, ... of a collection; dp_cp is dp without context parallelism
-not given         the getters of the default parallel state, each of which must have its group
+not given         those of the followed parallel state, each of which must be there
 one instance      intra_dp_cp is dp_cp, intra_expt_dp is expt_dp, and there is nothing between instances
 ```
 """
@@ -20,47 +20,29 @@ import torch.distributed as dist
 from torch.distributed import ProcessGroup
 
 from rankmesh.backend.single_rank import single_rank_group
-from rankmesh.dialects.megatron.releases import Release, followed_state
+from rankmesh.dialects.megatron.releases import followed_state
+from rankmesh.dialects.megatron.table import BY_KIND
 from rankmesh.errors import PlanError
 
 __all__ = ["for_ddp", "for_optimizer", "in_pieces", "of_state"]
 
 logger = logging.getLogger(__name__)
 
-_WITH_CP = {"with_context_parallel": True}
-_REPLICAS = {"with_gtp_remat": False}
-
-# Field, getter of the parallel state, its flags. Getters that check are called without: what is absent is None.
-_GETTERS: Mapping[str, tuple[str, dict[str, bool]]] = {
-    "tp": ("get_tensor_model_parallel_group", {}),
-    "pp": ("get_pipeline_model_parallel_group", {}),
-    "mp": ("get_model_parallel_group", {}),
-    "embd": ("get_embedding_group", {}),
-    "pos_embd": ("get_position_embedding_group", {}),
-    "cp": ("get_context_parallel_group", {}),
-    "tp_cp": ("get_tensor_and_context_parallel_group", {}),
-    "hcp": ("get_hierarchical_context_parallel_groups", {}),
-    "ep": ("get_expert_model_parallel_group", {}),
-    "expt_tp": ("get_expert_tensor_parallel_group", {}),
-    "tp_ep": ("get_expert_tensor_and_model_parallel_group", {}),
-    "tp_ep_pp": ("get_expert_tensor_model_pipeline_parallel_group", {}),
-    "tp_dp_cp": ("get_tensor_and_data_parallel_group", _WITH_CP),
-    "dp": ("get_data_parallel_group", _REPLICAS),
-    "dp_cp": ("get_data_parallel_group", {**_WITH_CP, **_REPLICAS}),
-    "expt_dp": ("get_expert_data_parallel_group", _REPLICAS),
-    "intra_dp_cp": ("get_data_parallel_group", {**_WITH_CP, **_REPLICAS, "partial_data_parallel": True}),
-    "intra_expt_dp": ("get_expert_data_parallel_group", {**_REPLICAS, "partial_expert_data_parallel": True}),
-    "inter_dist_opt": ("get_inter_distributed_optimizer_instance_group", {}),
-    "intra_dist_opt": ("get_intra_distributed_optimizer_instance_group", {}),
-    "gtp_remat": ("get_gtp_weight_remat_group", {}),
-    "expt_gtp_remat": ("get_expert_gtp_weight_remat_group", {}),
-    "dp_cp_gtp_remat": ("get_data_parallel_group", _WITH_CP),
-    "expt_dp_gtp_remat": ("get_expert_data_parallel_group", {}),
-    "tp_ep_pp_with_egtp_remat": ("get_expert_tensor_model_pipeline_parallel_group", {"with_egtp_remat": True}),
+# The kinds of a parallel state whose names differ from those of the fields.
+_KINDS = {
+    "expt_tp": "ep_tp",
+    "tp_ep": "tp_ep_mp",
+    "expt_dp": "ep_dp",
+    "intra_expt_dp": "intra_ep_dp",
+    "inter_dist_opt": "inter_ep_dp",
+    "intra_dist_opt": "intra_dist_opt_instance",
+    "tp_ep_pp_with_egtp_remat": "tp_ep_pp_gtp",
+    "dp_cp_gtp_remat": "dp_cp",
+    "expt_dp_gtp_remat": "ep_dp",
 }
-
-# Which release brought the fields of weights in pieces.
-_PIECES = (0, 19)
+# Fields with the ranks that hold other pieces of each weight; those of groups that every state has.
+_WHOLE = ("dp_cp_gtp_remat", "expt_dp_gtp_remat")
+_ALWAYS = ("dp", "dp_cp", "intra_dp_cp", "dp_cp_gtp_remat")
 
 
 @dataclass(frozen=True)
@@ -77,8 +59,7 @@ class _Groups:
     def __getitem__(self, name: str) -> Any:
         """Return a group, which must be there."""
         if self.collection is None:
-            getter, flags = _GETTERS[name]
-            return getattr(followed_state(), getter)(**flags)
+            return of_state(followed_state(), name, check=True)
         if not self.has(name):
             raise _missing(f"the pg_collection has no {name} process group", f"{name} or to None if it is not needed")
         return getattr(self.collection, name)
@@ -107,22 +88,19 @@ class _Groups:
             raise _missing(f"{instances} optimizer instances need all of the process groups {named}", named)
         return found | {name: self[name] for name in needed}
 
-    def in_pieces(self, release: Release | None) -> dict[str, Any]:
-        """Return the ranks that hold the pieces of a weight by parameter name, where a release has these parameters."""
-        if release is None or release < _PIECES:
+    def in_pieces(self) -> dict[str, Any]:
+        """Return the ranks that hold the pieces of a weight, where the followed release has these parameters."""
+        if not followed_state().rankmesh_state.has_pieces:
             return {}
         return {f"{name}_group": self.get(name) for name in ("gtp_remat", "expt_gtp_remat")}
 
 
-def of_state(state: ModuleType, name: str, release: Release | None = None) -> Any:
-    """Return one field of a collection from a parallel state; None where it has no such group."""
-    if name == "dp_cp_ag" and release is None:
-        return vars(state)["_DATA_PARALLEL_GROUP_WITH_CP_AG"]
-    if name not in _GETTERS:
+def of_state(state: ModuleType, name: str, check: bool = False) -> Any:
+    """Return one field of a collection from a parallel state; None where it has no such group, unless checked."""
+    kind = _KINDS.get(name, name)
+    if kind not in BY_KIND:
         return None
-    getter, flags = _GETTERS[name]
-    checks = {} if getter == "get_data_parallel_group" else {"check_initialized": False}
-    return getattr(state, getter)(**checks, **flags)
+    return state.rankmesh_state.given(kind, check or name in _ALWAYS, whole=name in _WHOLE)
 
 
 def in_pieces(groups: Mapping[str, Any]) -> bool:
@@ -133,7 +111,7 @@ def in_pieces(groups: Mapping[str, Any]) -> bool:
 
 def for_optimizer(pg_collection: Any, model_chunks: list[Any], use_gloo_process_groups: bool) -> dict[str, Any]:
     """Return the groups of an optimizer by its parameter names, those that the followed release has."""
-    settings, release = getattr(model_chunks[0], "ddp_config", None), followed_state().rankmesh_state.release
+    settings, state = getattr(model_chunks[0], "ddp_config", None), followed_state().rankmesh_state
     instances = 1 if settings is None else settings.num_distributed_optimizer_instances
     sharded = settings is not None and settings.use_distributed_optimizer
     if pg_collection is not None and use_gloo_process_groups:
@@ -142,15 +120,14 @@ def for_optimizer(pg_collection: Any, model_chunks: list[Any], use_gloo_process_
     named = groups.over_data(instances, lambda: _config_of(model_chunks[0]), groups["expt_dp"], ("intra_dist_opt",))
     named["intra_dist_opt"] = groups["intra_dist_opt"] if sharded or pg_collection is None else None
     named |= {"mp": groups["mp"], "expt_tp_pp": groups["tp_ep_pp"]}
-    found = {f"{name}_group": group for name, group in named.items()} | groups.in_pieces(release)
-    if release is not None and release >= _PIECES:
+    found = {f"{name}_group": group for name, group in named.items()} | groups.in_pieces()
+    if state.has_pieces:
         whole = "tp_ep_pp_with_egtp_remat"
         found["expt_tp_pp_with_egtp_remat_group"] = groups[whole if groups.has(whole) else "tp_ep_pp"]
     gloo = {"intra_dp_cp_group_gloo": None, "intra_expt_dp_group_gloo": None}
     if pg_collection is None and use_gloo_process_groups and not in_pieces(found):
-        state, partial = followed_state(), {"partial_data_parallel": True}
-        gloo["intra_dp_cp_group_gloo"] = state.get_data_parallel_group_gloo(**_WITH_CP, **partial)
-        gloo["intra_expt_dp_group_gloo"] = state.get_expert_data_parallel_group_gloo(partial_expert_data_parallel=True)
+        gloo["intra_dp_cp_group_gloo"] = state.given("intra_dp_cp_gloo")
+        gloo["intra_expt_dp_group_gloo"] = state.given("intra_ep_dp_gloo")
     return found | gloo
 
 
@@ -162,8 +139,7 @@ def for_ddp(pg_collection: Any, config: Any, ddp_config: Any) -> dict[str, Any]:
     named |= {name: groups[name] for name in ("tp", "pp", "ep")}
     if pg_collection is None:
         named["intra_dist_opt"] = groups["intra_dist_opt"] if ddp_config.use_distributed_optimizer else None
-    release = followed_state().rankmesh_state.release
-    return {f"{name}_group": group for name, group in named.items()} | groups.in_pieces(release)
+    return {f"{name}_group": group for name, group in named.items()} | groups.in_pieces()
 
 
 def _missing(problem: str, remedy: str) -> PlanError:

@@ -6,29 +6,27 @@ ProcessGroupCollection.use_mpu_process_groups()        all groups of the paralle
                       .use_mpu_process_groups(["tp"])  some of them
 ```
 
-A field that was not set is no attribute (None from Megatron-Core 0.19 on); a field that is None is a group that this
-rank has not, or does without. ``follow`` gives this module the classes of a release, with its fields and answers; by
-itself it has those of 0.16.1, with the fields of later releases.
+A field that was not set is not an attribute (None under ``install()`` from Megatron-Core 0.19 on); a field that is None
+is a group that this rank does not have, or does without. The fields are those of every release.
 """
 
 # No postponed annotations here: the fields' types are those of Megatron-Core.
 
 from collections.abc import ItemsView, Iterable, Iterator, KeysView, ValuesView
-from dataclasses import dataclass, field, fields, make_dataclass
+from dataclasses import dataclass, field, fields
 from types import ModuleType
-from typing import Any, ClassVar, Dict, List, Optional  # noqa: UP035
+from typing import Any, Dict, List, Optional  # noqa: UP035
 
 from torch.distributed import ProcessGroup
 
 from rankmesh.dialects.megatron.prepared import for_ddp, for_optimizer, in_pieces, of_state
-from rankmesh.dialects.megatron.releases import Release, followed_state
+from rankmesh.dialects.megatron.releases import followed_state
 from rankmesh.errors import PlanError
 
 __all__ = [
     "MultiModuleProcessGroupCollection",
     "ProcessGroupCollection",
     "ProcessGroupHelperMeta",
-    "follow",
     "resolve_gtp_remat_group",
 ]
 
@@ -42,56 +40,9 @@ class ProcessGroupHelperMeta(type):
         super().__setattr__(name, value)
 
 
-class _Collection:
-    """What collections of every release do."""
-
-    # The release whose fields and answers these are; None: as this module has them.
-    release: ClassVar[Release | None] = None
-
-    def __init__(self, **kwargs):  # type: ignore[no-untyped-def]
-        self._check_names(kwargs, "Unknown attribute")
-        for name, group in kwargs.items():
-            setattr(self, name, group)
-
-    def __eq__(self, other: object) -> bool:
-        return vars(self) == vars(other) if isinstance(other, type(self)) else NotImplemented
-
-    __hash__ = None  # type: ignore[assignment]  # its groups change
-
-    def __getattr__(self, name: str) -> Any:
-        # Reached for what was not set.
-        if self.release is not None and self.release >= (0, 19) and name in self._names():
-            return None
-        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; it was not set")
-
-    def __repr__(self):  # type: ignore[no-untyped-def]
-        groups = {name: vars(self)[name] for name in self._names() if name in vars(self)}
-        if self.release is not None and self.release >= (0, 19):
-            groups = {name: group for name, group in groups.items() if group is not None}
-        shown = [f"{name}({_size(group)})" for name, group in groups.items()]
-        return f"{type(self).__name__}({', '.join(shown) or 'empty'})"
-
-    @classmethod
-    def use_mpu_process_groups(  # type: ignore[no-untyped-def]
-        cls,
-        required_pgs: List[str] | None = None,  # noqa: UP006
-        *,
-        state: ModuleType | None = None,
-    ):
-        """Return the groups of a parallel state, by default the followed one; ``required_pgs``: the fields wanted."""
-        wanted = list(cls._names()) if required_pgs is None else required_pgs
-        cls._check_names(wanted, "Invalid process groups requested")
-        return cls(**{name: of_state(state or followed_state(), name, cls.release) for name in wanted})
-
-    @classmethod
-    def _names(cls) -> tuple[str, ...]:
-        return tuple(item.name for item in fields(cls))  # type: ignore[arg-type]  # those derived from it have fields
-
-    @classmethod
-    def _check_names(cls, names: Iterable[str], what: str) -> None:
-        unknown = [name for name in names if name not in cls._names()]
-        if unknown:
-            raise PlanError(f"{what}: {unknown}; the groups are {', '.join(cls._names())}; use these", received=unknown)
+def _gives_none() -> bool:
+    """Return whether the followed release returns None for a field that was not set."""
+    return bool(followed_state().rankmesh_state.has_pieces)
 
 
 def _size(group: Any) -> str:
@@ -99,7 +50,7 @@ def _size(group: Any) -> str:
 
 
 @dataclass(init=False, repr=False, eq=False)
-class ProcessGroupCollection(_Collection):
+class ProcessGroupCollection:
     """Process groups by Megatron's short names, each set in the constructor or later.
 
     >>> ProcessGroupCollection()
@@ -135,6 +86,51 @@ class ProcessGroupCollection(_Collection):
     intra_expt_dp: ProcessGroup = field(init=False)
     inter_dist_opt: ProcessGroup = field(init=False)
     intra_dist_opt: ProcessGroup = field(init=False)
+
+    def __init__(self, **kwargs):  # type: ignore[no-untyped-def]
+        self._check_names(kwargs, "Unknown attribute")
+        for name, group in kwargs.items():
+            setattr(self, name, group)
+
+    def __eq__(self, other: object) -> bool:
+        return vars(self) == vars(other) if isinstance(other, type(self)) else NotImplemented
+
+    __hash__ = None  # type: ignore[assignment]  # its groups change
+
+    def __getattr__(self, name: str) -> Any:
+        # Reached for what was not set.
+        if name in self._names() and _gives_none():
+            return None
+        raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; it was not set")
+
+    def __repr__(self):  # type: ignore[no-untyped-def]
+        groups = {name: vars(self)[name] for name in self._names() if name in vars(self)}
+        if _gives_none():
+            groups = {name: group for name, group in groups.items() if group is not None}
+        shown = [f"{name}({_size(group)})" for name, group in groups.items()]
+        return f"{type(self).__name__}({', '.join(shown) or 'empty'})"
+
+    @classmethod
+    def use_mpu_process_groups(  # type: ignore[no-untyped-def]
+        cls,
+        required_pgs: List[str] | None = None,  # noqa: UP006
+        *,
+        state: ModuleType | None = None,
+    ):
+        """Return the groups of a parallel state, by default the followed one; ``required_pgs``: the fields wanted."""
+        wanted = list(cls._names()) if required_pgs is None else required_pgs
+        cls._check_names(wanted, "Invalid process groups requested")
+        return cls(**{name: of_state(state or followed_state(), name) for name in wanted})
+
+    @classmethod
+    def _names(cls) -> tuple[str, ...]:
+        return tuple(item.name for item in fields(cls))
+
+    @classmethod
+    def _check_names(cls, names: Iterable[str], what: str) -> None:
+        unknown = [name for name in names if name not in cls._names()]
+        if unknown:
+            raise PlanError(f"{what}: {unknown}; the groups are {', '.join(cls._names())}; use these", received=unknown)
 
     @staticmethod
     def setup_process_groups_for_optimizer(  # type: ignore[no-untyped-def]
@@ -175,8 +171,7 @@ def resolve_gtp_remat_group(pg_collection: Optional["ProcessGroupCollection"], i
     name = "expt_gtp_remat" if is_expert else "gtp_remat"
     if pg_collection is not None and name in vars(pg_collection):
         return getattr(pg_collection, name)
-    state = followed_state()
-    return of_state(state, name, state.rankmesh_state.release)
+    return of_state(followed_state(), name)
 
 
 class UnknownModule(PlanError, KeyError):
@@ -254,54 +249,3 @@ class MultiModuleProcessGroupCollection:
         named = self.language_model_module_name
         language = f", language_model_module_name={named!r}" if named else ""
         return f"MultiModuleProcessGroupCollection(modules=[{', '.join(self.module_pgs)}]{language})"
-
-
-# -- releases ---------------------------------------------------------------------------------------------------------
-
-# First release that has a field, or a name of this module.
-_SINCE = {
-    "tp_ep_pp_with_egtp_remat": (0, 19),
-    "dp_cp_gtp_remat": (0, 19),
-    "dp_cp_ag": (0, 18),
-    "gtp_remat": (0, 19),
-    "expt_gtp_remat": (0, 19),
-    "expt_dp_gtp_remat": (0, 19),
-    "expt_dp_ag": (0, 18),
-    "MultiModuleProcessGroupCollection": (0, 17),
-    "resolve_gtp_remat_group": (0, 20),
-}
-
-_BY_ITSELF = {
-    "ProcessGroupCollection": ProcessGroupCollection,
-    "MultiModuleProcessGroupCollection": MultiModuleProcessGroupCollection,
-    "resolve_gtp_remat_group": resolve_gtp_remat_group,
-}
-_FIELDS = {item.name: item.type for item in fields(ProcessGroupCollection)}
-
-
-def follow(release: Release | None) -> None:
-    """Give this module the names and classes of a release; None: those that it has by itself."""
-    names = globals()
-    for name, value in _BY_ITSELF.items():
-        if _has(release, name):
-            names[name] = value
-        else:
-            names.pop(name, None)
-    if release is not None:
-        names["ProcessGroupCollection"] = _as_of(release)
-
-
-def _has(release: Release | None, name: str) -> bool:
-    return release is None or _SINCE.get(name, (0, 0)) <= release
-
-
-def _as_of(release: Release) -> type:
-    """Return the collection of a release: the fields that it has, and its answers."""
-    whole = _BY_ITSELF["ProcessGroupCollection"]
-    methods = {key: one for key, one in vars(whole).items() if isinstance(one, staticmethod)}
-    doc = f"As of Megatron-Core {release[0]}.{release[1]}."
-    namespace = {"release": release, "__module__": __name__, "__doc__": doc, **methods}
-    items = [(name, kind, field(init=False)) for name, kind in _FIELDS.items() if _has(release, name)]
-    return make_dataclass(
-        "ProcessGroupCollection", items, bases=(_Collection,), namespace=namespace, init=False, repr=False, eq=False
-    )

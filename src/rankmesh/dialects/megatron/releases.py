@@ -8,7 +8,7 @@
 0.20     resolve_gtp_remat_group
 ```
 
-Names are data: since when there are some, until when there were others. The functions that differ are in
+The drop-ins have the names of every release; the functions whose parameters differ are in
 ``parallel_state.rankmesh_since_0_19``.
 """
 
@@ -18,40 +18,20 @@ Names are data: since when there are some, until when there were others. The fun
 import inspect
 import re
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from types import ModuleType
 
 from rankmesh.dialects.megatron import lifecycle, parallel_state
-from rankmesh.dialects.megatron.rank_generator import RankGenerator, WithPieces, _inject_gtp_remat_axis
+from rankmesh.dialects.megatron.rank_generator import RankGenerator, WithPieces
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import State
 
-__all__ = ["KNOWN", "Release", "absent_names", "follow", "followed_state", "parse"]
+__all__ = ["KNOWN", "Release", "follow", "followed_state", "parse"]
 
 Release = tuple[int, int]
 
 # The releases whose functions, groups, globals and refusals are compared with in tests.
 KNOWN: tuple[Release, ...] = ((0, 16), (0, 17), (0, 18), (0, 19), (0, 20))
-
-# First release that has a name; what is not listed here is in all of them.
-_SINCE: Mapping[Release, str] = {
-    (0, 18): "create_all_gather_groups",
-    (0, 19): "_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT _DATA_PARALLEL_GROUP_WITH_GTP_REMAT "
-    "_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT _EXPERT_GTP_WEIGHT_REMAT_GLOBAL_RANKS _EXPERT_GTP_WEIGHT_REMAT_GROUP "
-    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP_WITH_EGTP _GTP_WEIGHT_REMAT_GLOBAL_RANKS _GTP_WEIGHT_REMAT_GROUP "
-    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_WITH_GTP_REMAT "
-    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_WITH_GTP_REMAT get_expert_gtp_weight_remat_global_ranks "
-    "get_expert_gtp_weight_remat_group get_expert_gtp_weight_remat_rank get_expert_gtp_weight_remat_world_size "
-    "get_gtp_weight_remat_global_ranks get_gtp_weight_remat_group get_gtp_weight_remat_rank "
-    "get_gtp_weight_remat_world_size",
-}
-
-# First release that no longer has a name.
-_UNTIL: Mapping[Release, str] = {
-    (0, 17): "_GLOBAL_SYMMETRIC_MEMORY_BUFFER _set_global_symmetric_memory_buffer get_global_symmetric_memory_buffer "
-    "destroy_global_symmetric_memory_buffer get_data_modulo_expert_parallel_group is_unitialized",
-    (0, 18): "_DATA_PARALLEL_GROUP_WITH_CP_AG has_separate_all_gather_group",
-}
 
 
 def followed_state() -> ModuleType:
@@ -70,38 +50,19 @@ def parse(version: str) -> Release:
     return int(numbers[0]), int(numbers[1])
 
 
-def absent_names(release: Release) -> frozenset[str]:
-    """Return the names of our ``parallel_state`` that a release does not define.
-
-    >>> "is_unitialized" in absent_names((0, 17)), "is_unitialized" in absent_names((0, 16))
-    (True, False)
-    """
-    later = [name for first, names in _SINCE.items() if release < first for name in names.split()]
-    removed = [name for last, names in _UNTIL.items() if release >= last for name in names.split()]
-    return frozenset((*later, *removed))
-
-
 def follow(state: ModuleType, release: Release | None) -> None:
-    """Give a parallel state the names, parameters and answers of a release; None: those that it has by itself.
+    """Give a parallel state the parameters and answers of a release; None: those that it has by itself.
 
     Its groups and what was set stay as they are. A release that is not known is taken for the nearest before it.
     """
     local, names = state.rankmesh_state, vars(state)
     local.release = release
     local.set_pieces(*local.in_pieces)
-    for name, value in local.first_values():
-        names.setdefault(name, value)
     names.update(local.functions, RankGenerator=RankGenerator)
-    names.pop("_inject_gtp_remat_axis", None)
-    if release is None:
-        return
-    if release >= (0, 18):
+    if release is not None and release >= (0, 18):
         names["initialize_model_parallel"] = _initialize(local, release)
-    if release >= (0, 19):
-        names.update(names["rankmesh_since_0_19"]())
-        names.update(RankGenerator=WithPieces, _inject_gtp_remat_axis=_inject_gtp_remat_axis)
-    for name in absent_names(release):
-        names.pop(name, None)
+    if release is not None and release >= (0, 19):
+        names.update(names["rankmesh_since_0_19"](), RankGenerator=WithPieces)
 
 
 def _initialize(local: State, release: Release) -> Callable[..., None]:

@@ -27,7 +27,6 @@ from rankmesh.errors import NotAMember
 from rankmesh.runtime.registry import register
 
 if TYPE_CHECKING:
-    from rankmesh.dialects.megatron.lifecycle import CalledGroups
     from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["ParallelState", "RankIn", "SizeOf", "State"]
@@ -64,8 +63,8 @@ class State:
     plan_name: str
     functions: dict[str, FunctionType] = field(default_factory=dict)
     initial: dict[str, Any] = field(default_factory=dict)
-    live: LiveGroups | CalledGroups | None = None
-    added: list[LiveGroups | CalledGroups] = field(default_factory=list)
+    live: LiveGroups | None = None
+    added: list[LiveGroups] = field(default_factory=list)
     in_pieces: tuple[bool, bool] = (False, False)
     pieces: bool = False
     expert_pieces: bool = False
@@ -74,7 +73,10 @@ class State:
     def begin(self) -> None:
         """Note the functions and the first values of the globals, once the module has all of them."""
         for name, value in vars(self.module).items():
-            if isinstance(value, FunctionType) and value.__globals__ is vars(self.module):
+            if isinstance(value, FunctionType) and value.__name__ in ("getter", "setter"):
+                value.__name__ = value.__qualname__ = name
+                value.__module__ = self.module.__name__
+            if isinstance(value, FunctionType) and value.__module__ == self.module.__name__:
                 self.functions[name] = value
             elif name.startswith("_") and not name.startswith("__"):
                 self.initial[name] = value
@@ -104,6 +106,13 @@ class State:
         if group is None and check:
             raise self.absent(kind)
         return group
+
+    def ranks(self, kind: str, check: bool = True) -> Any:
+        """Return the global ranks of the group of a kind; an absent one is an error where it is checked."""
+        ranks = vars(self.module)[BY_KIND[kind].ranks or ""]
+        if ranks is None and check:
+            raise self.absent(kind)
+        return ranks
 
     def absent(self, kind: str) -> NotInitialized | NotHere:
         """Return why there is no group of this kind."""

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BY_KIND", "CONFIG_KEYS", "ROWS", "Row"]
+__all__ = ["BY_KIND", "CONFIG_KEYS", "GLOBALS", "ROWS", "Row"]
 
 
 @dataclass(frozen=True)
@@ -73,6 +73,22 @@ ROWS = (
 )
 
 BY_KIND = {row.kind: row for row in ROWS} | {"hcp": Row("hcp", "_HIERARCHICAL_CONTEXT_PARALLEL_GROUPS")}
+
+# What getters read: process groups, their global ranks, and what setters set.
+GLOBALS = (
+    *(name for row in BY_KIND.values() for name in (row.group, row.ranks) if name),
+    *(
+        f"_MPU_{kind}_{number}"
+        for kind in (
+            "TENSOR_MODEL_PARALLEL",
+            "PIPELINE_MODEL_PARALLEL",
+            "EXPERT_MODEL_PARALLEL",
+            "EXPERT_TENSOR_PARALLEL",
+        )
+        for number in ("RANK", "WORLD_SIZE")
+    ),
+    "_UNWRITTEN",
+)
 
 # Sections that an NCCL configuration may have, whether or not a job has the group.
 CONFIG_KEYS = frozenset(row.kind for row in ROWS if not row.kind.endswith(("_gloo", "_gtp", "_ag"))) | {
