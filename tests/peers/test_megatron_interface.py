@@ -85,7 +85,7 @@ def test_globals(version):
 
 @RELEASES
 def test_collections(version):
-    """The classes of the release's process_groups_config, their fields in order, and what their methods take."""
+    """The classes of the release's process_groups_config, and their fields in order."""
     for node in source(version, "process_groups_config"):
         if isinstance(node, ast.FunctionDef):
             check(node.name, node, getattr(process_groups_config, node.name))
@@ -93,10 +93,6 @@ def test_collections(version):
             ours = getattr(process_groups_config, node.name)
             fields = [part.target.id for part in node.body if isinstance(part, ast.AnnAssign)]
             assert [name for name in ours.__dataclass_fields__ if name in fields] == fields, node.name
-            for method in node.body:
-                if isinstance(method, ast.FunctionDef) and not method.name.startswith("__"):
-                    found = inspect.getattr_static(ours, method.name)
-                    check(f"{node.name}.{method.name}", method, getattr(found, "__func__", found))
 
 
 @RELEASES

@@ -79,17 +79,6 @@ def test_collection_has_the_peers_fields_first():
     assert public_names(peer_collection).keys() <= public_names(process_groups_config).keys()
 
 
-@pytest.mark.parametrize(
-    "method", ["use_mpu_process_groups", *(f"setup_process_groups_for_{w}" for w in ("optimizer", "ddp"))]
-)
-def test_collection_methods_take_the_peers_arguments(method):
-    """Names, defaults and kinds are the peer's."""
-    theirs = inspect.signature(getattr(peer_collection.ProcessGroupCollection, method)).parameters
-    ours = inspect.signature(getattr(process_groups_config.ProcessGroupCollection, method)).parameters
-    for name, parameter in theirs.items():
-        assert (ours[name].default, ours[name].kind) == (parameter.default, parameter.kind)
-
-
 def test_grid_has_the_peers_methods():
     """The peer's methods take the peer's arguments; later ones are there."""
     for name, method in vars(peer_grid.HyperCommGrid).items():

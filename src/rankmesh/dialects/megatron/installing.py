@@ -7,7 +7,7 @@ tensor_parallel.layers.get_tensor_model_parallel_group, imported before    ours
 ```
 
 Megatron is imported first if it is not yet, and its version looked at: our modules then have the names, parameters and
-answers of that release (``releases``). Then every module-level name of the process that refers to one of the three
+answers of that release (``releases``). Then every module-level name of the process that refers to one of the two
 modules, or to a function or class of theirs, refers to ours of the same name; ``uninstall`` puts each one back, also in
 modules of Megatron that were imported meanwhile. What is out of reach: references that a program keeps in objects,
 default arguments or closures, and what its own modules imported from Megatron meanwhile. Install early.
@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from types import ModuleType
 from typing import Any
 
-from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, process_groups_config, releases
+from rankmesh.dialects.megatron import hyper_comm_grid, parallel_state, releases
 from rankmesh.errors import ConnectError
 
 __all__ = ["install", "uninstall"]
@@ -75,8 +75,8 @@ _installed: _Installation | None = None
 def install(state: ModuleType | None = None) -> None:
     """Put the drop-ins in place of Megatron's modules; ``state`` in place of the default parallel state.
 
-    Process group collections are then made from ``state``, too. Under a release that is not among ``releases.KNOWN``
-    a ``UserWarning`` says so, and names what ours lack.
+    Megatron's process group collections are then made from ``state``, too. Under a release that is not among
+    ``releases.KNOWN`` a ``UserWarning`` says so, and names what ours lack.
 
     Does nothing when called again. Raises ``ConnectError`` where megatron-core is not installed, or its own parallel
     state is initialised, whose groups would be lost.
@@ -88,7 +88,6 @@ def install(state: ModuleType | None = None) -> None:
     ours: dict[str, ModuleType] = {
         "parallel_state": chosen,
         "hyper_comm_grid": hyper_comm_grid,
-        "process_groups_config": process_groups_config,
     }
     theirs = {name: _peer(f"{_PACKAGE}.{name}") for name in ours}
     if theirs["parallel_state"].is_initialized():
@@ -114,12 +113,10 @@ def _release(theirs: dict[str, ModuleType]) -> releases.Release:
     release = releases.parse(version)
     if release not in releases.KNOWN:
         known = [".".join(map(str, one)) for one in (releases.KNOWN[0], releases.KNOWN[-1])]
-        ours = {"parallel_state": parallel_state, "process_groups_config": process_groups_config}
         lacking = [
             name
-            for module, drop_in in ours.items()
-            for name, value in vars(theirs[module]).items()
-            if getattr(value, "__module__", None) == theirs[module].__name__ and not hasattr(drop_in, name)
+            for name, value in vars(theirs["parallel_state"]).items()
+            if getattr(value, "__module__", None) == f"{_PACKAGE}.parallel_state" and not hasattr(parallel_state, name)
         ]
         warnings.warn(
             f"megatron-core {version} is not among the releases that the drop-ins are tested with, "

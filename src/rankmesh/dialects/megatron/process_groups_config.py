@@ -1,4 +1,4 @@
-"""Drop-in for ``megatron.core.process_groups_config``: process groups by short names, handed from part to part.
+"""``megatron.core.process_groups_config`` without Megatron: process groups by short names, handed from part to part.
 
 ```
 ProcessGroupCollection(tp=..., dp=...)                 by hand; a name that there is not is refused
@@ -6,8 +6,9 @@ ProcessGroupCollection.use_mpu_process_groups()        all groups of the paralle
                       .use_mpu_process_groups(["tp"])  some of them
 ```
 
-A field that was not set is not an attribute (None under ``install()`` from Megatron-Core 0.19 on); a field that is None
-is a group that this rank does not have, or does without. The fields are those of every release.
+A field that was not set is not an attribute; a field that is None is a group that this rank does not have, or does
+without. The fields are those of every release. Megatron's own module asks the parallel state for its groups, so
+``install()`` leaves it in place.
 """
 
 # No postponed annotations here: the fields' types are those of Megatron-Core.
@@ -19,8 +20,8 @@ from typing import Any, Dict, List, Optional  # noqa: UP035
 
 from torch.distributed import ProcessGroup
 
-from rankmesh.dialects.megatron.prepared import for_ddp, for_optimizer, in_pieces, of_state
 from rankmesh.dialects.megatron.releases import followed_state
+from rankmesh.dialects.megatron.table import BY_KIND
 from rankmesh.errors import PlanError
 
 __all__ = [
@@ -40,9 +41,27 @@ class ProcessGroupHelperMeta(type):
         super().__setattr__(name, value)
 
 
-def _gives_none() -> bool:
-    """Return whether the followed release returns None for a field that was not set."""
-    return bool(followed_state().rankmesh_state.has_pieces)
+# The kinds of a parallel state whose names differ from those of the fields.
+_KINDS = {
+    "expt_tp": "ep_tp",
+    "tp_ep": "tp_ep_mp",
+    "expt_dp": "ep_dp",
+    "intra_expt_dp": "intra_ep_dp",
+    "inter_dist_opt": "inter_ep_dp",
+    "intra_dist_opt": "intra_dist_opt_instance",
+    "tp_ep_pp_with_egtp_remat": "tp_ep_pp_gtp",
+    "dp_cp_gtp_remat": "dp_cp",
+    "expt_dp_gtp_remat": "ep_dp",
+}
+# Fields with the ranks that hold other pieces of each weight; those of groups that every state has.
+_WHOLE = ("dp_cp_gtp_remat", "expt_dp_gtp_remat")
+_ALWAYS = ("dp", "dp_cp", "intra_dp_cp", "dp_cp_gtp_remat")
+
+
+def _of_state(state: ModuleType, name: str) -> Any:
+    """Return one field of a collection from a parallel state; None where it has no such group."""
+    kind = _KINDS.get(name, name)
+    return state.rankmesh_state.given(kind, name in _ALWAYS, whole=name in _WHOLE) if kind in BY_KIND else None
 
 
 def _size(group: Any) -> str:
@@ -99,14 +118,10 @@ class ProcessGroupCollection:
 
     def __getattr__(self, name: str) -> Any:
         # Reached for what was not set.
-        if name in self._names() and _gives_none():
-            return None
         raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}; it was not set")
 
     def __repr__(self):  # type: ignore[no-untyped-def]
         groups = {name: vars(self)[name] for name in self._names() if name in vars(self)}
-        if _gives_none():
-            groups = {name: group for name, group in groups.items() if group is not None}
         shown = [f"{name}({_size(group)})" for name, group in groups.items()]
         return f"{type(self).__name__}({', '.join(shown) or 'empty'})"
 
@@ -120,7 +135,7 @@ class ProcessGroupCollection:
         """Return the groups of a parallel state, by default the followed one; ``required_pgs``: the fields wanted."""
         wanted = list(cls._names()) if required_pgs is None else required_pgs
         cls._check_names(wanted, "Invalid process groups requested")
-        return cls(**{name: of_state(state or followed_state(), name) for name in wanted})
+        return cls(**{name: _of_state(state or followed_state(), name) for name in wanted})
 
     @classmethod
     def _names(cls) -> tuple[str, ...]:
@@ -132,36 +147,6 @@ class ProcessGroupCollection:
         if unknown:
             raise PlanError(f"{what}: {unknown}; the groups are {', '.join(cls._names())}; use these", received=unknown)
 
-    @staticmethod
-    def setup_process_groups_for_optimizer(  # type: ignore[no-untyped-def]
-        pg_collection: Optional["ProcessGroupCollection"],
-        model_chunks: List,  # type: ignore[type-arg]  # noqa: UP006
-        use_gloo_process_groups: bool = True,
-    ):
-        """Return what an optimizer needs, by its parameter names; None: the groups of the parallel state.
-
-        Groups that follow from others are filled in, such as dp_cp without context parallelism; a missing one is a
-        ``ValueError``.
-        """
-        return for_optimizer(pg_collection, model_chunks, use_gloo_process_groups)
-
-    @staticmethod
-    def setup_process_groups_for_ddp(pg_collection: Optional["ProcessGroupCollection"], config, ddp_config):  # type: ignore[no-untyped-def]
-        """Return what DistributedDataParallel needs, by its parameter names; None: the groups of the parallel state.
-
-        Without expert data parallelism its group has one rank, and no communicator.
-        """
-        return for_ddp(pg_collection, config, ddp_config)
-
-    @staticmethod
-    def is_gtp_remat_active(process_group_dict: Dict) -> bool:  # type: ignore[type-arg]  # noqa: UP006
-        """Return whether several ranks hold the pieces of one weight, by what ``setup_process_groups_for_...`` gave.
-
-        >>> ProcessGroupCollection.is_gtp_remat_active({"gtp_remat_group": None})
-        False
-        """
-        return in_pieces(process_group_dict)
-
 
 def resolve_gtp_remat_group(pg_collection: Optional["ProcessGroupCollection"], is_expert: bool) -> Any:
     """Return the ranks that hold the pieces of a weight: the collection's, else the parallel state's.
@@ -171,7 +156,7 @@ def resolve_gtp_remat_group(pg_collection: Optional["ProcessGroupCollection"], i
     name = "expt_gtp_remat" if is_expert else "gtp_remat"
     if pg_collection is not None and name in vars(pg_collection):
         return getattr(pg_collection, name)
-    return of_state(followed_state(), name)
+    return _of_state(followed_state(), name)
 
 
 class UnknownModule(PlanError, KeyError):
