@@ -16,17 +16,13 @@ fully_shard(model, mesh=dims.get_mesh("fsdp"))
 
 What differs: torchtitan makes process groups for each of its meshes, most of them several times; here each set of ranks
 has one, after the ranks have agreed on the degrees, and ``close`` destroys them. Degrees that it asserts on are a
-``SizesError``, which is an ``AssertionError`` too. Source: torchtitan 0.3.0, ``torchtitan.distributed.parallel_dims``;
-where a newer one is installed, a ``UserWarning`` says so.
+``SizesError``, which is an ``AssertionError`` too. Source: torchtitan 0.3.0, ``torchtitan.distributed.parallel_dims``.
 """
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
-from functools import cache
-from importlib.metadata import PackageNotFoundError, version
 from typing import TYPE_CHECKING, Any
 
 import torch.distributed as dist
@@ -44,7 +40,6 @@ if TYPE_CHECKING:
 __all__ = ["ParallelDims"]
 
 _BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
-_FOLLOWED = (0, 3, 0)
 # By backend: the axes between stages and tensors of the mesh that parameters lie on.
 _DENSE = {
     "partial_dtensor": ("dp_replicate", "fsdp"),
@@ -86,8 +81,6 @@ class ParallelDims:
     plan: Plan = field(init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
-        if newer := _newer_release():
-            warnings.warn(newer, stacklevel=3)
         others = self.dp_replicate * self.cp * self.tp * self.pp
         if self.dp_shard == -1 and others > 0:
             self.dp_shard = self.world_size // others
@@ -314,22 +307,6 @@ class ParallelDims:
 
     def __exit__(self, *exception: object) -> None:
         self.close()
-
-
-@cache
-def _newer_release() -> str | None:
-    """Return how a newer torchtitan that is installed is to be taken; None where there is none."""
-    try:
-        installed = version("torchtitan")
-    except PackageNotFoundError:
-        return None
-    if tuple(int(part) for part in installed.split("+")[0].split(".")[:3] if part.isdecimal()) <= _FOLLOWED:
-        return None
-    followed = ".".join(map(str, _FOLLOWED))
-    return (
-        f"torchtitan {installed} is installed, and rankmesh.dialects.torchtitan follows {followed}; compare the meshes "
-        f"that your code asks for, or install torchtitan=={followed}"
-    )
 
 
 def _concrete(names: Iterable[str]) -> Iterator[str]:

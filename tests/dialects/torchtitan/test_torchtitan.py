@@ -1,4 +1,3 @@
-import warnings
 
 import pytest
 import torch
@@ -12,7 +11,6 @@ from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, 
 
 import rankmesh as rm
 from rankmesh.backend.registries import registries
-from rankmesh.dialects import torchtitan
 from rankmesh.dialects.torchtitan import ParallelDims
 from rankmesh.errors import AgreementError, PlanError, SizesError
 
@@ -129,18 +127,3 @@ def test_a_config_of_torchtitan():
     values = dict(zip((f"{name}_degree" for name in names), (1, -1, 1, 2, 1, 2), strict=True))
     config = type("Config", (), {**values, "spmd_backend": "full_dtensor"})
     assert ParallelDims.from_config(config, 4) == ParallelDims(1, 2, 1, 2, 1, 2, 4, "full_dtensor")
-
-
-@pytest.mark.parametrize(("version", "warned"), [("0.3.0", 0), ("0.2.2", 0), ("0.4.1", 1), ("0.4.0.dev1", 1)])
-def test_a_newer_torchtitan_is_a_warning(tmp_path, monkeypatch, version, warned):
-    """A newer release that is installed is a warning at the caller's line; it is not imported."""
-    about = tmp_path / f"torchtitan-{version}.dist-info"
-    about.mkdir()
-    (about / "METADATA").write_text(f"Metadata-Version: 2.1\nName: torchtitan\nVersion: {version}\n")
-    monkeypatch.syspath_prepend(str(tmp_path))
-    torchtitan._newer_release.cache_clear()
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        ParallelDims(**EIGHT)
-    torchtitan._newer_release.cache_clear()
-    assert [one.filename for one in caught] == [__file__] * warned
