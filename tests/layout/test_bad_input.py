@@ -164,7 +164,9 @@ def test_what_was_received_is_in_the_error(make, values):
     [
         lambda name: LINE.groups(name),
         lambda name: LINE.groups(f"tp-{name}"),
-        lambda name: LINE[("tp", name)],
+        lambda name: LINE[name, 0],
+        lambda name: LINE.flatten("tp", name),
+        lambda name: LINE.rename(**{name: "x"}),
         lambda name: LINE.rank(tp=0, dp=0, **{name: 0}),
         lambda name: LINE.split(name, one=1),
         lambda name: LINE.reorder(f"tp-dp-{name}"),

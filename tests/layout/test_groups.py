@@ -45,7 +45,7 @@ def test_one_rank_equals_brute_force(data):
         for position, rank in enumerate(expected):
             for given_rank in (rank, np.int64(rank)):
                 assert kind.groups.of(given_rank).ranks == tuple(expected)
-                assert kind.groups.position_of(given_rank) == position
+                assert kind.groups.locate(given_rank)[1] == position
 
 
 @given(st.data())
@@ -166,7 +166,7 @@ def test_groups_are_narrowed_in_order_and_once():
 def test_a_rank_that_the_pick_leaves_out_is_an_error():
     """Asking for the group of a rank that was not picked raises NotAMember with the position and the pick."""
     groups = Mesh(tp=2, pp=4).groups("pp").pick(ends)
-    for query in (groups.of, groups.position_of):
+    for query in (groups.of, groups.locate):
         with pytest.raises(NotAMember, match="rank 2 is at position 1 of its group along pp") as caught:
             query(2)
         assert (caught.value.rank, caught.value.position, caught.value.picked) == (2, 1, (0, 3))

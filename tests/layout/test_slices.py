@@ -42,7 +42,7 @@ def test_a_slice_is_a_mesh(made, data):
     for group in expected:
         for position, rank in enumerate(group):
             assert groups.of(rank) == tuple(group)
-            assert groups.position_of(rank) == position
+            assert groups.locate(rank)[1] == position
             assert groups[groups.index_of(rank)] == tuple(group)
     for rank in set(range(max(ranks) + 3)).difference(ranks):
         assert not groups.has(rank)
@@ -94,14 +94,64 @@ def test_saved_ranks_that_are_apart():
 
 
 @given(meshes(), st.data())
-def test_brackets_when_all_ranks_agree(mesh, data):
-    """mesh[axes] is the sub-mesh where there is one; where each position has its own, the error says how to get it."""
-    axes = tuple(data.draw(axes_of(mesh).filter(bool)))
-    if len(mesh.groups(axes)) == 1:
-        assert mesh[axes] == mesh.slice(axes, of=mesh.offset)
-        return
-    with pytest.raises(LayoutError, match=r"say whose: mesh\.slice\('"):
-        mesh[axes]
+def test_brackets_fix_axes(mesh, data):
+    """mesh[axis, position, ...] has the ranks at these positions, in their order, by brute force."""
+    fixed = {axis: data.draw(st.integers(0, mesh.axes[axis] - 1)) for axis in data.draw(axes_of(mesh))}
+    assume(len(fixed) < len(mesh.axes))
+    part = mesh[tuple(item for pair in fixed.items() for item in pair)]
+    places = brute.places(mesh.axes, mesh.offset, mesh.rank_map)
+    expected = [rank for coordinate, rank in places if fixed.items() <= coordinate.items()]
+    assert [rank for _, rank in brute.places(part.axes, part.offset, part.rank_map)] == expected
+    assert part.axes == {axis: size for axis, size in mesh.axes.items() if axis not in fixed}
+
+
+@given(meshes(), st.data())
+def test_flattened_axes_are_one(mesh, data):
+    """The joined axis has the groups of its axes, and each other axis has its own, wherever the axes lie."""
+    axes = data.draw(axes_of(mesh).filter(bool))
+    flat = mesh.flatten(*axes, name="joined")
+    assert sorted(flat.groups("joined").tolist()) == sorted(mesh.groups(axes).tolist())
+    for axis in mesh.axes.keys() - set(axes):
+        assert sorted(flat.groups(axis).tolist()) == sorted(mesh.groups(axis).tolist())
+    first = min(map(list(mesh.axes).index, axes))
+    assert list(flat.axes)[first] == "joined"
+    assert Mesh.from_dict(flat.to_dict()) == flat
+
+
+@given(meshes(), st.data())
+def test_renamed_axes_are_the_same(mesh, data):
+    """Another name has the ranks of the old one, in views too, and may be the old name of another axis."""
+    names = list(mesh.axes)
+    moved = dict(zip(names, data.draw(st.permutations(names)), strict=True))
+    viewed = mesh.with_view("same", **mesh.axes)
+    other = viewed.rename(**moved)
+    assert list(other.axes) == list(moved.values())
+    for old, new in moved.items():
+        assert other.groups(new).tolist() == other.groups(new, view="same").tolist() == mesh.groups(old).tolist()
+    split = Mesh(cp=8).split("cp", inner=2, outer=4).rename(inner="near")
+    assert split.groups("cp") == Mesh(cp=8).groups("cp")
+
+
+@pytest.mark.parametrize(
+    "select",
+    [
+        lambda mesh: mesh["tp"],
+        lambda mesh: mesh["tp", 2],
+        lambda mesh: mesh["tp", -1],
+        lambda mesh: mesh["tp", 0, "dp", 0],
+        lambda mesh: mesh["tp", 0, "tp", 1],
+        lambda mesh: mesh["tp", "dp"],
+        lambda mesh: mesh[0, "tp"],
+        lambda mesh: mesh.flatten("tp", "tp"),
+        lambda mesh: mesh.flatten("tp", name="dp"),
+        lambda mesh: mesh.rename(tp="dp"),
+        lambda mesh: mesh.rename(tp="2d"),
+    ],
+)
+def test_selections_that_are_no_mesh(select):
+    """Positions that do not exist, axes that are named twice, and nothing that is left are refused."""
+    with pytest.raises(LayoutError):
+        select(Mesh(tp=2, dp=2))
 
 
 @given(meshes(), st.data())

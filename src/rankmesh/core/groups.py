@@ -264,7 +264,7 @@ class Groups(Sequence[Group]):
         return self.locate(rank)[0]
 
     def locate(self, rank: int) -> tuple[Group, int]:
-        """Return the group of one rank, and the position of the rank in it; ``NotAMember`` as in ``of``."""
+        """Return the group of one rank, and its position there: its rank in the live group. Raises as ``of`` does."""
         base, piece, position = self._locate(rank)
         if self.picked is None:
             return self._group(base, piece), position
@@ -288,10 +288,6 @@ class Groups(Sequence[Group]):
         """Return the index of the group of one rank: ``self[self.index_of(rank)] == self.of(rank)``."""
         base, piece, _ = self._locate(rank)
         return self.bases.position(base) * self._pieces + piece
-
-    def position_of(self, rank: int) -> int:
-        """Return a rank's position in its group: its rank in the live group. Raises ``NotAMember`` as ``of`` does."""
-        return self.locate(rank)[1]
 
     def coordinate_of(self, rank: int) -> dict[str, int]:
         """Return the coordinate that all members of this rank's group agree on."""

@@ -63,11 +63,6 @@ class Job(Mapping[str, Mesh]):
         if not partial:
             _covers(self._meshes, self.world_size)
 
-    @property
-    def meshes(self) -> dict[str, Mesh]:
-        """The meshes by name."""
-        return dict(self._meshes)
-
     def of(self, rank: int) -> tuple[str, ...]:
         """Return the names of the meshes that a rank is in; several when they are colocated."""
         number = integer(rank, "rank", least=0)

@@ -253,23 +253,65 @@ class Mesh:
         sizes = {name: size for name, (size, _) in chosen.items()}
         return self._with(sizes=sizes, rank_range=RankRange.at(ranks), parts={}, views={})
 
-    def __getitem__(self, axes: str | tuple[str, ...]) -> Mesh:
-        """Return the sub-mesh of some axes, where it is the same for every rank: the other axes have size 1.
+    def __getitem__(self, at: tuple[str | int, ...]) -> Mesh:
+        """Return the sub-mesh at positions along some axes, each axis followed by its position.
 
-        >>> Mesh(tp=2, dp=2, pp=1)["dp", "tp"]
-        Mesh(tp=2, dp=2)
+        >>> mesh = Mesh(tp=2, dp=2, pp=2)
+        >>> mesh["pp", 1], mesh["pp", 1, "tp", 0].groups("dp").tolist()
+        (Mesh(tp=2, dp=2, offset=4), [[4, 6]])
         """
-        groups = self.groups(axes)
-        if len(groups) > 1:
-            along = "-".join(groups.axes)
+        pairs = at if isinstance(at, tuple) else (at,)
+        fixed = dict(zip(axis_names(pairs[::2]), pairs[1::2], strict=False))  # type: ignore[arg-type]  # it checks them
+        kept = [name for name in self._sizes if name not in fixed]
+        if len(pairs) % 2 or not kept:
             raise LayoutError(
-                f"mesh[{along!r}] could be any of {len(groups)} sub-meshes, one for each position along "
-                f"{', '.join(groups.fixed)}; say whose: mesh.slice({along!r}, of=rank), or list all with "
-                f"mesh.groups({along!r})",
-                axes=groups.axes,
-                slices=len(groups),
+                f"mesh[{', '.join(map(quoted, pairs))}] is not a sub-mesh; give a position behind each axis that is "
+                "fixed, such as mesh['pp', 0], and leave one axis; mesh.slice('tp-dp', of=rank) names those that stay",
+                received=at,
             )
-        return self.slice(axes, of=self.offset)
+        return self.slice(kept, of=self.rank(**dict.fromkeys(kept, 0), **fixed))  # type: ignore[arg-type]  # checked
+
+    def flatten(self, axis: str, /, *axes: str, name: str | None = None) -> Mesh:
+        """Join axes into one, in place of the first of them in the mesh; views do not carry over.
+
+        Its name is theirs, joined by underscores, unless ``name`` is given. Ranks between axes that are not neighbours
+        move behind them: the mesh then has a rank map.
+
+        >>> Mesh(tp=2, cp=2, dp=2).flatten("dp", "cp"), Mesh(tp=2, cp=2, dp=2).flatten("tp", "dp").rank_map
+        (Mesh(tp=2, dp_cp=4), (0, 1, 4, 5, 2, 3, 6, 7))
+        """
+        chosen = self.axis_pairs((axis, *axes))
+        first = next(iter(chosen))
+        joined = "_".join((axis, *axes)) if name is None else name
+        rest = {other: {other: pair} for other, pair in self._pairs.items() if other not in chosen}
+        blocks = [
+            (joined, chosen) if other == first else (other, rest[other])
+            for other in self._sizes
+            if other == first or other in rest
+        ]
+        positions = Strided(tuple(pair for _, along in blocks for pair in along.values())).values()
+        return self._with(
+            sizes=_unique((other, prod(size for size, _ in along.values())) for other, along in blocks),
+            rank_range=RankRange.at(self._rank_range.ranks(positions)),
+            parts={},
+            views={},
+        )
+
+    def rename(self, **names: str) -> Mesh:
+        """Give axes other names, in the views that share them too.
+
+        >>> Mesh(tp=2, dp=4).rename(dp="data")
+        Mesh(tp=2, data=4)
+        """
+        for axis in names:
+            find(axis, self._sizes)
+
+        def renamed(mesh: Mesh, views: dict[str, Mesh]) -> Mesh:
+            sizes = _unique((names.get(axis, axis), size) for axis, size in mesh._sizes.items())
+            parts = {axis: tuple(names.get(leaf, leaf) for leaf in leaves) for axis, leaves in mesh._parts.items()}
+            return mesh._with(sizes=sizes, parts=parts, views=views)
+
+        return renamed(self, {view: renamed(other, {}) for view, other in self._views.items()})
 
     def _leaves(self, names: tuple[str, ...]) -> tuple[str, ...]:
         """Return the names with every split axis replaced by its sub-axes."""

@@ -30,7 +30,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError, UnknownGroup, quoted
 
-__all__ = ["with_nccl_config"]
+__all__ = ["nccl_sections", "with_nccl_config"]
 
 _HIGH_PRIORITY = "is_high_priority_stream"
 
@@ -41,7 +41,7 @@ def with_nccl_config(plan: Plan, config: str | Path | Mapping[str, Mapping[str, 
     ``config`` is the YAML text, the path of a file (as a ``Path``), or the mapping itself. Raises ``UnknownGroup`` for
     a section that names no group of the plan, ``PlanError`` for a file that cannot be read.
     """
-    sections = _sections(config)
+    sections = nccl_sections(config)
     for name in sections:
         if not any(_applies(name, spec) for spec in plan.specs):
             raise UnknownGroup(name, plan.kinds)
@@ -61,7 +61,8 @@ def _asked(spec: GroupSpec, settings: Mapping[str, Any]) -> Options:
     return Options(nccl={**dict(spec.options.nccl or ()), **given} or None, high_priority=settings.get(_HIGH_PRIORITY))
 
 
-def _sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def nccl_sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the options by section. Raises ``PlanError`` for what is not such a file."""
     if isinstance(config, Mapping):
         data: Any = config
     else:

@@ -38,11 +38,6 @@ class Pick:
         object.__setattr__(self, "positions", _integers(self.positions, self.positions))
 
     @classmethod
-    def at(cls, positions: Iterable[int]) -> Pick:
-        """Return the pick of these positions, whatever the size of the groups."""
-        return cls(_integers(positions, positions))
-
-    @classmethod
     def of(cls, pick: PickLike, size: int) -> Pick:
         """Return a checked pick for groups of ``size`` ranks; a callable is asked with ``range(size)``."""
         if isinstance(pick, Pick):
@@ -50,7 +45,7 @@ class Pick:
         elif callable(pick):
             chosen = cls(_integers(pick(range(size)), pick))
         else:
-            chosen = cls.at(pick)
+            chosen = cls(pick)  # type: ignore[arg-type]  # any iterable is kept as a tuple
         chosen.positions_in(size)
         return chosen
 

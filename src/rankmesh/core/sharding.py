@@ -35,7 +35,7 @@ from rankmesh.core.boxes import size as elements
 from rankmesh.core.cuts import Cut
 from rankmesh.core.lazy import provided
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.strided import IntArray
+from rankmesh.core.strided import IntArray, Strided
 from rankmesh.errors import LayoutError, quoted
 
 __all__ = ["DTYPES", "Shard", "ShardMap", "Sharding", "at_of"]
@@ -101,12 +101,14 @@ class ShardMap:
         return tuple(tuple(position // stride % size for size, stride in axes) for axes in self.axes)
 
     @cached_property
+    def _cutting(self) -> Strided:
+        """The pattern of the axes that cut, the innermost fastest: a shard is its position there."""
+        return Strided(tuple(axis for axes in self.axes[::-1] for axis in axes[::-1]))
+
+    @cached_property
     def _shard_of_position(self) -> IntArray:
-        positions = np.arange(self.mesh.size, dtype=np.int64)
-        shard = np.zeros_like(positions)
-        for axes in self.axes:
-            for size, stride in axes:
-                shard = shard * size + positions // stride % size
+        positions = np.arange(self.mesh.size)
+        shard = self._cutting.position(positions)
         for (size, stride), kept in self.at:
             shard[~np.isin(positions // stride % size, kept)] = -1
         return shard
@@ -114,9 +116,9 @@ class ShardMap:
     @cached_property
     def _order(self) -> IntArray:
         """The positions that hold something by shard, (shards, copies)."""
-        order = np.argsort(self._shard_of_position, kind="stable")
-        holders = order[np.count_nonzero(self._shard_of_position < 0) :]
-        return holders.reshape(prod(self.shards), -1)
+        copies = self._cutting.complement(self.mesh.size).values()
+        kept = copies[self._shard_of_position[copies] >= 0]
+        return self._cutting.values()[:, None] + kept[None, :]
 
     @cached_property
     def first(self) -> IntArray:

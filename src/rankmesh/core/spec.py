@@ -89,7 +89,7 @@ class GroupSpec:
             name=_name(name),
             axes=along,
             view=_view(view),
-            pick=pick if pick is None or isinstance(pick, Pick) or callable(pick) else Pick.at(pick),
+            pick=pick if pick is None or isinstance(pick, Pick) or callable(pick) else Pick(pick),  # type: ignore[arg-type]  # as in Pick.of
             levels=None if levels is None else _levels(levels, name),
             level=None if level is None else integer(level, "level", least=0),
             pipeline=_is_pipeline(along, pick) if pipeline is None else flag("pipeline", pipeline),

@@ -25,6 +25,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from math import prod
+from typing import TypeVar
 
 import numpy as np
 import numpy.typing as npt
@@ -32,6 +33,7 @@ import numpy.typing as npt
 __all__ = ["IntArray", "Strided"]
 
 IntArray = npt.NDArray[np.int64]
+_Number = TypeVar("_Number", int, IntArray)
 
 
 @dataclass(frozen=True)
@@ -64,11 +66,11 @@ class Strided:
             total += digit * stride
         return total
 
-    def position(self, number: int) -> int:
-        """Return the position of a number, of which only the part along the pairs counts."""
-        index, weight = 0, 1
+    def position(self, number: _Number) -> _Number:
+        """Return the position of a number, or of each in an array; only the part along the pairs counts."""
+        index, weight = number * 0, 1
         for size, stride in self.pairs:
-            index += number // stride % size * weight
+            index = index + number // stride % size * weight
             weight *= size
         return index
 

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.backend.options import nccl_options
-from rankmesh.core.documents import parse_yaml, read_text, refused_as
+from rankmesh.core.nccl_config import nccl_sections
 from rankmesh.core.options import Options
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName
 from rankmesh.dialects.megatron.table import CONFIG_KEYS
@@ -85,7 +85,7 @@ def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, di
     >>> read_config(None, ["dp_cp", "ep"])
     {'dp_cp': {'is_high_priority_stream': True}, 'ep': {'is_high_priority_stream': True}}
     """
-    sections = {} if path is None else _load(path)
+    sections = {} if path is None else nccl_sections(path)
     for name in high_priority:
         sections.setdefault(name, {})[_HIGH_PRIORITY] = True
     for name, section in sections.items():
@@ -98,18 +98,6 @@ def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, di
             )
         _check_network(section)
     return sections
-
-
-def _load(path: Path) -> dict[str, dict[str, Any]]:
-    with refused_as(Refused, f"NCCL configuration {str(path)!r}", "fix the file"):
-        data = parse_yaml(read_text(path)) or {}
-    if not isinstance(data, dict) or not all(isinstance(section, dict) for section in data.values()):
-        raise Refused(
-            f"{str(path)!r} holds {data!r:.80}, but an NCCL configuration maps groups to options; write one section "
-            "for each group, such as tp: {max_ctas: 8}",
-            received=data,
-        )
-    return data
 
 
 def overwrite_nccl_comm_cfgs(nccl_comm_cfgs, pg_name, key_value_pair):  # type: ignore[no-untyped-def]
