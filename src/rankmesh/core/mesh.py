@@ -253,7 +253,7 @@ class Mesh:
         sizes = {name: size for name, (size, _) in chosen.items()}
         return self._with(sizes=sizes, rank_range=RankRange.at(ranks), parts={}, views={})
 
-    def __getitem__(self, at: tuple[str | int, ...]) -> Mesh:
+    def __getitem__(self, at: str | tuple[str | int, ...]) -> Mesh:
         """Return the sub-mesh at positions along some axes, each axis followed by its position.
 
         >>> mesh = Mesh(tp=2, dp=2, pp=2)
