@@ -15,6 +15,11 @@ import torch.distributed as dist
 import rankmesh as rm
 
 LAYOUT = "tp=2,dp=2,pp=2"
+_TRAINED = ("up", "norm", "bias")
+
+
+def _seeded(seed):
+    return torch.Generator().manual_seed(seed)
 
 
 class Trainer:
@@ -22,65 +27,60 @@ class Trainer:
 
     def __init__(self, groups, fault):
         self.groups, self.fault, self.now = groups, fault, 0
-        self.place = groups.plan.mesh.coordinate(groups.rank)
-        generator = torch.Generator().manual_seed(7 + self.place["pp"])
-        draw = torch.randn(8, 4, generator=generator, dtype=torch.float64)
-        self.weights = {
-            "up": draw[self.place["tp"] * 4 :][:4].clone(),
-            "norm": torch.ones(4, dtype=torch.float64),
-            "bias": torch.zeros(4, dtype=torch.float64),
-            "embedding": torch.randn(3, 4, generator=torch.Generator().manual_seed(3), dtype=torch.float64),
-        }
+        self.place, sizes = groups.plan.mesh.coordinate(groups.rank), groups.plan.mesh.axes
+        self.stages = range(2)[self.place["pp"] :: sizes["pp"]]
+        self.samples = range(2)[self.place["dp"] :: sizes["dp"]]
+        rows = 8 // sizes["tp"]
+        self.weights = {"embedding": torch.randn(3, 4, generator=_seeded(3), dtype=torch.float64)}
+        for stage in self.stages:
+            draw = torch.randn(8, 4, generator=_seeded(7 + stage), dtype=torch.float64)
+            self.weights |= {
+                f"{stage}.up": draw[self.place["tp"] * rows :][:rows].clone(),
+                f"{stage}.norm": torch.ones(4, dtype=torch.float64),
+                f"{stage}.bias": torch.zeros(4, dtype=torch.float64),
+            }
         for name in list(self.weights):
             for moment in ("exp_avg", "exp_avg_sq"):
                 self.weights[f"{name}.{moment}"] = torch.zeros_like(self.weights[name])
-        self.weights["step"] = torch.zeros((), dtype=torch.int64)
-        self.rate, self.decay, self.batch = 0.05, 0.01, None
+        self.weights |= {f"{stage}.step": torch.zeros((), dtype=torch.int64) for stage in self.stages}
+        self.rate, self.decay = 0.05, 0.01
         self.first = {name: one.clone() for name, one in self.weights.items()}
+
+    def full_name(self, name):
+        """The full name of a tensor of this rank's stage."""
+        return name if name.startswith("embedding") else f"{self.stages[0]}.{name}"
+
+    def of(self, name):
+        """A tensor of this rank's stage."""
+        return self.weights[self.full_name(name)]
 
     def shardings(self):
         """How each tensor lies: stages have tensors of the same names, so these carry the stage."""
         mesh, found = self.groups.plan.mesh, {}
         for stage in range(2):
-            at = {"pp": stage}
+            at = {"pp": stage} if mesh.axes["pp"] > 1 else None
             for name, shape in (("up", (8, 4)), ("norm", (4,)), ("bias", (4,)), ("step", ())):
                 for more in ("", ".exp_avg", ".exp_avg_sq") if name != "step" else ("",):
                     cut = ("tp", None) if name == "up" else None
                     dtype = "int64" if name == "step" else "float64"
                     found[f"{stage}.{name}{more}"] = rm.Sharding(mesh, cut, shape, dtype, at=at)
         for more in ("", ".exp_avg", ".exp_avg_sq"):
-            found[f"embedding{more}"] = rm.Sharding(mesh, shape=(3, 4), dtype="float64", at={"pp": (0, 1)})
+            found[f"embedding{more}"] = rm.Sharding(mesh, shape=(3, 4), dtype="float64")
         return found
-
-    def tensors(self):
-        """This rank's, by the names of the shardings."""
-        stage = self.place["pp"]
-        return {name if name.startswith("embedding") else f"{stage}.{name}": one for name, one in self.weights.items()}
 
     def step(self, now):
         """One step; the norm of the gradient, which all ranks believe to be the same."""
         self.now, w = now, self.weights
-        self.batch = now * 10 + self.place["dp"]
-        self.fault(self, "batch")
-        x = w["embedding"][self.batch % 3] * (1 + self.batch % 5)
-        self.x = x * w["norm"]
-        self.fault(self, "activation")
-        hidden = torch.tanh(w["up"] @ self.x)
-        upstream = hidden * (1 - hidden**2)
-        back = w["up"].T @ upstream
-        dist.all_reduce(back, group=self.groups["tp"].pg)
-        self.gradients = {
-            "up": torch.outer(upstream, self.x),
-            "norm": back * self.x,  # equal on tp, as its inputs are
-            "bias": upstream.clone(),  # a part, which tp sums
-            "embedding": torch.zeros(3, 4, dtype=torch.float64),
-        }
-        self.gradients["embedding"][self.batch % 3] = back
+        self.gradients = {name: torch.zeros_like(one) for name, one in w.items() if name.partition(".")[2] in _TRAINED}
+        self.gradients["embedding"] = torch.zeros(3, 4, dtype=torch.float64)
+        for stage in self.stages:
+            for sample in self.samples:
+                self.backward(f"{stage}.", sample)
         self.sums = {"up": ["dp"], "norm": ["dp"], "bias": ["tp", "dp"], "embedding": ["pp", "dp"]}
         self.fault(self, "gradients")
-        for name, axes in self.sums.items():
-            for axis in axes:
-                dist.all_reduce(self.gradients[name], group=self.groups[axis].pg)
+        for name, gradient in self.gradients.items():
+            for axis in self.sums[name.rpartition(".")[2]]:
+                dist.all_reduce(gradient, group=self.groups[axis].pg)
         self.fault(self, "reduced")
         total = torch.stack([one.square().sum() for one in self.gradients.values()]).sum()
         dist.all_reduce(total, group=self.groups["tp"].pg)
@@ -91,18 +91,36 @@ class Trainer:
         self.fault(self, "updated")
         return self.norm
 
+    def backward(self, stage, sample):
+        """Add the gradients of one sample."""
+        w, self.batch = self.weights, self.now * 10 + sample
+        self.fault(self, "batch")
+        x = w["embedding"][self.batch % 3] * (1 + self.batch % 5)
+        self.x = x * w[f"{stage}norm"]
+        self.fault(self, "activation")
+        hidden = torch.tanh(w[f"{stage}up"] @ self.x)
+        upstream = hidden * (1 - hidden**2)
+        back = w[f"{stage}up"].T @ upstream
+        dist.all_reduce(back, group=self.groups["tp"].pg)
+        self.gradients[f"{stage}up"] += torch.outer(upstream, self.x)
+        self.gradients[f"{stage}norm"] += back * self.x  # equal on tp, as its inputs are
+        self.gradients[f"{stage}bias"] += upstream.reshape(-1, 4).sum(0)  # a part, which tp sums
+        self.gradients["embedding"][self.batch % 3] += back
+
     def update(self):
         """AdamW by hand."""
         w = self.weights
-        w["step"] += 1
+        for stage in self.stages:
+            w[f"{stage}.step"] += 1
+        step = int(self.of("step"))
         for name, gradient in self.gradients.items():
             gradient = gradient / torch.clamp(self.norm / 1e6, min=1.0)  # clipped where it is huge
             first, second = w[f"{name}.exp_avg"], w[f"{name}.exp_avg_sq"]
             first.mul_(0.9).add_(0.1 * gradient)
             second.mul_(0.99).add_(0.01 * gradient**2)
             w[name].mul_(1 - self.rate * self.decay)
-            w[name] -= self.rate * (first / (1 - 0.9 ** int(w["step"]))) / (
-                (second / (1 - 0.99 ** int(w["step"]))).sqrt() + 1e-8
+            w[name] -= self.rate * (first / (1 - 0.9**step)) / (
+                (second / (1 - 0.99**step)).sqrt() + 1e-8
             )  # fmt: skip
 
 
@@ -128,8 +146,8 @@ def flip(name, at, bit):
     """One bit of one element of a tensor."""
 
     def change(trainer):
-        found = trainer.gradients if name in getattr(trainer, "gradients", {}) and ":" in at else trainer.weights
-        found[name].view(torch.int64).view(-1)[int(at.strip(":"))] ^= 1 << bit if bit < 63 else -(1 << 63)
+        found = (trainer.gradients if ":" in at else trainer.weights)[trainer.full_name(name)]
+        found.view(torch.int64).view(-1)[int(at.strip(":"))] ^= 1 << bit if bit < 63 else -(1 << 63)
 
     return change
 
@@ -155,7 +173,7 @@ FAULTS = {
     "a bit of an activation": Fault(
         "activation", (5,), put("t.x.view(torch.int64)[0] ^= 1 << 45"), "1.norm", (4, 5, 6, 7)
     ),
-    "a step counter": Fault("updated", (0,), put("t.weights['step'] += 1"), "0.step", (0,)),
+    "a step counter": Fault("updated", (0,), put("t.of('step').add_(1)"), "0.step", (0,)),
     "a norm's sum over tp is missing": Fault(
         "gradients", None, put("t.sums['bias'] = ['dp']"), "0.bias", (0, 1, 2, 3), always=True
     ),
@@ -172,26 +190,36 @@ FAULTS = {
     "another rate of learning": Fault("norm", (1,), put("t.rate *= 1.001"), "embedding", (1,)),
     "no weight decay": Fault("norm", (4,), put("t.decay = 0.0"), "embedding", (4,)),
     "a step of the optimizer is skipped": Fault(
-        "norm", (5,), put("t.gradients = {}; t.weights['step'] -= 1"), "embedding", (5,)
+        "norm", (5,), put("t.gradients = {}; t.of('step').sub_(1)"), "embedding", (5,)
     ),
-    "a NaN": Fault("updated", (0,), put("t.weights['norm'][1] = nan"), "0.norm", (0,)),
+    "a NaN": Fault("updated", (0,), put("t.of('norm')[1] = nan"), "0.norm", (0,)),
     "a zero that is negative": Fault(
-        "updated", None, put("t.weights['norm.exp_avg'][0] = [0.0, -0.0][t.groups.rank == 2]"), "0.norm.exp_avg", (2,)
+        "updated", None, put("t.of('norm.exp_avg')[0] = [0.0, -0.0][t.groups.rank == 2]"), "0.norm.exp_avg", (2,)
     ),
     "gradients clipped by a norm of one rank": Fault(
         "norm", (0,), put("t.norm = t.norm * 1e9"), "embedding", (0,)
     ),
     "shards of tp that are exchanged": Fault(
-        "updated", (0,), put("t.weights['up'].copy_(t.weights['up'].flip(0))"), "0.up", (0, 2)
+        "updated", (0,), put("t.of('up').copy_(t.of('up').flip(0))"), "0.up", (0, 2)
     ),
     "a stale copy of a parameter": Fault(
-        "updated", (7,), put("t.weights['embedding'].copy_(t.first['embedding'])"), "embedding", (7,)
+        "updated", (7,), put("t.of('embedding').copy_(t.first['embedding'])"), "embedding", (7,)
     ),
     "an update in lower precision": Fault(
-        "updated", (3,), put("t.weights['norm'].copy_(t.weights['norm'].float())"), "0.norm", (3,)
+        "updated", (3,), put("t.of('norm').copy_(t.of('norm').float())"), "0.norm", (3,)
+    ),
+    "a sum over another group": Fault(
+        "gradients", None, put("t.sums['norm'] = ['tp']"), "0.norm", (0, 1, 2, 3), always=True
+    ),
+    "two gradients in one buffer": Fault(
+        "gradients", (1,), put("t.gradients['0.norm'] = t.gradients['0.bias']"), "0.norm", (1, 3)
+    ),
+    "a gradient that one rank averages": Fault("reduced", (4,), put("t.gradients['1.norm'] /= 2"), "1.norm", (4,)),
+    "a buffer of whatever each rank had there": Fault(
+        "updated", None, put("t.of('embedding.exp_avg')[2, 3] += t.groups.rank"), "embedding.exp_avg", (*range(8),)
     ),
     "an element that nobody has initialised": Fault(
-        "updated", (1,), put("t.weights['embedding.exp_avg_sq'][2, 3] = 1e-300"), "embedding.exp_avg_sq", (1,)
+        "updated", (1,), put("t.of('embedding.exp_avg_sq')[2, 3] = 1e-300"), "embedding.exp_avg_sq", (1,)
     ),
 }  # fmt: skip
 
@@ -199,7 +227,7 @@ FAULTS = {
 def outcome(groups, fault, steps=6, every=1):
     """What a guard finds in a run with a fault: the tensor, the ranks, the step and since when; None for nothing."""
     trainer = Trainer(groups, fault)
-    guard = rm.Guard(groups, trainer.tensors(), trainer.shardings(), every=every)
+    guard = rm.Guard(groups, trainer.weights, trainer.shardings(), every=every)
     try:
         for now in range(steps):
             guard.sum("norm", trainer.step(now), over="tp-dp-pp")

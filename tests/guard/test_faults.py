@@ -1,24 +1,30 @@
-"""Two dozen faults on eight gloo ranks: each is found at the next check, with tensor and ranks; clean steps pass."""
+"""Two dozen faults on eight ranks: each is found at the next check, with tensor and ranks; clean steps pass."""
 
 import os
 
 import pytest
 import torch
-from tests.guard.faults import FAULTS, LAYOUT, outcome
+from tests.guard.faults import FAULTS, LAYOUT, Trainer, outcome
 from tests.sockets import free_port
-from tests.sweeping import every
+from tests.sweeping import ALL, every
 
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.launch.table import torchrun_variables
-
-pytestmark = pytest.mark.long
 
 # Every combination of axes that has replicas, up to 16 ranks.
 LAYOUTS = (
     "dp=2", "tp=2", "pp=2", "dp=4", "tp=2,dp=2", "dp=2,pp=2", "tp=2,pp=2", "tp=2,dp=2,pp=2", "tp=4,dp=2", "tp=2,dp=4",
     "tp=2,dp=3,pp=2", "tp=4,dp=2,pp=2",
 )  # fmt: skip
+# Of each layout, to be 10,000 in a sweep of all.
+STEPS = -(-10_000 // len(LAYOUTS)) if ALL else 40
+
+
+def expected(fault):
+    """What a guard has to find."""
+    when = (0, None) if fault.always else (3, 2)
+    return None if fault.tensor is None else (fault.tensor, fault.found, *when)
 
 
 def _all(me, port):
@@ -27,21 +33,55 @@ def _all(me, port):
         return {name: outcome(groups, fault) for name, fault in FAULTS.items()}
 
 
+@pytest.mark.long
 def test_each_fault_is_found(outcomes):
-    """On every rank the same: the tensor and the ranks; what is no difference between replicas is not reported."""
+    """On every rank of gloo the same: the tensor and the ranks; what differs in no replica is not reported."""
     values = [one.value for one in outcomes(8, _all, free_port(), world=None)]
     assert values == [values[0]] * 8
-    expected = {}
-    for name, fault in FAULTS.items():
-        when = (0, None) if fault.always else (3, 2)
-        expected[name] = None if fault.tensor is None else [fault.tensor, [*fault.found], *when]
-    assert values[0] == expected
-    assert sum(one is not None for one in expected.values()) > 20
+    found = {name: one and (one[0], tuple(one[1]), *one[2:]) for name, one in values[0].items()}
+    assert found == {name: expected(fault) for name, fault in FAULTS.items()}
 
 
+@pytest.mark.parametrize("name", every(4, FAULTS))
+def test_each_fault_is_found_on_simulated_ranks(name):
+    """As on gloo."""
+    fault = FAULTS[name]
+    assert sim.run(lambda groups: outcome(groups, fault), LAYOUT) == [expected(fault)] * 8
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "a norm's sum over tp is missing",
+        "a tied embedding that one stage updates",
+        "another rate of learning",
+        "the exponent of a norm",
+        "gradients clipped by a norm of one rank",
+        "a gradient that one rank averages",
+    ],
+)
+def test_a_comparison_names_the_same_tensor(name):
+    """The guard by what replicas hold, `sim.compare` by what one process has; of several both name the first."""
+
+    def program(groups):
+        trainer = Trainer(groups, FAULTS[name])
+        shardings = trainer.shardings()
+        first = sorted(shardings, key=lambda each: (not each.startswith("embedding"), each))  # as the guard does
+        for now in range(5):
+            trainer.step(now)
+            for each in first:
+                if each in trainer.weights:
+                    one = shardings[each]
+                    sim.see(each, trainer.weights[each], one.cut, at=one.at)
+
+    result = sim.compare(program, [LAYOUT], seconds=1.0)
+    assert result.first.name == FAULTS[name].tensor
+
+
+@pytest.mark.long
 @pytest.mark.parametrize("layout", every(3, LAYOUTS))
 def test_clean_steps_raise_nothing(layout):
-    """Kernels that give other numbers on each rank, before their sums."""
+    """Kernels that give other numbers on each rank, before their sums; RANKMESH_TEST_SWEEP=all: 10,000 steps."""
 
     def program(groups):
         torch.manual_seed(groups.rank)
@@ -54,7 +94,7 @@ def test_clean_steps_raise_nothing(layout):
             "norm": rm.Sharding(mesh, shape=(3,)),
         }
         guard = rm.Guard(groups, {"up": up, "norm": norm}, shardings, every=1)
-        for step in range(40):
+        for step in range(STEPS):
             gradient = torch.randn(4, generator=noise)
             for axis in sizes:
                 if axis != "tp":
@@ -69,4 +109,4 @@ def test_clean_steps_raise_nothing(layout):
         guard.check()
         return guard.equal_at
 
-    assert set(sim.run(program, layout)) == {39}
+    assert set(sim.run(program, layout)) == {STEPS - 1}

@@ -6,7 +6,9 @@ import os
 import pytest
 import torch
 import torch.distributed as dist
+from tests.guard.faults import FAULTS, LAYOUT, Trainer
 from tests.sockets import free_port
+from tests.sweeping import every
 from torch import nn
 
 import rankmesh as rm
@@ -115,6 +117,64 @@ def test_a_machines_fault_costs_its_place(every, rank, step, name, expected, cap
         f"rankmesh: {name!r} is equal at step {found} now; {again} {once_more}",
         f"rankmesh: {why} (host simulated, device cpu); it is left out",
     ]
+
+
+def of_corpus(fault, steps=6):
+    """A program that trains the corpus's model with a fault: of the machine, in step 3 the first time; or each time."""
+
+    def train(job):
+        trainer = Trainer(job.groups, fault)
+        job.hold(trainer.weights, trainer.shardings())
+        for step in range(job.step, steps):
+            trainer.step(step)
+            job.commit(step + 1)
+        return job.rank, {name: one.tolist() for name, one in trainer.weights.items()}
+
+    return train
+
+
+def first_time(fault):
+    """A fault that happens once on a rank."""
+    done = set()
+
+    def once_only(trainer, where):
+        place = trainer.groups.rank, where, trainer.now
+        if place not in done:
+            done.add(place)
+            fault(trainer, where)
+
+    return once_only
+
+
+REPORTED = {name: fault for name, fault in FAULTS.items() if fault.tensor is not None}
+# Of one rank, whose numbers reach no other one before the check.
+OF_ONE_RANK = {
+    name: fault
+    for name, fault in REPORTED.items()
+    if fault.ranks is not None and len(fault.ranks) == 1 and fault.where in ("reduced", "norm", "updated")
+}
+
+
+@pytest.mark.parametrize("name", every(6, OF_ONE_RANK))
+def test_a_fault_that_does_not_come_again_is_the_machines(name, caplog):
+    """The rank is left out, also of a tie; the numbers are those of a job without it."""
+    fault = OF_ONE_RANK[name]
+    with caplog.at_level(logging.WARNING, "rankmesh.survival"):
+        values = ended(of_corpus(first_time(fault)), 9, LAYOUT, spares=1, guard=2)
+    right = ended(of_corpus(lambda *_: None), 8, LAYOUT)
+    assert f"the machine of rank {fault.ranks[0]} is at fault" in values[fault.ranks[0]]
+    assert sorted(value for value in values if isinstance(value, tuple)) == sorted(right)
+
+
+@pytest.mark.parametrize("name", every(6, REPORTED))
+def test_a_fault_that_comes_again_is_the_programs(name):
+    """The job ends with the error of its tensor, on every rank; no spare is spent."""
+    fault = REPORTED[name]
+    with pytest.raises(sim.RanksFailed) as raised:
+        ended(of_corpus(fault), 9, LAYOUT, spares=1, guard=2)
+    errors = [error for error in raised.value.failures.values() if isinstance(error, rm.Diverged)]
+    assert [error.tensor for error in errors] == [fault.tensor] * 8
+    assert all("the program does it; all numbers were the same both times" in str(error) for error in errors)
 
 
 class Flat(Job):
@@ -259,6 +319,8 @@ def test_a_programs_fault_in_processes(outcomes):
     """Every rank ends with the error; the spare hears that the job has ended."""
     values = [one.value[0] for one in outcomes(5, _process, free_port(), "program", world=None)]
     assert all(value.startswith("Diverged: '1.bias' differs within dp at step 6") for value in values[:4])
+    call = "the last collective of as many elements before it was all_reduce float64[4] over dp"
+    assert all(call in value and "all numbers were the same both times" in value for value in values[:4])
     assert values[4].startswith("ConnectError: the job ends")
 
 

@@ -12,17 +12,22 @@ it is equal          the steps are repeated once more, as one machine's fault ma
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
+import numpy as np
 from torch import Tensor
 
 from rankmesh.core.sharding import Sharding
+from rankmesh.debug.doctor.recording import recording_of
+from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.errors import Diverged, PlanError, in_words, quoted
 from rankmesh.guard.everyone import gathered
 from rankmesh.guard.guard import Guard
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.transfer.live.shards import local
 
 __all__ = ["Guarding", "Suspicion", "check_copies"]
 
@@ -85,8 +90,9 @@ class Suspicion:
 class Guarding:
     """The guard of one epoch; ``suspicion`` is why its steps are repeated, None if they are not.
 
-    ``found`` is why those of the next one are. ``faulty`` are the ranks whose machines are at fault, and ``verdict``
-    says why.
+    ``found``    why the steps of the next epoch are
+    ``failure``  why there is no next epoch
+    ``faulty``   the ranks whose machines are at fault; ``verdict`` says why
     """
 
     def __init__(
@@ -99,9 +105,12 @@ class Guarding:
     ) -> None:
         self._errors: list[Diverged] = []
         self._guard = Guard(groups, tensors, shardings, every=every, action=self._errors.append)
-        self._groups = groups
+        self._groups, self._tensors = groups, tensors
+        # When the checks since the last one that found all equal began, in nanoseconds, by step.
+        self._began: dict[int, int] = {}
         self.suspicion = suspicion
         self.found: Suspicion | None = None
+        self.failure: Diverged | None = None
         self.faulty: tuple[int, ...] = ()
         self.verdict = ""
 
@@ -111,32 +120,35 @@ class Guarding:
         return self._guard.equal_at
 
     def start(self, step: int) -> None:
-        """Compare what is held at the beginning of an epoch. Raises ``Diverged``: there is nothing to go back to."""
+        """Compare what is held at the beginning of an epoch. Sets ``failure``: there is nothing to go back to."""
+        self._began[step] = time.time_ns()
         self._guard.check(step)
         if self._errors:
             error = self._errors[0]
-            raise Diverged(f"{error.message}; {_SEED}", **error.values)
+            self.failure = Diverged(f"{error.message}; {_SEED}", **error.values)
 
     def close(self) -> None:
         """Destroy what the guard has made."""
         self._guard.close()
 
     def commit(self, step: int, *, last: bool = False) -> bool:
-        """Look at the last check and begin another; at the ``last`` commit wait for its result. Whether all go back.
+        """Look at the last check and begin another; at the ``last`` commit wait for its result. Whether the epoch ends.
 
-        Sets ``found`` then, and ``faulty`` where the repeated steps show it. Raises ``Diverged`` for what the program
-        did.
+        Sets ``found`` where all go back, ``failure`` for what the program did, and ``faulty`` where the repeated steps
+        show it.
         """
+        self._began[step] = time.time_ns()
         if last:
             self._guard.check(step)
         else:
             self._guard.step(step)
-        before = self.suspicion
+        before, back = self.suspicion, self.equal_at or 0  # the beginning of the epoch, if nothing later
+        self._began = {one: began for one, began in self._began.items() if one >= back}
         if self._errors:
             error = self._errors.pop()
             if before is not None:
-                raise Diverged(f"{error.message}; {_again(error, before)}", **error.values)
-            back = self.equal_at or 0  # the beginning of the epoch, if nothing later
+                self.failure = Diverged(f"{error.message}; {self._again(error, before)}", **error.values)
+                return True
             what = error.step, error.tensor, tuple(error.ranks)
             self.found = Suspicion(*what, back, error.tied, first=self._guard.digests)
             return True
@@ -174,10 +186,31 @@ class Guarding:
         if self._groups.rank == min(found, default=self._groups.rank):
             _log.warning("rankmesh: %s; %s: nobody is left out", what, why)
 
+    def _again(self, error: Diverged, before: Suspicion) -> str:
+        """What is known of an error after the steps were repeated."""
+        is_same = error.step == before.step and before.first == self._guard.digests
+        found = gathered(self._groups, [is_same, self._last_collective(error)])
+        if (error.tensor, tuple(error.ranks)) != (before.tensor, before.ranks):
+            return f"before the steps were repeated, {quoted(before.tensor)} differed on {in_words(before.ranks)}"
+        text = "it did so before the steps were repeated, too: the program does it"
+        rank = error.ranks[0]
+        if call := found[rank][1]:
+            text += f"; the last collective of as many elements before it was {call} on rank {rank}"
+        if all(same for same, _ in found.values()):
+            return f"{text}; all numbers were the same both times, so `rankmesh compare` can look for the line"
+        return f"{text}; its numbers were others than before, so `rankmesh compare` may not reproduce it"
 
-def _again(error: Diverged, before: Suspicion) -> str:
-    if (error.tensor, tuple(error.ranks)) == (before.tensor, before.ranks):
-        return (
-            "it did so before the steps were repeated, too: the program does it, and `rankmesh compare` finds the line"
-        )
-    return f"before the steps were repeated, {quoted(before.tensor)} differed on {in_words(before.ranks)}"
+    def _last_collective(self, error: Diverged) -> str:
+        """The last recorded call on this rank with as many elements as its tensor, in the steps that differ, or ""."""
+        if error.tensor not in self._tensors:
+            return ""
+        tensor, rank = local(self._tensors[error.tensor]), self._groups.rank
+        kept = recording_of(Recorder().document("diverged", ended=True), rank)
+        since, until = min(self._began.values()), self._began[error.step]
+        for row in np.flatnonzero((since < kept.created) & (kept.created < until))[::-1].tolist():
+            call = kept.signatures[kept.signature[row]]
+            facts: dict[str, Any] = {"sizes": (), **call.signature}
+            if tensor.numel() in facts["sizes"] and str(tensor.dtype).removeprefix("torch.") in facts["dtypes"]:
+                site = kept.sites[kept.site[row]] if kept.site[row] >= 0 else ""
+                return f"{call} over {kept.groups[kept.group[row]].desc}{site and f' at {site}'}"
+        return ""

@@ -323,14 +323,22 @@ class Session:
         self._restored(new)
         new.commit(self._step, self._entered.wait_for, partial(self._check, job), wait=True)
         if self._guard_every is not None:
-            self._entered.wait_for(lambda: self._begin_guarding(job, new))
+            self._settle(self._entered.wait_for(lambda: self._guarded(job, new)))
             new.equal_at = self._step
         self._all_hold([*self._states, new], new)
 
-    def _begin_guarding(self, job: Job, new: EpochState) -> None:
+    def _guarded(self, job: Job, new: EpochState) -> Guarding:
         every, suspicion = self._guard_every or 1, self._suspicion
-        self._guarding = Guarding(job.groups, new.tensors, new.shardings, every, suspicion)
-        self._guarding.start(self._step)
+        self._guarding = guarding = Guarding(job.groups, new.tensors, new.shardings, every, suspicion)
+        guarding.start(self._step)
+        return guarding
+
+    def _settle(self, guarding: Guarding) -> None:
+        """Wait until the guards of all ranks have found the same, so that each acts on it; raise its failure."""
+        with suppress(ConnectError):  # another rank was through before, and ended the epoch
+            self._entered.wait_for(guarding.meet)
+        if guarding.failure is not None:
+            raise guarding.failure
 
     def described(
         self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, replicated: str | None
@@ -404,9 +412,9 @@ class Session:
         if (guarding := self._guarding) is None:
             return
         if self._entered.wait_for(lambda: guarding.commit(step, last=last)):
-            if job.rank == 0:
+            if job.rank == 0 and guarding.found is not None:
                 _log.warning("rankmesh: %s", guarding.found)
-            self._entered.wait_for(guarding.meet)
+            self._settle(guarding)
             self._announce()
             self._check(job)
         if guarding.faulty:
@@ -420,7 +428,7 @@ class Session:
                 return
             if self.member == min(members):
                 _log.warning("rankmesh: %s (host %s, device %s); it is left out", guarding.verdict, hosts, self.device)
-            self._entered.wait_for(guarding.meet)
+            self._settle(guarding)
             self._announce(evicted=members)
             self._check(job)
 
