@@ -10,6 +10,8 @@ TORCH ?= 2.15.0
 OLD_TORCH := 2.8.0
 # How wide `make test-sweeps` is: 1, or all.
 SWEEP ?= 1
+# The Pythons that `make dist` installs the wheel in; torch of one that is not the tests' own is downloaded.
+PYTHONS ?= python3.10 python3.13
 # The programs that `make test-hangs` runs: all, or some by name.
 HANGS ?= all
 # Tests run side by side in this many processes; one that has nothing left takes half of what another has. JOBS=0: no xdist.
@@ -34,7 +36,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
 .PHONY: help demo test test-all test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-wheel \
-	test-peers install downloads lint lint-page page bench bench-transfers bench-cluster docs clean
+	dist test-peers install downloads lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
 	@grep -E '^[a-z-]+: .*## ' $(firstword $(MAKEFILE_LIST)) | awk -F ':.*## ' '{ printf "make %-15s %s\n", $$1, $$2 }'
@@ -64,6 +66,14 @@ test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor
 
 test-wheel: $(VENV)/.installed-test  ## build the wheel, install it in an empty environment, run its command and the four lines
 	@RANKMESH_WHEEL=1 $(BIN)/python -m pytest -n 0 tests/test_wheel.py $(ARGS)
+
+dist: $(VENV)/.installed-dist  ## build a release from a clean tree into dist/, check it, install it in empty environments (PYTHONS=...)
+	@test -z "$$(git status --porcelain)" || { echo 'error: the tree has changes; commit them, then make dist'; exit 1; }
+	rm -rf dist
+	$(BIN)/python -m build --outdir dist
+	$(BIN)/python -m build --outdir dist $(ENGINES)
+	$(BIN)/twine check --strict dist/*
+	@RANKMESH_WHEEL=1 RANKMESH_DIST=dist RANKMESH_PYTHONS='$(PYTHONS)' $(BIN)/python -m pytest -n 0 --timeout 3000 tests/test_wheel.py $(ARGS)
 
 test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, by ranks that share the GPUs (torch 2.14 with CUDA)
 	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
@@ -132,6 +142,10 @@ $(VENV)/.created:
 $(VENV)/.installed: $(VENV)/.created pyproject.toml $(ENGINES)/pyproject.toml constraints.txt
 	$(PIP) '$(call pin,torch)'
 	$(PIP) -e '.[torch]' -e $(ENGINES)
+	@touch $@
+
+$(VENV)/.installed-dist: $(VENV)/.installed-test
+	$(PIP) build twine
 	@touch $@
 
 # Others' code that tests run beside ours: what is asked of it, ranks and groups, needs none of its dependencies.

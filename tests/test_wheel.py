@@ -1,19 +1,24 @@
-"""What a user installs: the wheel, in an environment that has nothing else."""
+"""What a user installs: the wheel, in empty environments. `make dist` tests the files of a release, in several Pythons."""
 
 import os
 import re
 import subprocess
 import sys
 import sysconfig
+import tarfile
+import zipfile
+from email.parser import HeaderParser
 from pathlib import Path
 
 import pytest
 
 ROOT = Path(__file__).parents[1]
-RUN = "RANKMESH_WHEEL"
+RUN, DIST, PYTHONS = "RANKMESH_WHEEL", "RANKMESH_DIST", "RANKMESH_PYTHONS"
 pytestmark = pytest.mark.skipif(not os.environ.get(RUN), reason=f"takes a minute: make test-wheel runs it ({RUN}=1)")
 
 FOUR_LINES = re.compile(r"`job\.py`:\n\n```python\n(.*?)```\n\n```console\n\$ (.*?)\n(.*?)```", re.DOTALL)
+PIP = ("-m", "pip", "--disable-pip-version-check", "-q")
+LIMIT = 2_000_000
 
 
 def run(*command, cwd=None, timeout=120):
@@ -27,15 +32,53 @@ def run(*command, cwd=None, timeout=120):
 
 
 @pytest.fixture(scope="module")
-def installed(tmp_path_factory):
+def wheels(tmp_path_factory):
+    """The folder with the wheels of both distributions: those of the release, or built here."""
+    if DIST in os.environ:
+        return Path(os.environ[DIST]).resolve()
+    folder = tmp_path_factory.mktemp("wheels")
+    run(sys.executable, *PIP, "wheel", "--no-deps", "--wheel-dir", folder, ROOT, ROOT / "packages" / "rankmesh-engines")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def wheel(wheels):
+    """The wheel of rankmesh."""
+    (found,) = wheels.glob("rankmesh-*.whl")
+    return found
+
+
+@pytest.fixture(scope="module", params=os.environ.get(PYTHONS, sys.executable).split())
+def installed(request, wheel, tmp_path_factory):
     """The folder of programs of an environment that holds the wheel and what pip installs with it."""
-    folder = tmp_path_factory.mktemp("wheel")
-    pip = (sys.executable, "-m", "pip", "--disable-pip-version-check", "-q")
-    run(*pip, "wheel", "--no-deps", "--wheel-dir", folder, ROOT, ROOT / "packages" / "rankmesh-engines")
-    (wheel,) = folder.glob("rankmesh-*.whl")
-    run(sys.executable, "-m", "venv", folder / "venv")
-    run(folder / "venv/bin/python", *pip[1:], "install", wheel)
-    return folder / "venv/bin"
+    folder = tmp_path_factory.mktemp("environment")
+    run(request.param, "-m", "venv", folder)
+    run(folder / "bin/python", *PIP, "install", wheel)
+    return folder / "bin"
+
+
+def test_what_the_wheel_contains(wheel):
+    """The package with its types and its page, nothing beside it, below two megabytes; the licence in the metadata."""
+    names = zipfile.ZipFile(wheel).namelist()
+    assert {name.split("/")[0] for name in names} == {"rankmesh", wheel.name.split("-py3")[0] + ".dist-info"}
+    assert {"rankmesh/py.typed", "rankmesh/viz/explorer.html", "rankmesh/__main__.py"} <= {*names}
+    assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
+    assert wheel.stat().st_size < LIMIT
+    (metadata,) = (name for name in names if name.endswith("METADATA"))
+    told = HeaderParser().parsestr(zipfile.ZipFile(wheel).read(metadata).decode())
+    assert (told["Name"], told["License-Expression"], told["Requires-Python"]) == ("rankmesh", "Apache-2.0", ">=3.10")
+    assert told["Description-Content-Type"] == "text/markdown"
+
+
+@pytest.mark.skipif(DIST not in os.environ, reason="make dist builds the source distribution")
+def test_what_the_source_distribution_contains(wheels):
+    """What builds and tests the package, and no output of either."""
+    (source,) = wheels.glob("rankmesh-*.tar.gz")
+    assert source.stat().st_size < LIMIT
+    names = {name.partition("/")[2] for name in tarfile.open(source).getnames()}
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"} <= names
+    assert {"tests/conftest.py", "docs/conf.py", "src/rankmesh/__init__.py", "explorer/package.json"} <= names
+    assert not [name for name in names if re.search(r"__pycache__|node_modules|\.venv|^build/", name)]
 
 
 def test_the_installed_command_works(installed, tmp_path):
@@ -59,9 +102,9 @@ def test_what_is_not_installed_is_named_with_its_extra(installed, tmp_path):
     assert done.stderr == "error: the package 'torch' is not installed; pip install 'rankmesh[torch]'\n"
 
 
-def test_the_engines_are_a_wheel_of_their_own(installed, tmp_path):
+def test_the_engines_are_a_wheel_of_their_own(installed, wheels, tmp_path):
     """Without it the command says how to install it; with it, what its side imports first and does not find."""
-    (wheel,) = installed.parents[1].glob("rankmesh_engines-*.whl")
+    (wheel,) = wheels.glob("rankmesh_engines-*.whl")
 
     def refused():
         command = (installed / "rankmesh", "layout", "gpt-oss-20b", "--side", "vllm:tp=2")
@@ -70,19 +113,23 @@ def test_the_engines_are_a_wheel_of_their_own(installed, tmp_path):
         return done.stderr
 
     assert refused().endswith("; pip install 'rankmesh-engines[vllm]'\n")
-    run(installed / "python", "-m", "pip", "--disable-pip-version-check", "-q", "install", "--no-deps", wheel)
+    run(installed / "python", *PIP, "install", "--no-deps", wheel)
     assert refused().endswith("; pip install transformers vllm\n")
 
 
-def test_the_four_lines_run_beside_a_torch_that_is_there(installed, tmp_path):
-    """The README's job runs under torchrun in the same environment, as soon as it finds a torch."""
-    pytest.importorskip("torch")
+def test_the_four_lines_run(installed, wheel, tmp_path):
+    """The README's job runs under torchrun: beside the tests' torch, which the environment finds, or torch of its own."""
     script, command, printed = FOUR_LINES.search((ROOT / "README.md").read_text(encoding="utf-8")).groups()
     (tmp_path / "job.py").write_text(script, encoding="utf-8")
-    site = run(installed / "python", "-c", "import sysconfig; print(sysconfig.get_path('purelib'))").strip()
-    # At the end of the path: the wheel's own packages win over what the tests' environment has.
-    torchs = Path(sys.modules["torch"].__file__).parents[1]
-    Path(site, "torchs.pth").write_text(f"{torchs}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    about = "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_path('purelib'))"
+    *version, site = run(installed / "python", "-c", about).split()
+    if [*map(int, version)] == [*sys.version_info[:2]]:
+        pytest.importorskip("torch")
+        # At the end of the path: the wheel's own packages win over what the tests' environment has.
+        torchs = Path(sys.modules["torch"].__file__).parents[1]
+        Path(site, "torchs.pth").write_text(f"{torchs}\n{sysconfig.get_path('purelib')}\n", encoding="utf-8")
+    else:
+        run(installed / "python", *PIP, "install", f"{wheel}[torch]", timeout=1500)
     where = run(installed / "python", "-c", "import rankmesh; print(rankmesh.__file__)", cwd=tmp_path)
     assert Path(where.strip()).is_relative_to(site)
     program, *arguments = command.split()

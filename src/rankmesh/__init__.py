@@ -98,7 +98,7 @@ __all__ = [
     "survive",
 ]
 
-__version__ = "0.1.0"
+__version__ = "1.0.0rc1"
 
 # Reading and making DTensors needs torch, which shardings do not.
 PROVIDED["dtensors"] = "rankmesh.transfer.dtensors"
