@@ -1,15 +1,24 @@
-"""What is public: each name of the packages below, its parameters and methods. `python -m tests.public` writes it.
+"""What is public: names with their parameters and methods, commands with their options, JSON keys, exit statuses.
 
-The list is docs/reference/public.md. A change of it is a decision, and CHANGELOG.md speaks of it.
+The list is docs/reference/public.md, which `python -m tests.public` writes. A change of it is a decision, and CHANGELOG.md
+speaks of it.
 """
 
 from __future__ import annotations
 
 import importlib
 import inspect
-from collections.abc import Iterator
+import json
+from collections.abc import Iterable, Iterator
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
+
+from typer.main import get_command
+from typer.testing import CliRunner
+
+from rankmesh.cli.app import PANELS, app
+from rankmesh.cli.shell import EXIT_CODES
 
 PAGE = Path(__file__).parents[1] / "docs" / "reference" / "public.md"
 PACKAGES = ("rankmesh", "rankmesh.core", "rankmesh.core.recipes", "rankmesh.readers", "rankmesh.viz")
@@ -17,19 +26,66 @@ PACKAGES += ("rankmesh.errors", "rankmesh.sim", "rankmesh.testing", "rankmesh.te
 
 HEAD = """# What is public
 
-From 1.0 on these names stay what they are between releases that share their first number, and each change of them is
-in the changelog. What is not listed here, and not in the reference of a [dialect](dialects.md), may change at any time.
+Every name, parameter, option, JSON key and exit status that [stays what it is](stability.md) from 1.0 on. A test compares this page with the code.
 """
+# Commands whose output needs no job and no torch, and what they print as JSON.
+PRINTED = {
+    "show": ("show", "tp=2,dp=2"),
+    "groups": ("groups", "tp=2,dp=2", "tp"),
+    "explain": ("explain", "tp=2,dp=2", "3"),
+    "diff": ("diff", "tp=2,dp=2", "dp=2,tp=2"),
+    "where": ("where",),
+    "cluster": ("cluster", "host=2,leaf=2"),
+    "place": ("place", "tp=2,dp=2", "--cluster", "host=2,leaf=2"),
+    "search": ("search", "--world=4", "--cluster=host=2,leaf=2", "--model=llama3-8b", "--batch=8", "--sequence=128"),
+    "transfer": ("transfer", "--model", "llama3-8b", "megatron:tp=2", "vllm:tp=2"),
+    "presets": ("presets",),
+}
 
 
 def page() -> str:
     """The text of the page."""
-    return HEAD + "".join(map(_section, PACKAGES))
+    sections = {package: names(package) for package in PACKAGES}
+    sections |= {"Commands": commands(), "JSON": keys(), "Exit statuses": EXIT_CODES.splitlines()}
+    return HEAD + "".join(_section(title, lines) for title, lines in sections.items())
 
 
-def _section(package: str) -> str:
-    listed = "\n".join(names(package))
-    return f"\n## {package}\n\n<!-- not run: names, not code -->\n```text\n{listed}\n```\n"
+def _section(title: str, lines: Iterable[str]) -> str:
+    listed = "\n".join(lines)
+    return f"\n## {title}\n\n<!-- not run: names, not code -->\n```text\n{listed}\n```\n"
+
+
+def commands() -> Iterator[str]:
+    """The lines of the command line: each command with its arguments and options."""
+    root = get_command(app)
+    for name in sorted(name for panel in PANELS.values() for name in panel):
+        yield from _command(name, root.get_command(None, name))  # type: ignore[attr-defined, arg-type]
+
+
+def _command(name: str, command: Any) -> Iterator[str]:
+    options = [param for param in command.params if param.param_type_name == "option"]
+    arguments = [param.metavar or str(param.name).upper() for param in command.params if param not in options]
+    yield " ".join([name, *arguments])
+    yield from sorted("  " + " ".join(sorted([*option.opts, *option.secondary_opts])) for option in options)
+    for other in getattr(command, "commands", {}).values():
+        yield from _command(f"{name} {other.name}", other)
+
+
+def keys() -> Iterator[str]:
+    """The keys of what commands print with ``--json``, the keys of rows in brackets."""
+    for name, words in PRINTED.items():
+        done = CliRunner().invoke(app, [*words, "--json"])
+        assert done.exit_code == (name == "diff"), done.output
+        yield f"{name}  {_shape(json.loads(done.stdout))}"
+
+
+def _shape(data: object, depth: int = 2) -> str:
+    if isinstance(data, list):
+        return f"[{_shape(data[0], depth)}]" if data and isinstance(data[0], dict) else "[]"
+    if not isinstance(data, dict) or not depth:
+        return ""
+    rows = {key: _shape(value, depth - 1) for key, value in sorted(data.items())}
+    return ", ".join(f"{key} {shape}" if shape.startswith("[") and shape != "[]" else key for key, shape in rows.items())
 
 
 def names(package: str) -> Iterator[str]:
