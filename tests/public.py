@@ -1,7 +1,6 @@
 """What is public: names with their parameters and methods, commands with their options, JSON keys, exit statuses.
 
-The list is docs/reference/public.md, which `python -m tests.public` writes. A change of it is a decision, and CHANGELOG.md
-speaks of it.
+`python -m tests.public` writes docs/reference/public.md. A change of it is a decision, and CHANGELOG.md has its line.
 """
 
 from __future__ import annotations
@@ -26,7 +25,8 @@ PACKAGES += ("rankmesh.errors", "rankmesh.sim", "rankmesh.testing", "rankmesh.te
 
 HEAD = """# What is public
 
-Every name, parameter, option, JSON key and exit status that [stays what it is](stability.md) from 1.0 on. A test compares this page with the code.
+Every name, parameter, option, JSON key and exit status that [stays what it is](stability.md) from 1.0 on. A test
+compares this page with the code.
 """
 # Commands whose output needs no job and no torch, and what they print as JSON.
 PRINTED = {
@@ -85,7 +85,9 @@ def _shape(data: object, depth: int = 2) -> str:
     if not isinstance(data, dict) or not depth:
         return ""
     rows = {key: _shape(value, depth - 1) for key, value in sorted(data.items())}
-    return ", ".join(f"{key} {shape}" if shape.startswith("[") and shape != "[]" else key for key, shape in rows.items())
+    return ", ".join(
+        f"{key} {shape}" if shape.startswith("[") and shape != "[]" else key for key, shape in rows.items()
+    )
 
 
 def names(package: str) -> Iterator[str]:

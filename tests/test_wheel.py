@@ -1,4 +1,4 @@
-"""What a user installs: the wheel, in empty environments. `make dist` tests the files of a release, in several Pythons."""
+"""What a user installs: the wheel, in empty environments. `make dist` tests a release's files, in several Pythons."""
 
 import os
 import re
@@ -64,10 +64,11 @@ def test_what_the_wheel_contains(wheel):
     assert {"rankmesh/py.typed", "rankmesh/viz/explorer.html", "rankmesh/__main__.py"} <= {*names}
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
     assert wheel.stat().st_size < LIMIT
-    (metadata,) = (name for name in names if name.endswith("METADATA"))
-    told = HeaderParser().parsestr(zipfile.ZipFile(wheel).read(metadata).decode())
-    assert (told["Name"], told["License-Expression"], told["Requires-Python"]) == ("rankmesh", "Apache-2.0", ">=3.10")
-    assert told["Description-Content-Type"] == "text/markdown"
+    (file,) = (name for name in names if name.endswith("METADATA"))
+    metadata = HeaderParser().parsestr(zipfile.ZipFile(wheel).read(file).decode())
+    wanted = ("Name", "License-Expression", "Requires-Python")
+    assert [metadata[name] for name in wanted] == ["rankmesh", "Apache-2.0", ">=3.10"]
+    assert metadata["Description-Content-Type"] == "text/markdown"
 
 
 @pytest.mark.skipif(DIST not in os.environ, reason="make dist builds the source distribution")
@@ -75,7 +76,8 @@ def test_what_the_source_distribution_contains(wheels):
     """What builds and tests the package, and no output of either."""
     (source,) = wheels.glob("rankmesh-*.tar.gz")
     assert source.stat().st_size < LIMIT
-    names = {name.partition("/")[2] for name in tarfile.open(source).getnames()}
+    with tarfile.open(source) as files:
+        names = {name.partition("/")[2] for name in files.getnames()}
     assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"} <= names
     assert {"tests/conftest.py", "docs/conf.py", "src/rankmesh/__init__.py", "explorer/package.json"} <= names
     assert not [name for name in names if re.search(r"__pycache__|node_modules|\.venv|^build/", name)]
@@ -118,7 +120,7 @@ def test_the_engines_are_a_wheel_of_their_own(installed, wheels, tmp_path):
 
 
 def test_the_four_lines_run(installed, wheel, tmp_path):
-    """The README's job runs under torchrun: beside the tests' torch, which the environment finds, or torch of its own."""
+    """The README's job runs under torchrun, with the tests' torch or, in another Python, one of its own."""
     script, command, printed = FOUR_LINES.search((ROOT / "README.md").read_text(encoding="utf-8")).groups()
     (tmp_path / "job.py").write_text(script, encoding="utf-8")
     about = "import sys, sysconfig; print(*sys.version_info[:2], sysconfig.get_path('purelib'))"

@@ -43,6 +43,55 @@ def test_nothing_hangs():
     assert "nothing" in result.verdict
 
 
+def test_no_recording_is_no_all_clear():
+    """Without a recording nothing is known, which is not the same as that nothing hangs."""
+    assert diagnose({}).verdict == "no rank left a recording: the cause is not known"
+
+
+def creating(names, *, operation="new_group", earlier=None):
+    """Two ranks that know their pair under these names, by rank; each is in a call of it."""
+    return recordings(
+        {
+            rank: document(
+                [],
+                {WORLD: (0, 1)} if operation == "new_group" else {WORLD: (0, 1), (name, "undefined"): (0, 1)},
+                world_size=2,
+                in_call={"operation": operation, "group": name, "site": f"train.py:{rank} in step"}
+                | ({"members": [0, 1], "earlier": earlier[rank]} if operation == "new_group" else {}),
+            )
+            for rank, name in enumerate(names)
+        }
+    )
+
+
+@pytest.mark.parametrize("operation", ["new_group", "all_reduce"])
+def test_a_group_with_different_names_on_its_ranks(operation):
+    """2 ranks wait for each other: in the creation of their group, or on NCCL in its first call."""
+    result = diagnose(creating(["a", "b"], operation=operation, earlier=[2, 1]))
+    (cause,) = result.causes
+    assert (cause.cause, cause.ranks, cause.operation) == ("order", (0, 1), operation)
+    assert cause.sites == {0: "train.py:0 in step", 1: "train.py:1 in step"}
+    assert ("2 on rank 0, 1 on rank 1" in cause.evidence) is (operation == "new_group")
+    assert (result.waiting, result.at_fault) == ((0, 1), ())
+
+
+def test_a_group_that_a_rank_does_not_create():
+    """2 ranks: one waits in new_group for the other, which is behind."""
+    one, other = creating(["a", "a"], earlier=[1, 1]).values()
+    other.in_call, other.groups = None, other.groups[:1]
+    assert found({0: one, 1: other}) == [("late", (1,), "group of [0, 1]", 1)]
+
+
+def test_groups_that_are_not_used_are_not_at_fault():
+    """2 ranks have a group under different names that neither is in, and one is late elsewhere."""
+    unused = {0: ("a", "undefined"), 1: ("b", "undefined")}
+    documents = {
+        rank: document([call(WORLD, 1, done=False)] * (rank == 0), {WORLD: (0, 1), unused[rank]: (0, 1)})
+        for rank in range(2)
+    }
+    assert found(recordings(documents)) == [("late", (1,), "world", 1)]
+
+
 def test_dead():
     """A rank without a recording that others wait for is dead; those behind it are consequences."""
 

@@ -264,6 +264,15 @@ def both_receive(rank):
     dist.all_reduce(ones(), group=groups["tp"].pg)
 
 
+@hangs(4, "order", [0, 1, 2, 3], "group of [0, 1]", operation="new_group")
+def creates_groups_in_another_order(rank):
+    """Ranks 0 and 3 share embeddings: each has one group more than the other rank of its pair when that is created."""
+    if rank in (0, 3):
+        dist.new_group([0, 3], use_local_synchronization=True)
+    pair = [0, 1] if rank < 2 else [2, 3]
+    dist.all_reduce(ones(), group=dist.new_group(pair, use_local_synchronization=True))
+
+
 # -- a network that is gone ----------------------------------------------------------------------------------------
 
 
@@ -324,9 +333,11 @@ def device_mesh(rank):
         dist.all_reduce(ones(), group=mesh.get_group("dp"))
 
 
+_ON_GLOO = (
+    "creates_groups_in_another_order",  # NCCL creates a group at its first call
+    *("loses_the_network", "misses_a_monitored_barrier", "megatron_core", "nanotron"),
+)
 # What NCCL's recordings show otherwise: the root of a call is in none, and is in no stack once the call is handed over.
-ON_NCCL = {
-    name: hang
-    for name, hang in HANGS.items()
-    if name not in ("loses_the_network", "misses_a_monitored_barrier", "megatron_core", "nanotron")
-} | {"another_root": replace(HANGS["another_root"], cause="stuck", ranks=(0, 1, 2, 3))}
+ON_NCCL = {name: hang for name, hang in HANGS.items() if name not in _ON_GLOO} | {
+    "another_root": replace(HANGS["another_root"], cause="stuck", ranks=(0, 1, 2, 3))
+}

@@ -12,7 +12,16 @@ import torch._C._distributed_c10d as c10d_native
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
 
-__all__ = ["call_facts", "calls_made", "frames_are_ready", "last_call", "recorded", "under_way", "unfinished"]
+__all__ = [
+    "call_facts",
+    "calls_made",
+    "frames_are_ready",
+    "group_in_creation",
+    "last_call",
+    "recorded",
+    "under_way",
+    "unfinished",
+]
 
 
 def recorded(*, frames: bool = True) -> tuple[bytes, ...]:
@@ -97,3 +106,14 @@ def call_facts(frame: FrameType) -> dict[str, Any]:
     if given.get("op") is not None:
         facts["reduction"] = str(given["op"]).rpartition(".")[2]
     return facts
+
+
+def group_in_creation(frame: FrameType | None) -> dict[str, Any]:
+    """Return the process group that a thread creates, by its innermost frame, and how many there were; else nothing."""
+    while frame is not None:
+        if frame.f_code.co_name == "_new_process_group_helper" and frame.f_code.co_filename == c10d.__file__:
+            given = frame.f_locals
+            members = [*given["global_ranks_in_group"]]
+            return {"group": str(given["group_name"]), "members": members, "earlier": len(c10d._world.pg_names)}
+        frame = frame.f_back
+    return {}

@@ -2,7 +2,7 @@
 
 >>> from rankmesh.debug.doctor.diagnosis import diagnose
 >>> diagnose({}).verdict
-'no rank waits: nothing in these recordings hangs'
+'no rank left a recording: the cause is not known'
 """
 
 from __future__ import annotations
@@ -56,6 +56,8 @@ class Diagnosis:
             if failed := {rank: found.failure for rank, found in self.history.recordings.items() if found.failure}:
                 error = next(iter(failed.values()))
                 return f"no rank waits, but {in_words(sorted(failed))} failed ({error}); the cause is not known"
+            if not any(map(self.history.has, self.history.recordings)):
+                return "no rank left a recording: the cause is not known"
             return "no rank waits: nothing in these recordings hangs"
         first, same = self.causes[0], self._first_kind
         ranks = _ranks_of(same)

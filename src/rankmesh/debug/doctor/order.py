@@ -13,7 +13,7 @@ out one of many equal calls diverges later, or only waits elsewhere: lines of co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -31,10 +31,13 @@ __all__ = ["departure", "divergences", "went_past"]
 # How many calls later another rank's call is looked for, how many groups of a kind and how many recordings are asked,
 # and with how many peers a rank is compared.
 _AHEAD, _OF_A_KIND, _ASKED, _PEERS = 8, 64, 256, 16
+# How many ranks of a group a sentence lists.
+_SHOWN = 8
 
 
 def divergences(history: History) -> Iterator[Cause]:
     """Yield the first divergence of each group that has one."""
+    yield from _misnamed(history)
     for group, tracks in history.tracks.items():
         number = _first_difference(tracks.values()) if len(tracks) > 1 else None
         if number is not None:
@@ -88,6 +91,40 @@ def _aborted(history: History, group: KnownGroup) -> Iterator[Cause]:
         evidence = f"{what} at call {number} of {group}: {shown}, the other groups of {group.kind} {expected}"
         sites = {rank: site for rank in calls if (site := history.site(group, rank, number))}
         yield Cause("different", tuple(calls), group, number, expected.operation, evidence, sites)
+
+
+def _misnamed(history: History) -> Iterator[Cause]:
+    """Yield groups that their members know under different names: torch counts earlier groups in the name of a new one.
+
+    ```
+    rank 0   new_group([0, 3])  new_group([0, 1]) -> its second group      each waits for the other under a name
+    rank 1                      new_group([0, 1]) -> its first group       that the other does not know
+    ```
+    """
+    named: dict[frozenset[int], dict[int, set[KnownGroup]]] = {}
+    for (rank, _), group in history.group_of.items():
+        named.setdefault(frozenset(group.members), {}).setdefault(rank, set()).add(group)
+    for members, known in named.items():
+        common = set.intersection(*known.values())
+        unshared = {rank: groups - common for rank, groups in known.items()}
+        if len(known) == len(members) > 1 and all(unshared.values()) and _is_in_one(history, unshared):
+            ranks = sorted(members)
+            calls = {rank: about for rank in ranks[:_SHOWN] if (about := history.recordings[rank].in_call) is not None}
+            had = [f"{call.earlier} on rank {rank}" for rank, call in calls.items() if call.earlier is not None]
+            operation = next((call.operation for call in calls.values() if call.operation), "new_group")
+            group = min(unshared[ranks[0]], key=str)
+            evidence = (
+                f"{in_words(ranks)} wait for each other in {operation} of {group}, which has different names on them: "
+                f"torch's name counts the groups that a rank had before" + (f", {', '.join(had)}" if had else "")
+            )
+            sites = {rank: call.site for rank, call in calls.items() if call.site}
+            yield Cause("order", tuple(ranks), group, 1, operation, evidence, sites)
+
+
+def _is_in_one(history: History, groups: Mapping[int, set[KnownGroup]]) -> bool:
+    """Return whether a rank is in a call of one of its groups: others may never be used."""
+    calls = ((history.recordings[rank].in_call, names) for rank, names in groups.items())
+    return any(call is not None and any(call.group == one.name for one in names) for call, names in calls)
 
 
 def _hidden(history: History, group: KnownGroup) -> Iterator[Cause]:

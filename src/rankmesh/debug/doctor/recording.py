@@ -31,13 +31,18 @@ _RANKS = 2**20
 
 @dataclass(frozen=True)
 class InCall:
-    """The call that a rank's program was in, by its Python frames; ``running`` where it was in none."""
+    """The call that a rank's program was in, by its Python frames; ``running`` where it was in none.
+
+    ``members`` are those of a group that the call creates, ``earlier`` how many groups the rank had before.
+    """
 
     operation: str = ""
     group: str = ""
     peer: int | None = None
     root: int | None = None
     reduction: str = ""
+    members: tuple[int, ...] = ()
+    earlier: int | None = None
     site: str = ""
     running: bool = False
 
@@ -99,8 +104,11 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         raise RecordingError(f"{path} does not say of which rank it is; let its name end with the rank")
     stacks = data.get("stacks")
     try:
+        in_call = _in_call(about.get("in_call"))
         columns = columns_of(entries, stacks if isinstance(stacks, list) else [])
         columns.groups = _counted(_named(columns.groups, data), data.get("pg_status"))
+        if in_call is not None and in_call.members:
+            columns.groups.append(GroupName(in_call.group, "", in_call.members))
         first = entries[0].get("record_id", 0) if entries else 0
     except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
         raise RecordingError(f"{path} has entries that are not those of a recording ({error!r:.80})") from error
@@ -120,7 +128,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
         alive=about.get("alive") is True,
         failure=str(about.get("failure", ""))[:200],
         dropped=isinstance(first, int) and first > 0,
-        in_call=_in_call(about.get("in_call")),
+        in_call=in_call,
     )
 
 
@@ -144,8 +152,9 @@ def _in_call(data: object) -> InCall | None:
     if not isinstance(data, Mapping):
         return None
     texts = {name: str(data.get(name, ""))[:400] for name in ("operation", "group", "reduction", "site")}
-    numbers = {name: _whole(data.get(name)) for name in ("peer", "root")}
-    return InCall(**texts, **numbers, running=data.get("running") is True)  # type: ignore[arg-type]
+    numbers = {name: _whole(data.get(name)) for name in ("peer", "root", "earlier")}
+    members = _ranks(data.get("members")) or ()
+    return InCall(**texts, **numbers, members=members, running=data.get("running") is True)  # type: ignore[arg-type]
 
 
 def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupName]:

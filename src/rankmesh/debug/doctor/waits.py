@@ -192,7 +192,7 @@ def _has_come_out(history: History, group: KnownGroup, track: Track, over: int) 
 # -- calls between two members, and calls that no recording has -----------------------------------------------------
 
 _PAIRS = {"send": "recv", "recv": "send"}
-_ROUNDS = ("monitored_barrier", "connect", "warm_up")
+_ROUNDS = ("monitored_barrier", "connect", "warm_up", "new_group")
 _FIRST_CALLS = frozenset(
     ("all_reduce", "broadcast", "reduce", "all_gather", "gather", "scatter", "reduce_scatter", "all_to_all", "barrier")
 )
@@ -240,8 +240,8 @@ def _between(exchanges: Mapping[str, Ints | Bools], sends: int, me: int, peer: i
 def _unrecorded(history: History) -> Iterator[PendingCall]:
     """Yield calls that only the stacks show: gloo records neither what two members exchange nor monitored barriers.
 
-    Ranks that connect their groups agree through the store; those whose warm-up ran out have no call any more. The
-    first call of a group on NCCL waits for all members before it is recorded.
+    Ranks that connect their groups agree through the store; those whose warm-up ran out have no call any more. A group
+    that is created waits for its members, on NCCL its first call does, before anything is recorded.
     """
     rounds: dict[tuple[KnownGroup, str], list[int]] = {}
     for rank, recording in history.recordings.items():

@@ -89,7 +89,7 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
     for frame in [first, *frames.values()]:
         found = _found(frame)
         if found is not None:
-            call = _call(found, user)
+            call = _call(found, user) | recorder.group_in_creation(frame)
             # Our own functions that wait poll by themselves, at changing places, and may call on many groups.
             meets = call["operation"] in _COLLECTIVES
             made = recorder.calls_made("" if meets else call.get("group", ""))
