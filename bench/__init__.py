@@ -3,7 +3,6 @@
 ```
 __main__     the suite: live, dry, planning, getters, on the groups of contests
 cluster      placement, and layouts: the communication of random layouts, on emulated clusters
-compare      a comparison of layouts: time and memory of a two-layer model
 gpu          groups on NCCL, by ranks that share the GPUs that there are
 hangs        the doctor and the watch
 published    predicted steps beside published ones

@@ -39,19 +39,12 @@ def _sizes(text: str) -> list[int]:
     return sizes
 
 
-def _sections(text: str) -> list[str]:
-    unknown = set(text.split(",")) - set(SECTIONS)
-    if unknown:
-        raise argparse.ArgumentTypeError(f"{text!r}: the sections are {', '.join(SECTIONS)}")
-    return text.split(",")
-
-
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(prog="python -m bench", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--ranks", type=_sizes, default=[8, 16, 32, 64], help="live worlds; default %(default)s")
     parser.add_argument("--worlds", type=_sizes, default=[1024, 4096, 32768, 131072], help="dry worlds")
     parser.add_argument("--rounds", type=int, default=5, help="runs of each side; default %(default)s")
-    parser.add_argument("--only", type=_sections, default=list(SECTIONS), help="sections; default %(default)s")
+    parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections; default all")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one run may take")
     parser.add_argument("--quick", action="store_true", help="8 ranks, small worlds, one round: seconds, not figures")
     parser.add_argument("--json", type=Path, help="write the figures as JSON")
@@ -75,8 +68,7 @@ def _comparisons(given: argparse.Namespace) -> Iterator[Comparison]:
     if "live" in given.only:
         yield from (live(contest, ranks, rounds, limit) for ranks in given.ranks for contest in CONTESTS)
     if "dry" in given.only:
-        apart = [contest for contest in CONTESTS if "counterparts" not in contest.what]
-        yield from (dry(contest, world, rounds, limit) for world in given.worlds for contest in apart)
+        yield from (dry(contest, world, rounds, limit) for world in given.worlds for contest in CONTESTS)
     if "planning" in given.only:
         for world in given.worlds:
             yield from planning(world, rounds, limit)

@@ -56,12 +56,12 @@ RESULTS = Path(__file__).with_name("cluster.json")
 
 
 def planned(rank_map: Sequence[int] | None = None) -> rm.Plan:
-    """The layout that is placed."""
+    """Return the layout that is placed."""
     return rm.Plan(rm.Mesh(**MESH, rank_map=rank_map), [rm.GroupSpec(name) for name in MESH])
 
 
 def placements(size: int, hosts: Sequence[str], ranks: int) -> dict[str, tuple[int, ...]]:
-    """Every order of the axes on hosts in natural order, and torchrun's: the same ranks on hosts sorted as strings."""
+    """Return each order of the axes on hosts in natural order, and torchrun's: the ranks on hosts sorted as strings."""
     found = {}
     for order in permutations(MESH):
         sizes = [MESH[axis] for axis in order]
@@ -73,7 +73,7 @@ def placements(size: int, hosts: Sequence[str], ranks: int) -> dict[str, tuple[i
 
 
 def step(groups: rm.LiveGroups) -> None:
-    """The traffic of one step on this rank, kind after kind."""
+    """Send the traffic of one step on this rank, kind after kind."""
     for name, messages in TRAFFIC.items():
         group = groups[name]
         for message in messages:
@@ -88,7 +88,7 @@ def step(groups: rm.LiveGroups) -> None:
 
 
 def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of a step under each placement on this rank, round by round; each round begins with another placement."""
+    """Time a step under each placement on this rank; each round begins with another placement."""
     times: dict[str, list[float]] = {name: [] for name in cases}
     names = list(cases)
     for turn in range(rounds + 1):
@@ -106,7 +106,7 @@ def _steps(cases: Mapping[str, tuple[int, ...]], rounds: int) -> dict[str, list[
 
 
 def fastest(every: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
-    """Seconds of a step under each placement: of each round the slowest rank's, of these the least.
+    """Return the seconds of a step under each placement: the slowest rank's of each round, and the least of these.
 
     What else runs on the machine makes a step longer, never shorter, so the least is nearest to what the links take.
 
@@ -122,7 +122,7 @@ def _measured(sizes: Sequence[int]) -> Measurement:
 
 
 def once(cases: Mapping[str, Sequence[int]]) -> list[str]:
-    """The first name of each rank map: two names of one placement are one measurement.
+    """Return the first name of each rank map: two names of one placement are one measurement.
 
     >>> once({"torchrun": (0, 2, 1), "other": (2, 1, 0), "placed": (0, 2, 1)})
     ['torchrun', 'other']
@@ -134,7 +134,7 @@ def once(cases: Mapping[str, Sequence[int]]) -> list[str]:
 
 
 def kendall(left: Sequence[float], right: Sequence[float]) -> float:
-    """Kendall's tau-b, where values that differ by less than ``TIE`` are tied.
+    """Return Kendall's tau-b, where values that differ by less than ``TIE`` are tied.
 
     >>> kendall([1, 2, 3], [10, 20, 30]), kendall([1, 2, 3], [3, 2, 1]), kendall([1, 1.01, 3], [10, 10.2, 30])
     (1.0, -1.0, 1.0)
@@ -150,7 +150,7 @@ def kendall(left: Sequence[float], right: Sequence[float]) -> float:
 
 
 def study(there: Emulated, rounds: int) -> dict[str, Any]:
-    """Everything that is measured on one emulated cluster."""
+    """Measure everything on one emulated cluster."""
     cases = placements(there.size, there.hosts, there.ranks)
     seen: Measurement = there.on_ranks(_measured, SIZES)[0]
     cluster = calibrated(there.cluster, planned(), seen)
@@ -181,7 +181,7 @@ def study(there: Emulated, rounds: int) -> dict[str, Any]:
 
 
 def slow_host(there: Emulated, host: str, rate: int) -> dict[str, Any]:
-    """One host's link slowed: what ``measure`` says."""
+    """Slow one host's link; return which hosts ``measure`` names."""
     there.set_link(host, rate)
     try:
         seen: Measurement = there.on_ranks(_measured, SLOW)[0]
@@ -190,8 +190,8 @@ def slow_host(there: Emulated, host: str, rate: int) -> dict[str, Any]:
     return {"slowed": host, "rate": rate, "named": list(seen.slow_hosts)}
 
 
-def _load_example() -> None:
-    """What the example and its optimizer import, once for all ranks that are forked from here."""
+def load_example() -> None:
+    """Import the example and its optimizer, once for all ranks that are forked from here."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "examples" / "train_gpt"))
     from gpt import loop  # noqa: F401
 
@@ -201,7 +201,7 @@ def _load_example() -> None:
 
 
 def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], list[float]]:
-    """Losses, and the seconds of each step after the first."""
+    """Train; return the losses, and the seconds of each step after the first."""
     from gpt.layout import Sizes, rankmesh
     from gpt.loop import Run, Trainer
     from gpt.model import Shape
@@ -220,12 +220,12 @@ def _trained(rank_map: tuple[int, ...], steps: int) -> tuple[list[float], list[f
 
 
 def example_plan(rank_map: Sequence[int] | None = None) -> rm.Plan:
-    """The layout of the example."""
+    """Return the layout of the example."""
     return rm.recipes.megatron(tp=MESH["tp"], dp=MESH["dp"], pp=MESH["pp"]).replace(rank_map=rank_map)
 
 
 def example_traffic() -> Traffic:
-    """What a step of the example sends, which tests hold against the bytes that it sends."""
+    """Return what a step of the example sends; tests hold it against the bytes that it sends."""
     from gpt.text import VOCABULARY
 
     sizes: dict[str, Any] = {name: EXAMPLE[name] for name in ("layers", "hidden", "heads")}
@@ -240,8 +240,8 @@ def example_traffic() -> Traffic:
 
 
 def train(there: Emulated, cluster: rm.Cluster, steps: int) -> dict[str, Any]:
-    """Seconds of the fastest step and losses of the example: the order predicted dearest, torchrun's, and placed."""
-    _load_example()
+    """Train the example in the order predicted dearest, torchrun's, and the placed one."""
+    load_example()
     traffic = example_traffic()
     maps = placements(there.size, there.hosts, there.ranks)
     costs = {
@@ -290,7 +290,7 @@ PARTS: dict[str, Callable[[int, Mapping[str, Any]], dict[str, Any]]] = {
 
 
 def main(parts: Sequence[str], rounds: int, before: Mapping[str, Any]) -> dict[str, Any]:
-    """These parts measured, and the others as they were ``before``."""
+    """Measure these parts; return them and the others as they were ``before``."""
     why = problem()
     if why is not None:
         raise SystemExit(f"error: {why}")

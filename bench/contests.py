@@ -2,9 +2,7 @@
 
 ```
 all Megatron groups            20 kinds     megatron-core, without its gloo counterparts
-… and gloo counterparts               25 kinds     megatron-core as it is by default
 5 axes and their data axis      6 kinds     DeviceMesh: pp, dp_replicate, dp_shard, cp, tp, and the flattened data axes
-7 kinds                         7 kinds     HyperCommGrid
 ```
 
 Both sides start at the sizes: what rankmesh spends on its plan is in its time. Of the Megatron groups, megatron-core
@@ -64,17 +62,16 @@ class Contest:
     theirs: Make
 
     def ours(self, sizes: Sizes) -> list[Any]:
-        """The process groups of the plan, connected."""
+        """Return the process groups of the plan, connected."""
         from rankmesh.runtime import connect
 
         return [group.pg for group in connect(self.plan(sizes)).values()]
 
 
 def missing(contest: Contest) -> str | None:
-    """Why the peer cannot take part, None when it can."""
-    for name in (contest.module.split(".")[0], *(("einops",) if contest.peer == "HyperCommGrid" else ())):
-        if find_spec(name) is None:
-            return "not installed" if name in contest.module else f"not installed: {name}"
+    """Return why the peer cannot take part, None if it can."""
+    if find_spec(contest.module.split(".")[0]) is None:
+        return "not installed"
     try:
         load(contest.module)
     except ImportError as error:
@@ -94,10 +91,7 @@ def load(module: str) -> Any:
 _GLOBALS = (
     "_DATA_PARALLEL_GROUP_WITH_CP",
     "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
-    "_DATA_PARALLEL_GROUP_WITH_CP_GLOO",
-    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP_GLOO",
     "_DATA_PARALLEL_GROUP",
-    "_DATA_PARALLEL_GROUP_GLOO",
     "_CONTEXT_PARALLEL_GROUP",
     "_MODEL_PARALLEL_GROUP",
     "_TENSOR_MODEL_PARALLEL_GROUP",
@@ -114,17 +108,15 @@ _GLOBALS = (
     "_EXPERT_DATA_PARALLEL_GROUP",
     "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
     "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
-    "_EXPERT_DATA_PARALLEL_GROUP_GLOO",
-    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP_GLOO",
     "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP",
 )
 
 
-def _megatron_plan(sizes: Sizes, *, gloo: bool = False) -> Plan:
-    return megatron(sizes.world, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp, ep=sizes.ep, etp=sizes.etp, gloo=gloo)
+def _megatron_plan(sizes: Sizes) -> Plan:
+    return megatron(sizes.world, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp, ep=sizes.ep, etp=sizes.etp)
 
 
-def _their_megatron(sizes: Sizes, *, gloo: bool = False) -> list[Any]:
+def _their_megatron(sizes: Sizes) -> list[Any]:
     state = load("megatron.core.parallel_state")
     state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
@@ -132,13 +124,13 @@ def _their_megatron(sizes: Sizes, *, gloo: bool = False) -> list[Any]:
         context_parallel_size=sizes.cp,
         expert_model_parallel_size=sizes.ep,
         expert_tensor_parallel_size=sizes.etp,
-        create_gloo_process_groups=gloo,
+        create_gloo_process_groups=False,
     )
     return _groups(getattr(state, name, None) for name in _GLOBALS)
 
 
 def _groups(found: Iterable[Any]) -> list[Any]:
-    """The process groups among what a peer holds: some are None, or a mark, where this rank is no member."""
+    """Return the process groups among a peer's values, which are None or a mark where this rank is not a member."""
     import torch.distributed as dist
 
     return [group for group in found if isinstance(group, dist.ProcessGroup)]
@@ -172,22 +164,6 @@ def _their_device_mesh(sizes: Sizes) -> list[Any]:
     return [*(mesh.get_group(name) for name in names), flat.get_group()]
 
 
-# -- HyperCommGrid ------------------------------------------------------------------------------------------
-
-_KINDS = (("tp",), ("cp",), ("dp",), ("pp",), ("cp", "dp"), ("tp", "cp"), ("tp", "cp", "dp"))
-
-
-def _grid_plan(sizes: Sizes) -> Plan:
-    mesh = Mesh(tp=sizes.tp, cp=sizes.cp, dp=sizes.dp, pp=sizes.pp)
-    return Plan(mesh, [GroupSpec("_".join(kind), "-".join(kind)) for kind in _KINDS])
-
-
-def _their_grid(sizes: Sizes) -> list[Any]:
-    module = load("megatron.core.hyper_comm_grid")
-    grid = module.HyperCommGrid([sizes.tp, sizes.cp, sizes.dp, sizes.pp], ["tp", "cp", "dp", "pp"])
-    return _groups(grid.create_pg(list(kind)) for kind in _KINDS)
-
-
 MEGATRON = Contest(
     "all Megatron groups", "megatron-core", "megatron.core.parallel_state", _megatron_plan, _their_megatron
 )
@@ -195,14 +171,6 @@ MEGATRON = Contest(
 CONTESTS = (
     MEGATRON,
     Contest(
-        "all Megatron groups and gloo counterparts",
-        "megatron-core, default",
-        "megatron.core.parallel_state",
-        lambda sizes: _megatron_plan(sizes, gloo=True),
-        lambda sizes: _their_megatron(sizes, gloo=True),
-    ),
-    Contest(
         "5 axes, 1 flattened", "DeviceMesh", "torch.distributed.device_mesh", _device_mesh_plan, _their_device_mesh
     ),
-    Contest("7 kinds", "HyperCommGrid", "megatron.core.hyper_comm_grid", _grid_plan, _their_grid),
 )

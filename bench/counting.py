@@ -5,6 +5,7 @@ What goes through it one key at a time may go to a TCP store in one batch of key
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
@@ -24,47 +25,22 @@ class CountingStore(Store):
         self.operations += 1
         return getattr(self._inner, name)(*given)
 
-    def set(self, *given: Any) -> Any:
-        """Set a key."""
-        return self._count("set", *given)
-
-    def get(self, *given: Any) -> Any:
-        """Wait for a key, and read it."""
-        return self._count("get", *given)
-
-    def add(self, *given: Any) -> Any:
-        """Add to a counter."""
-        return self._count("add", *given)
-
-    def check(self, *given: Any) -> Any:
-        """Ask whether keys are there."""
-        return self._count("check", *given)
-
-    def append(self, *given: Any) -> Any:
-        """Write at the end of a value."""
-        return self._count("append", *given)
-
     def multi_get(self, keys: Any) -> Any:
         """Read keys: each of them counts."""
         self.operations += len(keys) - 1
         return self._count("multi_get", keys)
 
     def has_extended_api(self) -> bool:
-        """Whether it can read several keys at once: as the store around which it is."""
+        """Return whether the inner store can read several keys at once."""
         extended: bool = self._inner.has_extended_api()  # type: ignore[attr-defined]  # absent from torch's stubs
         return extended
 
-    def wait(self, *given: Any) -> Any:
-        """Wait for keys."""
-        return self._count("wait", *given)
 
-    def compare_set(self, *given: Any) -> Any:
-        """Set a key if it has a value."""
-        return self._count("compare_set", *given)
+def _counted(name: str) -> Callable[..., Any]:
+    return lambda self, *given: self._count(name, *given)
 
-    def delete_key(self, *given: Any) -> Any:
-        """Delete a key."""
-        return self._count("delete_key", *given)
 
-    # By this name torch's own stores around this one call it.
-    deleteKey = delete_key  # noqa: N815
+for _name in ("set", "get", "add", "check", "append", "wait", "compare_set", "delete_key"):
+    setattr(CountingStore, _name, _counted(_name))
+# By this name torch's own stores around this one call it.
+CountingStore.deleteKey = CountingStore.delete_key  # type: ignore[attr-defined]

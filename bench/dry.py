@@ -13,14 +13,14 @@ __all__ = ["dry", "dry_sizes", "fake_world"]
 
 
 def dry_sizes(world: int) -> Sizes:
-    """The layout of the large worlds, experts over eight ranks; a small world has two of every axis."""
+    """Return the layout of the large worlds, experts over eight ranks; a small world has two of every axis."""
     if world < 1024:
         return Sizes(world, tp=2, cp=2, pp=2, ep=2, etp=1)
     return Sizes(world, tp=8, cp=2, pp=8, ep=8, etp=1)
 
 
 def dry(contest: Contest, world: int, rounds: int, limit: float) -> Comparison:
-    """Both sides of a contest, for a rank in the middle of the world."""
+    """Compare both sides of a contest, for a rank in the middle of the world."""
     sizes = dry_sizes(world)
     makes = {"ours": contest.ours, "theirs": contest.theirs}
     return alternate(
@@ -47,7 +47,7 @@ def _measure(make: Make, sizes: Sizes) -> dict[str, float]:
 
 
 def fake_world(size: int) -> int:
-    """Initialise a world that is not there, as one of its ranks in the middle; that rank."""
+    """Initialise a world without its other ranks, as one in the middle; return that rank."""
     import torch.distributed as dist
     from torch.testing._internal.distributed.fake_pg import FakeStore
 

@@ -39,7 +39,7 @@ def _do(*given: str) -> None:
 
 
 def problem() -> str | None:
-    """Why hosts cannot be emulated here, None where they can."""
+    """Return why hosts cannot be emulated here, None where they can."""
     for tool in ("ip", "tc"):
         if shutil.which(tool) is None:
             return f"{tool} is missing (iproute2)"
@@ -94,11 +94,11 @@ class Emulated:
         return Cluster.from_dict({"levels": [{"name": name} for name in levels], "hosts": hosts})
 
     def space(self, host: str) -> str:
-        """The namespace of a host."""
+        """Return the namespace of a host."""
         return f"{self.run}-{host}"
 
     def address(self, host: str) -> str:
-        """The address of a host."""
+        """Return the address of a host."""
         return f"10.77.0.{self.hosts.index(host) + 1}"
 
     def build(self) -> None:
@@ -165,7 +165,7 @@ class Emulated:
                 _do("ip", "netns", "del", space)
 
     def on_ranks(self, work: Callable[..., Any], *arguments: Any, limit: float = 600.0) -> list[Any]:
-        """What ``work(*arguments)`` returns on each rank of an initialised world; an error of one is raised here."""
+        """Run ``work(*arguments)`` on each rank of an initialised world; return the values, raise an error of one."""
         forks = multiprocessing.get_context("fork")
         pipes, ranks = [], []
         for rank in range(self.size):
@@ -229,7 +229,7 @@ def emulated(
     burst: int = 64,
     queue: int = 50,
 ) -> Iterator[Emulated]:
-    """A cluster while this lasts."""
+    """Emulate a cluster inside this block."""
     made = Emulated(racks, ranks, link, trunk, burst, queue)
     try:
         made.build()

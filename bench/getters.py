@@ -39,7 +39,7 @@ Question = Callable[[], object]
 
 
 def getters(rounds: int, limit: float) -> list[Comparison]:
-    """Every question, ``rounds`` times on each side in turn."""
+    """Time every question, ``rounds`` times on each side in turn."""
     absent = missing(MEGATRON)
     outcome = run_isolated(lambda: _measure(rounds, absent is None), limit=limit)
     failures = {} if absent is None else {"theirs": absent}

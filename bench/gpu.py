@@ -32,7 +32,7 @@ __all__ = ["absent_gpu", "contest_on_gpus", "measured"]
 
 
 def absent_gpu(limit: float) -> str | None:
-    """Why nothing can be measured on a GPU here; asked in a process of its own, since CUDA does not survive a fork."""
+    """Return why nothing can be measured on a GPU here, from another process, since CUDA does not survive a fork."""
     outcome = run_isolated(_machine, limit=limit)
     return outcome.failure or (outcome.reports[0]["reason"] or None)
 
@@ -55,7 +55,7 @@ def _machine() -> dict[str, Any]:
 
 
 def measured(ranks: int, rounds: int, limit: float) -> Iterator[dict[str, Any]]:
-    """The comparisons so far as plain data, after each one, with what they were measured on."""
+    """Yield the comparisons so far as plain data, after each one, with what they were measured on."""
     about = {"machine": dict(run_isolated(_machine, limit=limit).reports[0]), "rounds": rounds, "cores": os.cpu_count()}
     kept: list[dict[str, Any]] = []
     for compared in _comparisons(ranks, rounds, limit):
@@ -66,13 +66,12 @@ def measured(ranks: int, rounds: int, limit: float) -> Iterator[dict[str, Any]]:
 def _comparisons(ranks: int, rounds: int, limit: float) -> Iterator[Comparison]:
     yield contest_on_gpus(MEGATRON, 1, rounds, limit, bound=False)
     for contest in CONTESTS:
-        if "counterparts" not in contest.what:
-            for bound in (False, True):
-                yield contest_on_gpus(contest, ranks, rounds, limit, bound=bound)
+        for bound in (False, True):
+            yield contest_on_gpus(contest, ranks, rounds, limit, bound=bound)
 
 
 def contest_on_gpus(contest: Contest, ranks: int, rounds: int, limit: float, *, bound: bool) -> Comparison:
-    """Both sides of a contest on NCCL; ``bound``: in worlds that are bound to their device."""
+    """Compare both sides of a contest on NCCL; ``bound``: in worlds that are bound to their device."""
     sizes = live_sizes(ranks) if ranks > 1 else Sizes(1)
     sides = {"ours": contest.ours, "theirs": contest.theirs}
     return alternate(
@@ -128,7 +127,7 @@ def _measure(make: Make, sizes: Sizes, rank: int, store: Any, bound: bool) -> di
 
 
 def _free_when_all_are_here() -> int:
-    """Bytes of the device that are free, read while every rank waits."""
+    """Return the free bytes of the device, read while every rank waits."""
     import torch
     import torch.distributed as dist
 

@@ -3,7 +3,6 @@
 ```
 python -m bench.hangs scale FORM [FOLDER]     reading a recording of each of 8,192 ranks: pickle, json, gzip
 python -m bench.hangs step                    what a watch and the recorder cost a step, in turn
-python -m bench.hangs table                   every recorded hang: what the doctor says, and torch's fr_trace
 ```
 """
 
@@ -23,14 +22,12 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.diagnoses import rows
 from bench.recorded_step import measured
 from bench.recordings import write
 from bench.report import record
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "hangs.json"
-KEPT = ROOT / "tests" / "hangs" / "recordings"
 RANKS, CALLS = 8192, 2000
 
 
@@ -39,7 +36,7 @@ def _report(line: str) -> None:
 
 
 def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = CALLS) -> dict[str, Any]:
-    """One process of its own reads a folder: its time from start to end, and the most memory with its readers.
+    """Time one process that reads a folder, from start to end, with the most memory of it and its readers.
 
     The files are written before, into ``kept`` if it is given and empty; else they do not stay.
     """
@@ -68,7 +65,7 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
 
 
 def _peak(process: subprocess.Popen[bytes]) -> int:
-    """The most memory of the process and its readers together, in bytes: resident pages, shared ones counted twice."""
+    """Return the most memory of the process and its readers, in bytes: resident pages, shared ones counted twice."""
     most = 0
     while process.poll() is None:
         most = max(most, sum(map(_resident, [process.pid, *_children(process.pid)])))
@@ -95,7 +92,7 @@ def _resident(pid: int) -> int:
 def main() -> None:
     """Measure one of them, keep it, and write the page."""
     what, *rest = sys.argv[1:]
-    measures: dict[str, Callable[..., Any]] = {"scale": scale, "step": measured, "table": lambda: rows(KEPT)}
+    measures: dict[str, Callable[..., Any]] = {"scale": scale, "step": measured}
     if what not in measures:
         sys.exit(__doc__)
     found = measures[what](*rest)

@@ -30,6 +30,7 @@ from unittest.mock import patch
 import numpy as np
 
 import rankmesh as rm
+from bench.cluster import load_example
 from bench.emulated import emulated, problem
 from bench.report import record
 from rankmesh.placement import Cluster, Training, Transformer
@@ -83,7 +84,7 @@ class Layout:
 
 
 def drawn(count: int = COUNT, seed: int = SEED, world: int = 8) -> tuple[Layout, ...]:
-    """Layouts of the world, all different, each as likely as any other that the example can train.
+    """Draw layouts of the world, all different, each as likely as any other that the example can train.
 
     >>> drawn(3) == drawn(3), len(set(drawn(30))), {each.sizes.world for each in drawn(30)}
     (True, 30, {8})
@@ -106,7 +107,7 @@ def _every(world: int) -> Iterator[Layout]:
 
 
 def _described(layout: Layout) -> tuple[Transformer, Training]:
-    """The example's model, and how it is trained on a layout."""
+    """Return the example's model, and how it is trained on a layout."""
     from gpt.text import VOCABULARY
 
     sizes: dict[str, Any] = {name: SHAPE[name] for name in ("layers", "hidden", "heads", "experts")}
@@ -122,7 +123,7 @@ def _described(layout: Layout) -> tuple[Transformer, Training]:
 
 
 def predicted(layout: Layout, cluster: Cluster) -> float:
-    """Seconds of a step's communication, as the search predicts a step whose computation takes no time."""
+    """Predict the seconds of a step's communication as the search does, with computation that takes no time."""
     model, training = _described(layout)
     links = Links(layout.plan, cluster, "gloo")
     return predict(model, training, layout.sizes, DEVICES["h100"], links, speed=float("inf")).seconds
@@ -132,7 +133,7 @@ def predicted(layout: Layout, cluster: Cluster) -> float:
 
 
 def _calibration() -> rm.Plan:
-    """Groups inside a host, a rack, and between racks, for which `measure` takes the collectives of the example."""
+    """Return groups inside a host, a rack, and between racks, on which `measure` runs the example's collectives."""
     return rm.Plan(rm.Mesh(tp=2, cp=2, dp=2), [rm.GroupSpec(name) for name in ("tp", "cp", "dp")])
 
 
@@ -148,7 +149,7 @@ def _ahead() -> None:
 
 @contextmanager
 def _recorded() -> Iterator[list[Callable[[], None]]]:
-    """The calls that are made meanwhile, each to be made again."""
+    """Record the calls inside this block, each to be made again."""
     import torch
     import torch.distributed as dist
 
@@ -178,7 +179,7 @@ def _again(function: Callable[..., Any], given: Sequence[Any], named: Mapping[st
 
 
 def _step(layout: Layout) -> tuple[float, list[float]]:
-    """Seconds of one step of the example with its computation, and of its calls alone, on this rank."""
+    """Time one step of the example with its computation, and its calls by themselves, on this rank."""
     import torch
     import torch.distributed as dist
 
@@ -208,7 +209,7 @@ def _step(layout: Layout) -> tuple[float, list[float]]:
 
 
 def _settled(times: Sequence[float]) -> bool:
-    """Whether the two quickest are near each other, or there are as many as are taken at most."""
+    """Return whether the two quickest are near each other, or there are enough."""
     if len(times) < LEAST:
         return False
     first, second = sorted(times)[:2]
@@ -219,7 +220,7 @@ def _settled(times: Sequence[float]) -> bool:
 
 
 def predictions(layouts: Sequence[Layout], cluster: Cluster, seed: int = SEED) -> dict[str, Any]:
-    """What the file says before anything is measured."""
+    """Return the predictions, which the file has before anything is measured."""
     return {
         "seed": seed,
         "link": LINK,
@@ -237,23 +238,14 @@ def complete(
     measure: Callable[[Layout], tuple[float, list[float]]],
     save: Callable[[Mapping[str, Any]], None],
 ) -> None:
-    """Save the predictions; then measure what is not measured yet, one layout after the other, saving each."""
+    """Save the predictions; then measure one layout after the other, saving each."""
     save(found)
     for row in found["rows"]:
-        if "measured" in row:
-            continue
         layout = Layout(**{field.name: row[field.name] for field in fields(Layout)})
         load = os.getloadavg()[0]
         row["step"], row["times"] = measure(layout)
         row["measured"], row["load"] = min(row["times"]), [load, os.getloadavg()[0]]
         save(found)
-
-
-def load_example() -> None:
-    """Import the example and its optimizer, once for all ranks that are forked from here."""
-    from bench.cluster import _load_example
-
-    _load_example()
 
 
 def main() -> None:
@@ -262,7 +254,6 @@ def main() -> None:
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=SEED, help="of the draw; another one tells whether the model fits")
     parser.add_argument("--json", type=Path, help="layouts.json beside this file; layouts_32.json with --seed 32")
-    parser.add_argument("--resume", action="store_true", help="go on with the predictions of the file")
     given = parser.parse_args()
     path = given.json or FIGURES / ("layouts.json" if given.seed == SEED else f"layouts_{given.seed}.json")
     why = problem()
@@ -287,8 +278,7 @@ def main() -> None:
             for row in done[-1:]:
                 sys.stderr.write(f"{len(done)}: {row['predicted'] / row['measured']:.3f} {json.dumps(row)}\n")
 
-        found = json.loads(path.read_text(encoding="utf-8")) if given.resume else None
-        found = found or predictions(drawn(given.count, given.seed), calibrate(), given.seed)
+        found = predictions(drawn(given.count, given.seed), calibrate(), given.seed)
         complete(found, measure, save)
         record(path, found)
 

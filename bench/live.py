@@ -25,12 +25,12 @@ _PROCESS = Path("/proc/self")
 
 
 def live_sizes(ranks: int) -> Sizes:
-    """The layout of the live worlds: two of every axis, and the rest data parallel."""
+    """Return the layout of the live worlds: two of every axis, and the rest data parallel."""
     return Sizes(ranks, tp=2, cp=2, pp=2, ep=2)
 
 
 def live(contest: Contest, ranks: int, rounds: int, limit: float) -> Comparison:
-    """Both sides of a contest on ``ranks`` processes."""
+    """Compare both sides of a contest on ``ranks`` processes."""
     sizes = live_sizes(ranks)
     makes = {"ours": contest.ours, "theirs": contest.theirs}
     absent = missing(contest)
@@ -53,7 +53,7 @@ def _timed(make: Make, sizes: Sizes, limit: float, operations: float | None) -> 
 
 
 def slowest(outcome: Outcome) -> Sample:
-    """Of each figure that of the rank with most."""
+    """Return the largest value of each figure over the ranks."""
     return {name: max(report[name] for report in outcome.reports) for name in outcome.reports[0]}
 
 
@@ -70,7 +70,7 @@ def _measure(make: Make, sizes: Sizes) -> dict[str, float]:
 
 
 def use(groups: list[Any]) -> None:
-    """One all-reduce on every group, whose answer is the number of members; on a bare backend too."""
+    """Run one all-reduce on every group and check its result; on a bare backend too."""
     import torch
     import torch.distributed as dist
 
@@ -85,7 +85,7 @@ def use(groups: list[Any]) -> None:
 
 
 def _kept() -> dict[str, float]:
-    """Open descriptors and threads of this process; nothing where the system does not say."""
+    """Count open descriptors and threads of this process; return nothing where the system has no /proc."""
     if not _PROCESS.exists():
         return {}
     # The listing has a descriptor of its own.
@@ -96,7 +96,7 @@ def _kept() -> dict[str, float]:
 
 
 def _operations(make: Make, sizes: Sizes, limit: float) -> float | None:
-    """Store operations of the busiest rank, from the initialised world to groups that are used; None if it fails."""
+    """Count the store operations of the busiest rank, until its groups have been used; None if it fails."""
     from bench.counting import CountingStore
 
     def body(rank: int, store: CountingStore) -> dict[str, float]:

@@ -1,4 +1,4 @@
-"""What a lost rank costs: rm.survive, and a restart of all ranks by torchrun, in turn on one machine.
+"""What a lost rank costs a job of rm.survive.
 
 ```
 death of a rank ──notice──free──agree──connect──build──transfer──step──> the end of the first step after it
@@ -11,13 +11,12 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import subprocess
 import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -45,34 +44,21 @@ _ROOT = Path(__file__).parents[1]
 RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
-def measured_losses(rounds: int, *, limit: float = 240.0) -> dict[str, Any]:
-    """What each way lost at each death, in rounds in turn."""
-    found: dict[str, list[Any]] = {"survive": [], "restart": []}
-    for _ in range(rounds):
-        found["survive"] += _survived(limit)
-        found["restart"] += _restarted(limit)
-    return found
+def measured_losses(rounds: int, *, limit: float = 240.0) -> list[dict[str, Any]]:
+    """Return what was lost at each death of each round."""
+    return [loss for _ in range(rounds) for loss in _survived(limit)]
 
 
 def _survived(limit: float) -> list[dict[str, Any]]:
     deaths = [_death(member, step) for member, step in DEATHS] + [_death(*STOPPED, "SIGSTOP")]
     size = RANKS + len(deaths)
     with _folder(deaths, steps=STEPS, spares=len(deaths)) as folder:
-        _run([sys.executable], "survive", folder, size, limit)
+        _run(folder, size, limit)
         return _losses(folder)
 
 
-def _restarted(limit: float) -> list[dict[str, Any]]:
-    """torchrun ends and starts all ranks again."""
-    deaths = [_death(3, 2)]
-    with _folder(deaths, steps=4) as folder:
-        command = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", RANKS, "--max-restarts", 3)
-        _bounded([sys.executable, *map(str, command), "-m", "bench.lost_rank", "restart", str(folder)], limit)
-        return _losses(folder)
-
-
-def _death(member: int, step: int, how: str = "SIGKILL", attempt: int = 0) -> dict[str, Any]:
-    return {"member": member, "step": step, "attempt": attempt, "how": how}
+def _death(member: int, step: int, how: str = "SIGKILL") -> dict[str, Any]:
+    return {"member": member, "step": step, "how": how}
 
 
 @contextmanager
@@ -89,7 +75,7 @@ def _environment() -> dict[str, str]:
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "ERROR", **RESOLVER}
 
 
-def _run(python: Sequence[str], how: str, folder: Path, size: int, limit: float) -> None:
+def _run(folder: Path, size: int, limit: float) -> None:
     """Start one process for each rank, as a launcher does that leaves the others alone; wait for those that live."""
     from rankmesh.launch.table import torchrun_variables
 
@@ -97,7 +83,7 @@ def _run(python: Sequence[str], how: str, folder: Path, size: int, limit: float)
     for rank in range(size):
         variables = torchrun_variables(rank, size, local_rank=rank, local_world_size=size, port=port)
         with (folder / f"output-{rank}").open("w") as output:
-            command = [*python, "-m", "bench.lost_rank", how, str(folder)]
+            command = [sys.executable, "-m", "bench.lost_rank", str(folder)]
             environment = {**_environment(), **variables}
             running.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=_ROOT))  # noqa: S603
     end = time.monotonic() + limit
@@ -110,17 +96,6 @@ def _run(python: Sequence[str], how: str, folder: Path, size: int, limit: float)
             if one.poll() is None:
                 one.kill()
             one.wait()
-
-
-def _bounded(command: Sequence[str], limit: float) -> None:
-    with subprocess.Popen(  # noqa: S603  - torchrun
-        command, env=_environment(), cwd=_ROOT, stderr=subprocess.DEVNULL, start_new_session=True
-    ) as running:
-        try:
-            running.wait(limit)
-        except subprocess.TimeoutExpired:
-            with suppress(ProcessLookupError):
-                os.killpg(running.pid, signal.SIGKILL)
 
 
 def _losses(folder: Path) -> list[dict[str, Any]]:

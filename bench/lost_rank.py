@@ -1,11 +1,7 @@
-"""One process of a training that loses ranks: ``python -m bench.lost_rank HOW FOLDER``; it writes when what happened.
+"""One process of a training that loses ranks: ``python -m bench.lost_rank FOLDER``; it writes when what happened.
 
-```
-survive    rm.survive with spares                        16 ranks of examples/train_gpt: tp=2, pp=2, dp=4
-restart    torchrun --max-restarts; torch.save each step  the same
-```
-
-``deaths.json`` in the folder has who dies in which step, by member and attempt, and how.
+16 ranks of examples/train_gpt (tp=2, pp=2, dp=4) in ``rm.survive`` with spares. ``deaths.json`` in the folder has who
+dies in which step, by member, and how.
 """
 
 from __future__ import annotations
@@ -25,7 +21,7 @@ import rankmesh as rm
 from rankmesh.survival.session import Session
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt"
-LAYOUT, REPLICAS = "tp=2,pp=2", 4
+LAYOUT = "tp=2,pp=2"
 TIMEOUT = 5.0
 
 
@@ -41,10 +37,10 @@ class Log:
         """Write that something happens now."""
         self._file.write(json.dumps({"what": what, "time": time.time(), "member": self.member, **more}) + "\n")
 
-    def step(self, step: int, attempt: int) -> None:
+    def step(self, step: int) -> None:
         """Die at the beginning of a step, if that is due."""
         for number, death in enumerate(self._deaths):
-            if [death["member"], death["step"], death["attempt"]] == [self.member, step, attempt]:
+            if [death["member"], death["step"]] == [self.member, step]:
                 self("death", how=death["how"], step=step)
                 (self._folder / f"died-{number}").touch()
                 os.kill(os.getpid(), getattr(signal, death["how"]))
@@ -58,7 +54,7 @@ def _example(steps: int) -> tuple[Any, Any, Any]:
 
 
 def survives(log: Log, steps: int, spares: int) -> None:
-    """The training in a job that survives."""
+    """Train in a job that survives."""
     loop, layout, run = _example(steps)
     keep = import_module("gpt.survive").keep
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # as the example does, for the spares
@@ -78,7 +74,7 @@ def survives(log: Log, steps: int, spares: int) -> None:
             trainer.restore(job.step, state)
         log("transferred", epoch=job.epoch)
         for step in range(job.step, steps):
-            log.step(step, 0)
+            log.step(step)
             trainer.step(step)
             started = time.perf_counter()
             keep(trainer, state)
@@ -102,39 +98,13 @@ def _mark(name: str, before: str, after: str, log: Log, epoch: list[int]) -> Non
     setattr(Session, name, marked)
 
 
-def restarts(log: Log, steps: int, folder: Path) -> None:
-    """The training as torchrun restarts it: from the last checkpoint that all ranks have written."""
-    loop, layout, run = _example(steps)
-    attempt, rank = int(os.environ["TORCHELASTIC_RESTART_COUNT"]), int(os.environ["RANK"])
-    sizes = layout.Sizes.parse(f"{LAYOUT},dp={REPLICAS}", 4 * REPLICAS)
-    with rm.init(), layout.rankmesh(sizes) as groups:
-        trainer = loop.Trainer(run, groups, torch.device("cpu"))
-        written = {int(path.name.split("-")[1]) for path in folder.glob("step-*-*.pt")}
-        whole = [step for step in written if len(list(folder.glob(f"step-{step}-*.pt"))) == 4 * REPLICAS]
-        start = max(whole, default=0)
-        if start:
-            trainer.restore(start, torch.load(folder / f"step-{start}-{rank}.pt"))
-        for step in range(start, steps):
-            log.step(step, attempt)
-            trainer.step(step)
-            started = time.perf_counter()
-            part = folder / f"part-{rank}"
-            torch.save(trainer.state(), part)
-            part.rename(folder / f"step-{step + 1}-{rank}.pt")
-            (folder / f"step-{step - 1}-{rank}.pt").unlink(missing_ok=True)
-            log("stepped", epoch=attempt, step=step, kept=time.perf_counter() - started)
-
-
 def _main() -> None:
     torch.set_num_threads(1)
-    how, folder = sys.argv[1], Path(sys.argv[2])
+    folder = Path(sys.argv[1])
     log = Log(folder, int(os.environ["RANK"]))
     log("started")
     given = json.loads((folder / "given.json").read_text(encoding="utf-8"))
-    if how == "survive":
-        survives(log, given["steps"], given["spares"])
-    else:
-        restarts(log, given["steps"], folder)
+    survives(log, given["steps"], given["spares"])
     log("ended")
 
 

@@ -17,14 +17,14 @@ __all__ = ["highest", "resident"]
 
 
 def resident() -> int:
-    """Resident bytes now, of which nothing is free any more; the highest begins here (Linux, glibc)."""
+    """Give back freed memory and return the resident bytes; the highest begins here (Linux, glibc)."""
     ctypes.CDLL(None).malloc_trim(0)
     Path("/proc/self/clear_refs").write_text("5", encoding="utf-8")
     return _status("VmRSS")
 
 
 def highest() -> int:
-    """The most resident bytes since `resident` was called."""
+    """Return the most resident bytes since `resident` was called."""
     return _status("VmHWM")
 
 

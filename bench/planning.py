@@ -23,9 +23,7 @@ def planning(world: int, rounds: int, limit: float) -> list[Comparison]:
     """Each question to a fresh plan, in a fresh process."""
     sizes = dry_sizes(world)
 
-    def requested(
-        what: str, ours: Callable[[Plan], object], theirs: Callable[[Sizes], object] | None, *, before: int = 0
-    ) -> Comparison:
+    def requested(what: str, ours: Callable[[Plan], object], theirs: Callable[[Sizes], object] | None) -> Comparison:
         sides = {"ours": lambda: ours(_plan(sizes))}
         if theirs is not None:
             sides["theirs"] = lambda: theirs(sizes)
@@ -34,7 +32,7 @@ def planning(world: int, rounds: int, limit: float) -> list[Comparison]:
             what,
             world,
             "RankGenerator" if theirs else "-",
-            {side: _timed(work, limit, before) for side, work in sides.items()},
+            {side: _timed(work, limit) for side, work in sides.items()},
             rounds,
             reduce=lambda outcome: outcome.reports[0],
             absent=missing(MEGATRON) if theirs else None,
@@ -42,7 +40,6 @@ def planning(world: int, rounds: int, limit: float) -> list[Comparison]:
 
     return [
         requested("the plan, and one rank's groups", _local(world), None),
-        requested("the same, the fourth time in a process", _local(world), None, before=3),
         requested("the plan, and its digest", lambda plan: plan.digest, None),
         requested("every group of every kind", _every_group, _every_list),
     ]
@@ -69,10 +66,8 @@ def _every_list(sizes: Sizes) -> object:
     return [dense.get_ranks(kind) for kind in _DENSE] + [expert.get_ranks(kind) for kind in _EXPERT]
 
 
-def _timed(work: Callable[[], object], limit: float, before: int) -> Any:
+def _timed(work: Callable[[], object], limit: float) -> Any:
     def measure() -> dict[str, float]:
-        for _ in range(before):
-            work()
         started = time.perf_counter()
         work()
         return {"planned": time.perf_counter() - started}

@@ -50,7 +50,7 @@ class Outcome:
 
 
 def free_port() -> int:
-    """A port of this host at which nobody listens, and that the system gives to no connection by itself."""
+    """Return a port at which nobody listens, and that the system gives to no connection by itself."""
     while True:
         port = random.SystemRandom().randrange(20_000, 32_000)
         with socket.socket() as probe, suppress(OSError):

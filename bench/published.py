@@ -28,7 +28,7 @@ FIGURES = Path(__file__).with_name("published.json")
 
 
 def row_of(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[Sizes, Cluster, Transformer, Training, Device]:
-    """What a row of the file means."""
+    """Return what a row of the file means."""
     asked = row["sizes"]
     sizes = Sizes(**{"etp": asked.get("tp", 1), **asked})
     levels = tuple(Level(name, *figures) for name, figures in zip(("host", "leaf"), links[row["device"]], strict=True))
@@ -41,7 +41,7 @@ def row_of(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[Sizes, Clu
 
 
 def published_seconds(row: Mapping[str, Any], model: Transformer, training: Training, world: int) -> float:
-    """The published step: its seconds, its tokens a second and device, or its TFLOP/s a device."""
+    """Return the seconds of the published step, from its tokens or TFLOP/s a device where it has those."""
     figures = row["published"]
     if "seconds" in figures:
         return float(figures["seconds"])
@@ -56,7 +56,7 @@ def published_seconds(row: Mapping[str, Any], model: Transformer, training: Trai
 
 
 def _ranked(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[int, tuple[Found, ...]]:
-    """The place of the row's sizes among those that fit, 0 where they are not; and all of these."""
+    """Return the place of the row's sizes among those that fit, 0 where they do not fit; and all of these."""
     sizes, cluster, model, training, of = row_of(row, links)
     found = search(sizes.world, cluster, model, training, top=200, device=of, free=tuple(row["free"]))
     places = [number for number, each in enumerate(found, 1) if each.sizes == sizes]
@@ -64,7 +64,7 @@ def _ranked(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[int, tupl
 
 
 def compare(row: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
-    """One row of the table."""
+    """Compare one row of the table."""
     sizes, cluster, model, training, of = row_of(row, links)
     rank, found = _ranked(row, links)
     chosen = next((each for each in found if each.sizes == sizes), None)

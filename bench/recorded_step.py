@@ -36,7 +36,7 @@ Block = Callable[[], Sequence[float]]
 
 
 def _with_and_without(block: Block, pairs: int, folder: str) -> dict[str, list[list[float]]]:
-    """What each block took, the sum over both ranks: with a watch and without one in turn."""
+    """Time each block, the sum over both ranks: with a watch and without one in turn."""
     found: dict[str, list[list[float]]] = {"without": [], "with": []}
     for pair in range(pairs):
         for what in ("without", "with") if pair % 2 == 0 else ("with", "without"):
@@ -51,7 +51,7 @@ def _with_and_without(block: Block, pairs: int, folder: str) -> dict[str, list[l
 
 
 def _steps(pairs: int, folder: str) -> dict[str, list[list[float]]]:
-    """Blocks of steps: eight matrix products and eight reductions each."""
+    """Time blocks of steps: eight matrix products and eight reductions each."""
     weight, inputs = torch.randn(512, 512), torch.randn(256, 512)
 
     def block(steps: int) -> tuple[float, float]:
@@ -77,7 +77,7 @@ def _steps(pairs: int, folder: str) -> dict[str, list[list[float]]]:
 
 
 def _asleep(pairs: int, folder: str) -> dict[str, list[list[float]]]:
-    """Blocks of sleep, with a recorder that is full."""
+    """Time blocks of sleep, with a recorder that is full."""
     for _ in range(2500):
         dist.all_reduce(torch.ones(4))
 
@@ -91,7 +91,7 @@ def _asleep(pairs: int, folder: str) -> dict[str, list[list[float]]]:
 
 
 def _small_call(_pairs: int, _folder: str) -> float:
-    """Processor seconds of one small reduction."""
+    """Return the processor seconds of one small reduction."""
     one = torch.ones(4)
     for _ in range(500):
         dist.all_reduce(one)
@@ -104,7 +104,7 @@ def _small_call(_pairs: int, _folder: str) -> float:
 
 
 def _run(program: Callable[[int, str], Any], pairs: int = 0, kept: int = 2000) -> Any:
-    """What a program returns on two ranks whose recorder keeps that many calls."""
+    """Run a program on two ranks whose recorder keeps that many calls; return its value."""
     with tempfile.TemporaryDirectory(prefix="rankmesh-bench-") as folder:
 
         def body(rank: int, store: Any) -> dict[str, Any]:
@@ -119,7 +119,7 @@ def _run(program: Callable[[int, str], Any], pairs: int = 0, kept: int = 2000) -
 
 
 def measured(pairs: int = 10) -> dict[str, Any]:
-    """All three, as figures: seconds of each block and of one call, and processor time a second that a watch takes."""
+    """Measure all three: seconds of each block and of one call, and the watch's processor time a second."""
     blocks, single = _run(_steps, pairs), _run(_asleep, 3)
     calls: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(_ROUNDS):
@@ -143,6 +143,6 @@ def _spread(values: Sequence[float]) -> list[float]:
 
 
 def _ratios(without: Sequence[float], with_it: Sequence[float]) -> list[float]:
-    """Of the blocks pair by pair: the lowest ratio, the quartiles, and the highest."""
+    """Return the lowest ratio of the blocks pair by pair, the quartiles, and the highest."""
     ratios = sorted(one / other for one, other in zip(with_it, without, strict=True))
     return [ratios[0], *statistics.quantiles(ratios, n=4), ratios[-1]]

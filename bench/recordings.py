@@ -31,7 +31,7 @@ _MARKS = {"tp": "<the rank's tp>", "dp": "<the rank's dp>"}
 
 
 def write(folder: Path, ranks: int, calls: int, form: str) -> None:
-    """A file for each rank of a job of tp and dp, in which the last rank is one call behind along dp."""
+    """Write a file for each rank of a job of tp and dp, in which the last rank is one call behind along dp."""
     for group, waiting in ((False, False), (True, False), (True, True)):
         template = FORMS[form](_document(calls - (group and not waiting), hangs=waiting))
         for rank in range(ranks):
@@ -40,7 +40,7 @@ def write(folder: Path, ranks: int, calls: int, form: str) -> None:
 
 
 def _values(rank: int, ranks: int) -> dict[str, str]:
-    """What stands for the marks in the file of a rank: names, descriptions and members of its groups."""
+    """Return what replaces the marks in the file of a rank: names, descriptions and members of its groups."""
     row, column = divmod(rank, WIDTH)
     members = {"tp": range(row * WIDTH, (row + 1) * WIDTH), "dp": range(column, ranks, WIDTH)}
     about = {"tp": (f"tp/0/{row}", f"tp@dp{row}"), "dp": (f"dp/0/{column}", f"dp@tp{column}")}
@@ -53,7 +53,7 @@ def _values(rank: int, ranks: int) -> dict[str, str]:
 
 
 def _document(calls: int, *, hangs: bool) -> dict[str, Any]:
-    """The document of a rank with marks; where it hangs the last call is not over."""
+    """Return the document of a rank with marks; where it hangs the last call is not over."""
     kinds = list(_MARKS.values())
     config = {
         f"{mark} name": {"name": f"{mark} name", "desc": f"{mark} desc", "ranks": f"{mark} ranks"} for mark in kinds
@@ -71,7 +71,7 @@ def _document(calls: int, *, hangs: bool) -> dict[str, Any]:
 
 
 def _frames(line: int) -> list[dict[str, Any]]:
-    """A stack as torch records it: its own functions innermost, then those of the program."""
+    """Return a stack as torch records it: its functions innermost, then those of the program."""
     torch = "/usr/lib/python3/site-packages/torch/distributed"
     inner = [("all_reduce", f"{torch}/distributed_c10d.py", 3245), ("wrapper", f"{torch}/c10d_logger.py", 83)]
     outer = [(f"part_{depth}", f"/job/model/part_{depth}.py", line + depth) for depth in range(_DEPTH - len(inner))]
@@ -136,7 +136,7 @@ def _gzip(document: dict[str, Any]) -> _Template:
 
 
 def _filled(content: bytes, written: Callable[[bytes], bytes]) -> _Template:
-    """The content with its marks as a function of what stands for them."""
+    """Return a function that replaces the marks of the content."""
 
     def template(values: Mapping[str, str]) -> bytes:
         result = content

@@ -32,7 +32,7 @@ Rows = Iterable[Sequence[object]]
 
 
 def page(name: str, **given: Found) -> str:
-    """The text of a page; ``given`` replaces what a JSON file has."""
+    """Return the text of a page; ``given`` replaces what a JSON file has."""
     return (HERE / "pages" / f"{name}.md").read_text(encoding="utf-8").format(**_values(given))
 
 
@@ -45,18 +45,19 @@ def record(path: Path, found: Found) -> None:
 
 
 def _values(given: Mapping[str, Found]) -> dict[str, Any]:
-    """The fields of the templates: each JSON file by its name, and what the functions below make of it."""
+    """Return the fields of the templates: each JSON file by its name, and what the functions below make of it."""
     found: dict[str, Any] = {path.stem: json.loads(path.read_text(encoding="utf-8")) for path in HERE.glob("*.json")}
     found |= given
     made: dict[str, Any] = {}
     for maker in _MAKERS:
         name = maker.__name__.strip("_")
         made |= {f"{name}_{what}": text for what, text in maker(found[name]).items()}
+    made |= {f"layouts_32_{what}": text for what, text in _layouts(found["layouts_32"]).items()}
     return found | made
 
 
 def table(head: str, rows: Rows, align: str = "") -> str:
-    """A Markdown table; ``head`` has its columns with bars between, ``align`` an r for each column of numbers.
+    """Format a Markdown table; ``head``: its columns with bars between; ``align``: an r for each column of numbers.
 
     >>> print(table("what|s", [("step", 1.5)], "lr"))
     | what | s |
@@ -69,20 +70,20 @@ def table(head: str, rows: Rows, align: str = "") -> str:
 
 
 def seconds(value: float) -> str:
-    """Seconds in the unit that suits them, three digits."""
+    """Format seconds in the unit that suits them, three digits."""
     unit, name = next((unit for unit in _UNITS if value >= unit[0]), _UNITS[-1])
     scaled = value / unit
     return f"{scaled:.0f} {name}" if scaled >= 100 else f"{scaled:.3g} {name}"
 
 
 def _spread(values: Sequence[float], digits: int = 0, scale: float = 1.0) -> str:
-    """The median of some values, the lowest and the highest."""
+    """Format the median of some values, the lowest and the highest."""
     middle, low, high = (f"{scale * value:.{digits}f}" for value in (median(values), min(values), max(values)))
     return f"{middle} ({low} – {high})"
 
 
 def _stat(stat: Found, show: Callable[[float], str]) -> str:
-    """A median with the lowest and the highest, where they differ."""
+    """Format a median with the lowest and the highest, where they differ."""
     middle, low, high = (show(stat[name]) for name in ("median", "low", "high"))
     return middle if stat["low"] == stat["high"] else f"{middle} ({low} – {high})"
 
@@ -96,7 +97,7 @@ def _results(found: Found) -> dict[str, str]:
 
 
 def measured_rows(found: Found) -> dict[str, str]:
-    """The table of each section that has comparisons."""
+    """Return the table of each section that has comparisons."""
     made = {}
     for section, maker in _SECTIONS.items():
         rows = [item for item in found["comparisons"] if item["section"] == section]
@@ -156,9 +157,6 @@ _SECTIONS: dict[str, Callable[[list[Found]], str]] = {
 _METHODS = {
     "rankmesh": "rankmesh",
     "megatron": "Megatron-Core's resharding",
-    "full_tensor": "DTensor full_tensor, broadcast",
-    "redistribute": "DTensor redistribute",
-    "checkpoint": "torch's distributed checkpoint",
 }
 
 
@@ -240,10 +238,6 @@ def _layouts(found: Found) -> dict[str, Any]:
     }
 
 
-def _layouts_32(found: Found) -> dict[str, Any]:
-    return _layouts(found)
-
-
 def _cluster(found: Found) -> dict[str, Any]:
     rows = (
         (name, placement, f"{found[name]['predicted'][placement] * 1e3:.0f} ms", f"{measured * 1e3:.0f} ms")
@@ -293,7 +287,6 @@ _SYNCED = {
     "socket": "raw TCP sockets, no packing, one buffer",
     "gloo_plain": "gloo's own messages, no packing, one buffer",
     "gloo": "rankmesh, gloo",
-    "checkpoint": "torch DCP: save to shared memory, then load",
 }
 _RATES = {"gloo_plain": "gloo's own messages", "gloo": "rankmesh, gloo"}
 
@@ -328,25 +321,18 @@ def _sync(found: Found) -> dict[str, Any]:
     }
 
 
-_LOST = {
-    "survive": "rm.survive, a spare takes over",
-    "restart": "torchrun restarts all ranks from the last step's checkpoint",
-}
-
-
 def _survive(found: Found) -> dict[str, Any]:
-    losses: dict[tuple[str, str], list[Found]] = {}
-    for name, lost in found["losses"].items():
-        for one in sorted(lost, key=lambda one: str(one["how"])):
-            losses.setdefault((one["how"], _LOST[name]), []).append(one)
+    losses: dict[str, list[Found]] = {}
+    for one in sorted(found["losses"], key=lambda one: str(one["how"])):
+        losses.setdefault(one["how"], []).append(one)
     rows = (
-        (how, what, len(some), _spread([one["seconds"] for one in some], 2), max(one["steps"] for one in some))
-        for (how, what), some in losses.items()
+        (how, len(some), _spread([one["seconds"] for one in some], 2), max(one["steps"] for one in some))
+        for how, some in losses.items()
     )
-    killed = [one["phases"] for one in found["losses"]["survive"] if one["how"] == "SIGKILL"]
+    killed = [one["phases"] for one in losses["SIGKILL"]]
     phases = (_spread([one[name] for one in killed if name in one], scale=1e3) for name in killed[0])
     return {
-        "rows": table("after|method|losses|seconds|steps done again", rows),
+        "rows": table("after|losses|seconds|steps done again", rows),
         "phases": table("|".join(killed[0]), [tuple(phases)]),
         "megabytes": f"{found['commit']['state'] / _MIB:.0f}",
         "commit": _commit(found["commit"]),
@@ -373,21 +359,6 @@ def _commit(found: Found) -> str:
     return table("|ms|of a step|processor ms|of a step|snapshots and copies", rows)
 
 
-def _compare(found: Found) -> dict[str, Any]:
-    runs = found["runs"]
-    memory = {name: f"{median(run[name] for run in runs) / _MIB:,.0f} MiB" for name in ("before", "resident")}
-    times = (_spread([run[name] for run in runs], 1) for name in ("seconds", "processor"))
-    result = "same" if all(run["same"] for run in runs) else "differs"
-    return {
-        "layouts": ", ".join(found["layouts"]),
-        "count": len(found["layouts"]),
-        "rounds": len(runs),
-        "values": runs[0]["values"],
-        "before": memory["before"],
-        "rows": table("result|seconds|processor seconds|memory", [(result, *times, memory["resident"])], "lrrr"),
-    }
-
-
 _FORMS = {"pickle": "pickles", "json": "JSON", "gzip": "JSON, gzip"}
 _WATCHED = {
     "wall": "watch: time of a step",
@@ -398,7 +369,6 @@ _WATCHED = {
 
 def _hangs(found: Found) -> dict[str, Any]:
     step = found["step"]
-    diagnoses = ((row["hang"], row["doctor"], row["fr_trace"]) for row in found["table"])
     forms = (
         (
             _FORMS[form],
@@ -413,8 +383,6 @@ def _hangs(found: Found) -> dict[str, Any]:
     ratios = ((what, *(f"{ratio:.4f}" for ratio in step[name])) for name, what in _WATCHED.items())
     without, watched = (step["alone"][what][1] * 1e3 for what in ("without", "with"))
     return {
-        "count": len(found["table"]),
-        "diagnoses": table("hang|doctor|`fr_trace`", diagnoses),
         "forms": table("files|size|time|processor|memory|load before", forms),
         "step": f"{step['step'] * 1e3:.1f}",
         "call": f"{step['call']['without'] * 1e6:.1f} µs without, {step['call']['with'] * 1e6:.1f} µs with",
@@ -426,5 +394,5 @@ def _hangs(found: Found) -> dict[str, Any]:
 
 
 _MAKERS: tuple[Callable[[Found], dict[str, Any]], ...] = (
-    _results, _transfers, _published, _layouts, _layouts_32, _cluster, _gpu, _sync, _survive, _compare, _hangs
+    _results, _transfers, _published, _layouts, _cluster, _gpu, _sync, _survive, _hangs
 )  # fmt: skip

@@ -52,7 +52,7 @@ class Comparison:
 
 
 def compare(ours: Sequence[Sample], theirs: Sequence[Sample]) -> Both:
-    """The medians of the rounds of both sides, and the ratios; either side may be empty."""
+    """Return the medians of the rounds of both sides, and the ratios; either side may be empty."""
     left, right = _stats(ours), _stats(theirs)
     ratios = {}
     for name in left.keys() & right.keys():
@@ -68,7 +68,7 @@ def _stats(samples: Sequence[Sample]) -> dict[str, Stat]:
 
 
 def spread(values: Sequence[float]) -> list[float]:
-    """The median, the lowest and the highest."""
+    """Return the median, the lowest and the highest."""
     return [median(values), min(values), max(values)]
 
 

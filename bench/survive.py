@@ -47,7 +47,7 @@ def on_thread(call: Callable[[], object]) -> None:
 
 
 def _kept(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> EpochState:
-    """Everything that one rank has, as shards of which no other rank has a replica."""
+    """Return everything that one rank has, as shards of which no other rank has a replica."""
     mesh = rm.Mesh(tp=RANKS)
     shardings = {
         name: rm.Sharding(
@@ -98,7 +98,7 @@ def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
 
 
 def _guard(tensors: dict[str, torch.Tensor]) -> rm.Guard:
-    """A guard of as many tensors as one rank holds, which both ranks have."""
+    """Return a guard of as many tensors as one rank holds, which both ranks have."""
     whole = {name: torch.zeros_like(tensor) for name, tensor in tensors.items()}
     groups = rm.connect(f"dp={RANKS}")
     mesh, dtypes = groups.plan.mesh, {name: str(tensor.dtype) for name, tensor in whole.items()}
@@ -107,7 +107,7 @@ def _guard(tensors: dict[str, torch.Tensor]) -> rm.Guard:
 
 
 def _step(trainer: Any, step: int, kept: EpochState | rm.Guard | None) -> tuple[list[float], list[float]]:
-    """A step with its commit, and the commit: seconds, and processor seconds of all threads of this rank."""
+    """Time a step with its commit, and the commit: seconds, and processor seconds of all threads of this rank."""
     marks = [(time.perf_counter(), time.process_time())]
     if isinstance(kept, EpochState):
         kept.commit(step, on_thread, tuple)
@@ -125,7 +125,7 @@ def _step(trainer: Any, step: int, kept: EpochState | rm.Guard | None) -> tuple[
 
 
 def measured(rounds: int, *, hidden: int = HIDDEN, limit: float = 540.0) -> dict[str, Any]:
-    """Median seconds, wall and processor, of the rank that takes longest; bytes of its state, and of what is kept."""
+    """Measure median seconds, wall and processor, of the rank that takes longest, and the bytes of its state."""
     outcome = run_world(RANKS, _body(rounds, hidden), limit=limit)
     if outcome.failure is not None:
         raise RuntimeError(outcome.failure)

@@ -40,7 +40,7 @@ Method = Callable[[], object]
 
 
 def llama(width: int = 10) -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
-    """Both layouts of Llama 3 8B at 1/``width`` of its width, its layers and its vocabulary."""
+    """Return both layouts of Llama 3 8B at 1/``width`` of its width, its layers and its vocabulary."""
     hidden, ffn, kv = (round(n / width / 16) * 16 for n in (4096, 14336, 1024))
     shapes: dict[str, tuple[tuple[int, int], tuple[str | None, str | None]]]
     shapes = {"embedding": ((128256, hidden), ("tp", None)), "head": ((128256, hidden), ("tp", None))}
@@ -60,7 +60,7 @@ def llama(width: int = 10) -> tuple[dict[str, rm.Sharding], dict[str, rm.Shardin
 
 
 def kimi() -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
-    """Kimi-K2's shapes, one tensor an expert matrix stack of a layer, on 1,024 trainer ranks and 512 of an engine."""
+    """Return Kimi-K2's shardings, one tensor for a layer's stack of expert matrices, for 1,024 and 512 ranks."""
     trainer = rm.Mesh(tp=8, dp=16, pp=8).with_view("expert", ep=64, edp=2, pp=8, shared=("pp",))
     engine = rm.Mesh(tp=8, dp=64).with_view("expert", ep=128, edp=4)
     source, target = {}, {}
@@ -91,7 +91,7 @@ def kimi() -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
 
 
 def planned() -> dict[str, Any]:
-    """Seconds to plan the large model: all of it, and then the part of one rank."""
+    """Time the plan of the large model: all of it, and then the part of one rank."""
     from rankmesh.transfer.sync.layouts import Layouts
 
     layouts = kimi()
@@ -122,7 +122,7 @@ class Side:
         self.copy = {n: t.clone() for n, t in self.tensors.items()}
 
     def cut(self, name: str, version: int) -> Any:
-        """What this rank's shard of a version is."""
+        """Return this rank's shard of a version."""
         import torch
 
         (box,) = self.layouts[0 if self.trains else 1][name].of(self.rank).boxes
@@ -130,12 +130,12 @@ class Side:
         return ((rows[:, None] * 31 + columns[None, :] + version) % 127).to(torch.bfloat16)
 
     def fill(self, version: int) -> None:
-        """A trainer's tensors become a version; those of an engine become none."""
+        """Fill a trainer's tensors with a version, an engine's with -1."""
         for name, tensor in self.tensors.items():
             tensor.copy_(self.cut(name, version)) if self.trains else tensor.fill_(-1)
 
     def check(self, version: int) -> None:
-        """An engine has a version."""
+        """Check that an engine has a version."""
         import torch
 
         for name, tensor in self.tensors.items():
@@ -144,7 +144,7 @@ class Side:
 
 
 def plain_copy(side: Side) -> Callable[[int], float]:
-    """The copy of all tensors of this rank, in memory that is there."""
+    """Copy all tensors of this rank, in memory that is there."""
 
     def move(_: int) -> float:
         started = time.perf_counter()
@@ -156,13 +156,13 @@ def plain_copy(side: Side) -> Callable[[int], float]:
 
 
 def pair_sizes(side: Side) -> dict[tuple[int, int], int]:
-    """How many bytes go from each trainer rank to each engine rank."""
+    """Return how many bytes go from each trainer rank to each engine rank."""
     pairs = [(source, target) for source in (0, 1) for target in (2, 3)]
     return {pair: sum(m.bytes for m in side.moves.of(pair[1]).receives if m.source == pair[0]) for pair in pairs}
 
 
 def plain_gloo(side: Side) -> Callable[[int], float]:
-    """As many bytes between the same ranks as one message of gloo for each pair, from and into one buffer."""
+    """Send as many bytes between these ranks in one message of gloo for each pair, from and into one buffer."""
     import torch
     import torch.distributed as dist
 
@@ -184,7 +184,7 @@ def plain_gloo(side: Side) -> Callable[[int], float]:
 
 
 def raw_socket(side: Side) -> Callable[[int], float]:
-    """As many bytes between the same ranks over TCP, a thread for each pair, from and into one buffer."""
+    """Send as many bytes between these ranks over TCP, a thread for each pair, from and into one buffer."""
     sizes = pair_sizes(side)
     connections = {}
     if not side.trains:
@@ -223,7 +223,7 @@ def raw_socket(side: Side) -> Callable[[int], float]:
 
 
 def synced(side: Side, at: Any) -> Callable[[int], float]:
-    """rankmesh.Sync: publish, then receive; over files one after the other, over gloo at once."""
+    """Publish and receive with rankmesh.Sync; over files one after the other, over gloo at once."""
     import torch.distributed as dist
 
     sync = rm.Sync(*side.layouts, side.tensors, at=at, budget=64 << 20, timeout=60)
@@ -247,43 +247,10 @@ def synced(side: Side, at: Any) -> Callable[[int], float]:
 
 
 def dist_store(side: Side, name: str) -> Any:
-    """A part of the store for one method."""
+    """Return a part of the store for one method."""
     from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
 
     return PrefixStore(name, side.store)
-
-
-def checkpoint(side: Side) -> Callable[[int], float]:
-    """torch's distributed checkpoint, saved to shared memory and loaded by the engine."""
-    import torch.distributed as dist
-    from torch.distributed.checkpoint.state_dict_loader import load
-    from torch.distributed.checkpoint.state_dict_saver import save
-    from torch.distributed.device_mesh import DeviceMesh
-    from torch.distributed.tensor import DTensor, Shard
-
-    groups = [dist.new_group(ranks) for ranks in ([0, 1], [2, 3])]
-    meshes = [DeviceMesh("cpu", ranks) for ranks in ([0, 1], [2, 3])]
-    folder = FOLDER.with_name("rankmesh-bench-dcp")
-
-    def state() -> dict[str, Any]:
-        mesh, shardings = meshes[not side.trains], side.layouts[not side.trains]
-        dims = {n: next(d for d, axes in enumerate(s.cut or ()) if axes) for n, s in shardings.items()}
-        return {n: DTensor.from_local(t, mesh, [Shard(dims[n])], run_check=False) for n, t in side.tensors.items()}
-
-    def move(_: int) -> float:
-        started = time.perf_counter()
-        if side.trains:
-            save(state(), checkpoint_id=folder, process_group=groups[0])
-        dist.barrier()
-        if not side.trains:
-            load(state(), checkpoint_id=folder, process_group=groups[1])
-        seconds = time.perf_counter() - started
-        dist.barrier()
-        if side.rank == 0:
-            shutil.rmtree(folder)
-        return seconds
-
-    return move
 
 
 METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
@@ -292,7 +259,6 @@ METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
     "socket": raw_socket,
     "gloo_plain": plain_gloo,
     "gloo": lambda side: synced(side, dist_store(side, "copy")),
-    "checkpoint": checkpoint,
 }
 
 
@@ -301,7 +267,7 @@ LINKED = ("socket", "gloo_plain", "gloo")
 
 
 def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]:
-    """What each rank does: each method once a round, in turn."""
+    """Run each method once a round, in turn, on this rank."""
     import torch.distributed as dist
 
     methods = {name: METHODS[name](side) for name in names}
@@ -324,7 +290,7 @@ def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]
 
 
 def over_link(addresses: Sequence[str], rounds: int) -> Mapping[str, Any]:
-    """The same on a rank of an emulated cluster: the trainer is on the first of two hosts, the engine on the other."""
+    """Measure on a rank of an emulated cluster: the trainer is on the first of two hosts, the engine on the other."""
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
@@ -334,7 +300,7 @@ def over_link(addresses: Sequence[str], rounds: int) -> Mapping[str, Any]:
 
 
 def linked(rounds: int) -> dict[str, Any]:
-    """The figures over a link that is the limit, as it is between hosts."""
+    """Measure over a link that is the limit, as it is between hosts."""
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no namespaces behind
     with emulated([["host0", "host1"]], ranks=2, link=LINK, trunk=None, burst=1024) as there:
         reports = there.on_ranks(over_link, [there.address(host) for host in there.hosts], rounds)
@@ -348,7 +314,7 @@ def linked(rounds: int) -> dict[str, Any]:
 
 
 def run(rounds: int) -> dict[str, Any]:
-    """The figures: of each method the seconds of each round by rank, and the rates."""
+    """Measure the seconds of each method in each round by rank, and the rates."""
     shutil.rmtree(FOLDER, ignore_errors=True)
     load = os.getloadavg()[0]
     outcome = run_world(4, lambda rank, store: measured(Side(rank, store), list(METHODS), rounds), limit=280)
@@ -380,7 +346,7 @@ def run(rounds: int) -> dict[str, Any]:
 
 
 def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
-    """The rates over gloo, its own and ours, to the rate of the raw socket, by method."""
+    """Return the rates over gloo, its own and ours, to the raw socket's, by method."""
     return {name: spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)]) for name in LINKED[1:]}
 
 

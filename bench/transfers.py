@@ -18,7 +18,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import time
@@ -41,9 +40,6 @@ from bench.results import spread
 RANKS = 16
 LOADED = (
     "torch._dynamo",
-    "torch.distributed.tensor",
-    "torch.distributed.checkpoint.state_dict_saver",
-    "torch.distributed.checkpoint.state_dict_loader",
     "megatron.core.resharding",
     "megatron.core.resharding.copy_services.gloo_copy_service",
     "rankmesh.transfer.live.run",
@@ -54,31 +50,24 @@ Method = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A pair of layouts of one model. ``stages``: of the source; the target has none."""
+    """A pair of layouts of one model; the source has two stages, the target one."""
 
     title: str
     source: rm.Mesh
     target: rm.Mesh
-    stages: int
-    turned: bool = False
 
 
 CASES = {
-    "refit": Case(
-        "TP4·PP2·DP2 on ranks 0–15 to TP2·DP4 on ranks 0–7", rm.Mesh(tp=4, dp=2, pp=2), rm.Mesh(tp=2, dp=4), 2
-    ),
-    "apart": Case(
-        "TP4·PP2 on ranks 0–7 to TP2·DP4 on ranks 8–15", rm.Mesh(tp=4, pp=2), rm.Mesh(tp=2, dp=4, offset=8), 2
-    ),
-    "same": Case("TP4·DP4 to itself, rows to columns", rm.Mesh(tp=4, dp=4), rm.Mesh(tp=4, dp=4), 1, turned=True),
+    "refit": Case("TP4·PP2·DP2 on ranks 0–15 to TP2·DP4 on ranks 0–7", rm.Mesh(tp=4, dp=2, pp=2), rm.Mesh(tp=2, dp=4)),
+    "apart": Case("TP4·PP2 on ranks 0–7 to TP2·DP4 on ranks 8–15", rm.Mesh(tp=4, pp=2), rm.Mesh(tp=2, dp=4, offset=8)),
 }
 
 
 def shardings(case: Case, hidden: int, layers: int) -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
-    """A transformer's matrices on both sides; ``turned``: what is cut by rows is cut by columns in the end."""
+    """Return a transformer's matrices on both sides."""
     source, target = {}, {}
     for layer in range(layers):
-        at = {"pp": layer * case.stages // layers} if case.stages > 1 else None
+        at = {"pp": layer * 2 // layers}
         sizes = {
             "qkv": (3 * hidden, hidden),
             "out": (hidden, hidden),
@@ -87,9 +76,9 @@ def shardings(case: Case, hidden: int, layers: int) -> tuple[dict[str, rm.Shardi
         }
         for name, shape in sizes.items():
             dim = int(name in ("out", "down"))
-            cuts = [tuple("tp" if d == (dim ^ turned) else None for d in range(2)) for turned in (False, case.turned)]
-            source[f"{layer}.{name}"] = rm.Sharding(case.source, cuts[0], shape, at=at)
-            target[f"{layer}.{name}"] = rm.Sharding(case.target, cuts[1], shape)
+            cut = tuple("tp" if d == dim else None for d in range(2))
+            source[f"{layer}.{name}"] = rm.Sharding(case.source, cut, shape, at=at)
+            target[f"{layer}.{name}"] = rm.Sharding(case.target, cut, shape)
     return source, target
 
 
@@ -114,7 +103,7 @@ class Side:
         return (whole % 8191).float()
 
     def check(self) -> None:
-        """Every target shard is what it should be."""
+        """Check that every target shard is what it should be."""
         import torch
 
         for name, tensor in self.into.items():
@@ -124,102 +113,12 @@ class Side:
 
 
 def ours(side: Side) -> Method:
-    """rankmesh, within its budget."""
+    """Move with rankmesh, within its budget."""
     return lambda: side.moves.run(side.tensors, side.into, BUDGET)
 
 
-def _placements(sharding: rm.Sharding) -> list[Any]:
-    from torch.distributed.tensor import Replicate, Shard
-
-    dim = next(d for d, axes in enumerate(sharding.cut or ()) if axes)
-    return [Replicate(), Shard(dim)]
-
-
-def _device_meshes(side: Side) -> tuple[Any, Any]:
-    """The (dp, tp) meshes of the source's stages and of the target, as each rank has them."""
-    import torch
-    from torch.distributed.device_mesh import DeviceMesh
-
-    meshes = []
-    for mesh in (side.case.source, side.case.target):
-        stages = mesh.axes.get("pp", 1)
-        ranks = torch.arange(mesh.size).view(stages, -1, mesh.axes["tp"]) + mesh.offset
-        made = [DeviceMesh("cpu", stage, mesh_dim_names=("dp", "tp")) for stage in ranks]
-        meshes.append(next((one for one in made if side.rank in one.mesh), None))
-    return meshes[0], meshes[1]
-
-
-def full_tensor(side: Side) -> Method:
-    """DTensor's full_tensor on the source, a broadcast to all, and each rank's part of it."""
-    import torch
-    import torch.distributed as dist
-    from torch.distributed.tensor import DTensor
-
-    ours, _ = _device_meshes(side)
-
-    def move() -> None:
-        for name, sharding in side.source.items():
-            whole = torch.empty(sharding.shape)
-            if name in side.tensors:
-                whole = DTensor.from_local(
-                    side.tensors[name], ours, _placements(sharding), run_check=False
-                ).full_tensor()
-            dist.broadcast(whole, next(rank for rank in range(RANKS) if sharding.holds(rank)))
-            if name in side.into:
-                (box,) = side.target[name].of(side.rank).boxes
-                side.into[name].copy_(whole[tuple(slice(*edges) for edges in box)])
-
-    return move
-
-
-def redistribute(side: Side) -> Method:
-    """DTensor's redistribute, which knows one mesh."""
-    from torch.distributed.tensor import DTensor
-
-    ours, _ = _device_meshes(side)
-
-    def move() -> None:
-        for name, sharding in side.source.items():
-            given = DTensor.from_local(side.tensors[name], ours, _placements(sharding), run_check=False)
-            side.into[name].copy_(given.redistribute(placements=_placements(side.target[name])).to_local())
-
-    return move
-
-
-def checkpoint(side: Side) -> Method:
-    """torch's distributed checkpoint, saved to memory (tmpfs) and loaded under the target."""
-    import torch.distributed as dist
-    from torch.distributed.checkpoint.state_dict_loader import load
-    from torch.distributed.checkpoint.state_dict_saver import save
-    from torch.distributed.tensor import DTensor
-
-    ours, theirs = _device_meshes(side)
-    members = [rank for rank in range(RANKS) if rank in side.case.target]
-    group = dist.new_group(members)
-    folder = Path("/dev/shm/rankmesh-transfers")  # noqa: S108  - a file system in memory is the kindest to it
-
-    def move() -> None:
-        saved = {
-            n: DTensor.from_local(t, ours, _placements(side.source[n]), run_check=False)
-            for n, t in side.tensors.items()
-        }
-        save(saved, checkpoint_id=folder)
-        if side.rank in members:
-            wanted = {
-                n: DTensor.from_local(t, theirs, _placements(side.target[n]), run_check=False)
-                for n, t in side.into.items()
-            }
-            load(wanted, checkpoint_id=folder, process_group=group)
-        dist.barrier()
-        if side.rank == 0:
-            shutil.rmtree(folder)
-        dist.barrier()
-
-    return move
-
-
 def megatron(side: Side) -> Method:
-    """Megatron-Core's planner and its copies over gloo (megatron.core.resharding), of the newest release."""
+    """Move with Megatron-Core's planner and its copies over gloo (megatron.core.resharding)."""
     import torch
     import torch.distributed as dist
 
@@ -254,7 +153,7 @@ def megatron(side: Side) -> Method:
 
 @contextmanager
 def _without_gpu() -> Iterator[None]:
-    """Streams that are none and memory that is not pinned, which Megatron's copies ask for on any machine."""
+    """Replace streams and pinned memory, which Megatron's copies ask for on any machine."""
     import torch
 
     empty, stream = torch.empty, MagicMock()
@@ -266,29 +165,23 @@ def _without_gpu() -> Iterator[None]:
         yield
 
 
-METHODS: dict[str, tuple[Callable[[Side], Method], tuple[str, ...]]] = {
-    "rankmesh": (ours, ("refit", "apart", "same")),
-    "megatron": (megatron, ("refit", "apart")),
-    "full_tensor": (full_tensor, ("refit", "apart", "same")),
-    "redistribute": (redistribute, ("same",)),
-    "checkpoint": (checkpoint, ("refit", "apart", "same")),
-}
+METHODS: dict[str, Callable[[Side], Method]] = {"rankmesh": ours, "megatron": megatron}
 
 
 def _wire() -> int:
-    """Bytes that the loopback has carried."""
+    """Return the bytes that the loopback has carried."""
     text = Path("/proc/self/net/dev").read_text(encoding="utf-8")
     return int(next(line for line in text.splitlines() if line.strip().startswith("lo:")).split(":")[1].split()[0])
 
 
 def measured(case_name: str, rounds: int, hidden: int, layers: int) -> Callable[[int, Any], Mapping[str, Any]]:
-    """What each rank does: each method once a round, in turn."""
+    """Run each method once a round, in turn, on each rank."""
 
     def body(rank: int, _store: Any) -> Mapping[str, Any]:
         import torch.distributed as dist
 
         side = Side(CASES[case_name], hidden, layers, rank)
-        methods = {name: make(side) for name, (make, cases) in METHODS.items() if case_name in cases}
+        methods = {name: make(side) for name, make in METHODS.items()}
         found: dict[str, list[list[float]]] = {name: [] for name in methods}
         for number in range(rounds + 1):
             for name, method in methods.items():
@@ -317,7 +210,7 @@ def measured(case_name: str, rounds: int, hidden: int, layers: int) -> Callable[
 
 
 def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
-    """The figures of one case: medians with the lowest and the highest."""
+    """Measure one case: medians with the lowest and the highest."""
     # Loaded once, before the ranks are forked: sixteen of them would load it at the same time.
     for name in LOADED:
         import_module(name)
@@ -344,7 +237,7 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
 
 
 def _megatron(peers: Path) -> Path:
-    """Where the newest release of megatron-core is, whose planner is that of its head."""
+    """Return the folder of the newest megatron-core, with the planner of its head."""
     fetch = import_module("tests.peers.fetch")
     fetch.fetch("megatron-core", fetch.MEGATRON[-1], peers)
     return Path(fetch.folder("megatron-core", fetch.MEGATRON[-1], peers))

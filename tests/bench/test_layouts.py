@@ -5,7 +5,8 @@ from dataclasses import asdict, replace
 import pytest
 
 import rankmesh as rm
-from bench.layouts import COUNT, complete, drawn, load_example, predicted, predictions
+from bench.cluster import load_example
+from bench.layouts import COUNT, complete, drawn, predicted, predictions
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -1,10 +1,9 @@
 """The example trains the same on 12 layouts; each of its collectives, made on another group, is found by its line."""
 
 import pytest
-from tests.compare.train_gpt import BREAKS, copy_of, megatron
+from tests.compare.train_gpt import BREAKS, copy_of, megatron, program_of
 from tests.sweeping import every
 
-from bench.compare import program_of
 from rankmesh import sim
 
 pytestmark = pytest.mark.long

@@ -6,6 +6,10 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import torch
+
+from rankmesh import sim
+
 GPT = Path(__file__).parents[2] / "examples" / "train_gpt" / "gpt"
 
 
@@ -148,3 +152,22 @@ BREAKS = {
         EP,
     ),
 }
+
+
+def program_of(package, *, steps=2):
+    """Return a program: some steps of the example in ``package``, then every weight and moment."""
+    layout, loop, model = (importlib.import_module(f"{package}.{name}") for name in ("layout", "loop", "model"))
+    shape = model.Shape(layers=2, hidden=8, heads=2, experts=4, top=2, sequence=8, batch=4, microbatches=1)
+    run = loop.Run(shape, steps=steps, rate=0.01, clip=0.25, dtype="float64")
+
+    def program(groups):
+        trainer = loop.Trainer(run, layout.of(groups), torch.device("cpu"))
+        for step in trainer.steps():
+            sim.see("loss", step.loss)
+            sim.see("norm", step.norm)
+        state = trainer.state()
+        for name, sharding in trainer.shardings.items():
+            if name in state:
+                sim.see(name, state[name], sharding.cut, view=sharding.view, at=sharding.at)
+
+    return program
