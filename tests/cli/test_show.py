@@ -105,7 +105,7 @@ def test_svg_and_html_are_written_and_announced_on_stderr(rankmesh, tmp_path: Pa
     assert (ran.code, ran.err) == (0, f"wrote {svg}\nwrote {html}\n")
     json.loads(ran.out)
     assert len(ET.parse(svg).getroot().findall(".//*[@class='kind']")) == 2  # noqa: S314  - our own file
-    assert "<td>expert</td>" in html.read_text(encoding="utf-8")
+    assert f'"spec": "{SPEC}"' in html.read_text(encoding="utf-8")
 
 
 def test_worlds_beyond_the_limit_are_refused(rankmesh) -> None:

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import re
 from itertools import combinations
 from xml.etree import ElementTree as ET
 
@@ -9,7 +8,7 @@ import pytest
 from rankmesh.core import Mesh
 from rankmesh.errors import UnknownGroup
 from rankmesh.readers.source import read
-from rankmesh.viz import grid, overview, page, picture
+from rankmesh.viz import grid, picture
 from rankmesh.viz.sheet import colours, sheet
 
 MESHES = [
@@ -120,19 +119,3 @@ def test_what_cannot_be_pictured_is_refused() -> None:
     """A kind that the plan does not have is an error with its rule."""
     with pytest.raises(UnknownGroup):
         picture(read("dp=4").plan, ["tp"])
-
-
-def test_the_page_has_the_facts_and_escapes_them() -> None:
-    """One page with every kind, the communicators and a picture, of a large world one part; members come last."""
-    source = read("megatron:world=16,tp=2,cp=2,pp=2,ep=2")
-    text = page(source, overview(source, gpus_per_node=8))
-    assert all(f"<td>{name}</td>" in text for name in source.plan.kinds)
-    assert "communicators per rank: 11; in the job: 53" in text
-    assert "&lt;" not in text
-    assert "<svg" in text
-    large = read("llama3-405b")
-    text = page(large, overview(large))
-    assert "16384 ranks, of which 128 are drawn (dp=0 of 128)" in text
-    heads = re.search(r"<tr><th>group</th>(.*?)</tr>", text)
-    assert heads is not None
-    assert heads[1].endswith("<th>members</th>")

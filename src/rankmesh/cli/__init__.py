@@ -3,7 +3,7 @@
 ```
 app          the subcommands by panel, each loaded when it is used
 shell        errors and exit codes: one line on stderr, never a traceback
-options      the arguments that subcommands have in common, with what the shell's completion offers
+options      the arguments that subcommands have in common
 outputs      files beside what is printed
 console      data to stdout, words for people to stderr
 columns      tables that fit the terminal

@@ -14,48 +14,24 @@
 
 from __future__ import annotations
 
-import codecs
 import json
 import os
 import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from io import TextIOWrapper
-from typing import IO, TYPE_CHECKING, TextIO
+from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "json_text", "note", "out", "plain", "progress_bar", "write", "write_json"]
+__all__ = ["error", "json_text", "note", "out", "progress_bar", "write", "write_json"]
 
 # The width without a terminal; lines stay readable in a log.
 _LOG_WIDTH = 140
 _PIECE = 2**15
-# What is printed where an encoding has no such sign.
-_PLAIN = "rankmesh"
-_LIKE = {**dict.fromkeys("─━╌–−", "-"), **dict.fromkeys("│┃", "|"), "·": "*", "…": "...", "×": "x", "→": "->"}
 _FLAT = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")
 _BREAK = re.compile(r",\n\s+")
-
-
-def plain(stream: TextIO) -> None:
-    """Let a stream that cannot print lines and dots print something like them: ``LC_ALL=C``, an old terminal."""
-    try:
-        "─·…".encode(stream.encoding or "utf-8")
-    except (UnicodeEncodeError, LookupError):
-        if isinstance(stream, TextIOWrapper):
-            stream.reconfigure(errors=_PLAIN)
-
-
-def _plain(problem: UnicodeError) -> tuple[str, int]:
-    if not isinstance(problem, UnicodeEncodeError):
-        raise problem
-    text = problem.object[problem.start : problem.end]
-    return "".join(_LIKE.get(letter, "?") for letter in text), problem.end
-
-
-codecs.register_error(_PLAIN, _plain)
 
 
 def out() -> Console:

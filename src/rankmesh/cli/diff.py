@@ -23,21 +23,7 @@ __all__ = ["EXAMPLES", "command", "print_difference"]
 
 EXAMPLES = """\
 $ rankmesh diff tp=2,dp=4 dp=4,tp=2
-axis  left         right
-────  ───────────  ───────────
-tp    2, stride 1  2, stride 4
-dp    4, stride 2  4, stride 1
-
-kind  ranks  rank  left          right
-────  ─────  ────  ────────────  ────────────
-tp      all     0  [0, 1]        [0, 4]
-                1  [0, 1]        [1, 5]
-                2  [2, 3]        [2, 6]
-dp      all     0  [0, 2, 4, 6]  [0, 1, 2, 3]
-                1  [1, 3, 5, 7]  [0, 1, 2, 3]
-                2  [0, 2, 4, 6]  [0, 1, 2, 3]
-
-order: the kinds that both have come in another order
+$ rankmesh diff train.sh megatron:world=64,tp=4,pp=2 --set TP=4
 """
 
 

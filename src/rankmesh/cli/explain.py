@@ -13,10 +13,6 @@ __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = """\
 $ rankmesh explain tp=2,dp=2 3
-rank 3 of 4: tp=1, dp=1
-  3 = 0 + tp 1·1 + dp 1·2
-  tp  [2, 3]  position 1 of 2, prev 2, next 2   varies tp by 1; fixed dp=1
-  dp  [1, 3]  position 1 of 2, prev 1, next 1   varies dp by 2; fixed tp=1
 """
 
 

@@ -9,7 +9,7 @@ import typer
 
 from rankmesh.cli.console import note, write_json
 from rankmesh.cli.options import Cluster, GpusPerNode, Json, Spec, Variables, WorldSize, cluster_of, noted, source_of
-from rankmesh.cli.outputs import Output, check_stdout, deliver
+from rankmesh.cli.outputs import check_outputs, write_output
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.debug.doctor import doctor
 from rankmesh.errors import PlacementError, quoted_path
@@ -33,6 +33,7 @@ def explored(
     *,
     gpus_per_node: int | None = None,
     cluster: str | None = None,
+    hosts: str | None = None,
     measured: str | Path | None = None,
     recordings: str | Path | None = None,
 ) -> dict[str, Any]:
@@ -44,19 +45,19 @@ def explored(
     source = source_of(spec)
     return given(
         source,
-        cluster=_machine(cluster, gpus_per_node, source),
+        cluster=_machine(cluster, hosts, gpus_per_node, source),
         measured=None if measured is None else _document(Path(measured)),
         hang=None if recordings is None else doctor(recordings, source.plan),
     )
 
 
-def _machine(text: str | None, gpus_per_node: int | None, source: Source) -> Machine | str | None:
+def _machine(text: str | None, hosts: str | None, gpus_per_node: int | None, source: Source) -> Machine | str | None:
     """Return a cluster, but a string as it is, for which the page has controls; each rank must have a device."""
     if text is None:
         return None if gpus_per_node is None else str(gpus_per_node)
-    found = cluster_of(text, source.plan.world_size, gpus_per_node=gpus_per_node, placed_on=source.hosts)
+    found = cluster_of(text, source.plan.world_size, hosts, gpus_per_node, placed_on=source.hosts)
     found.hosts_of(range(source.plan.world_size))
-    typed = "=" in text and ":" not in text and not Path(text).is_file()
+    typed = "=" in text and ":" not in text and hosts is None and not Path(text).is_file()
     return text if typed and found.host_level == 0 and found.rank_map is None else found
 
 
@@ -84,18 +85,12 @@ def command(
     """Write one page to play with a layout: sizes, order, hosts, groups. It needs no server and no network."""
     source = noted(source_of(spec, world_size, variables))
     data = explored(source, gpus_per_node=gpus_per_node, cluster=cluster, measured=measured, recordings=recordings)
-    outputs = [Output("--html", html, (".html", ".htm"), lambda: page(data))]
-    check_stdout(outputs, json=json)
-
-    def printed() -> None:
-        if json:
-            write_json(
-                {"html": html, "fragment": fragment(data["state"]), "world_size": source.plan.world_size, **data}
-            )
-        if browser and html != "-":
-            _show(Path(html))
-
-    deliver(outputs, printed)
+    check_outputs({"--html": html}, json=json)
+    write_output(html, page(data))
+    if json:
+        write_json({"html": html, "fragment": fragment(data["state"]), "world_size": source.plan.world_size, **data})
+    if browser and html != "-":
+        _show(Path(html))
 
 
 def _show(path: Path) -> None:

@@ -19,13 +19,7 @@ __all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
 
 EXAMPLES = """\
 $ rankmesh groups tp=2,cp=2,dp=2 dp
-0: [0, 4]
-1: [1, 5]
-2: [2, 6]
-3: [3, 7]
-
 $ rankmesh groups llama3-405b tp --rank 16383
-2047: [16376, 16377, 16378, 16379, 16380, 16381, 16382, 16383]
 """
 
 

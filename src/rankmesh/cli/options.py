@@ -1,8 +1,4 @@
-"""The arguments that subcommands have in common, each with its help and its completion, and what they mean.
-
->>> [name for name, _ in spec_names("megatron")][:2]
-['megatron:', 'megatron-turing-530b']
-"""
+"""The arguments that subcommands have in common, each with its help, and what they mean."""
 
 from __future__ import annotations
 
@@ -15,47 +11,15 @@ import typer
 
 from rankmesh.cli.console import note
 from rankmesh.cli.shell import DEBUG
-from rankmesh.core import presets
 from rankmesh.core.host_names import HOST_LIST
-from rankmesh.errors import ClusterError, LayoutError, RankmeshError, quoted
-from rankmesh.readers.source import RECIPES, Source, read
+from rankmesh.errors import ClusterError, LayoutError, quoted
+from rankmesh.readers.source import Source, read
 
 if TYPE_CHECKING:
     from rankmesh import placement
 
 # Whole-world arrays of every kind stay below a gigabyte up to here.
 LIMIT = 2**22
-
-
-# -- completion -------------------------------------------------------------------------------------------------------
-
-_Completions = list[tuple[str, str]]
-
-
-def spec_names(incomplete: str) -> _Completions:
-    """Return recipes and presets that begin so; files are the shell's own business."""
-    recipes = [(f"{name}:", "recipe") for name in RECIPES if f"{name}:".startswith(incomplete)]
-    return recipes + _preset_names(incomplete)
-
-
-def _preset_names(incomplete: str) -> _Completions:
-    return [(name, presets.get(name).title) for name in presets.names() if name.startswith(incomplete)]
-
-
-def _group_names(ctx: typer.Context, incomplete: str) -> _Completions:
-    """Return the kinds of group in the plan that the SPEC before names; nothing while it cannot be read."""
-    try:
-        # Before the value of an option is there, the words that are no options have no names yet.
-        spec = ctx.params.get("spec") or next(iter(ctx.args), None)
-        plan = read(str(spec), world_size=ctx.params.get("world_size")).plan
-    except RankmeshError:
-        return []
-    return [
-        (name, f"{len(groups)} of {groups.size}") for name, groups in plan.kinds.items() if name.startswith(incomplete)
-    ]
-
-
-# -- arguments and options --------------------------------------------------------------------------------------------
 
 
 def _debug(value: bool) -> bool:
@@ -77,23 +41,16 @@ CLUSTER_HELP = (
 
 def spec_argument(metavar: str, help: str = _SPEC_HELP) -> Any:  # noqa: A002  - typer's own name for it
     """Return the argument of a layout."""
-    return typer.Argument(metavar=metavar, help=help, autocompletion=spec_names)
+    return typer.Argument(metavar=metavar, help=help)
 
 
 Spec = Annotated[str, spec_argument("SPEC")]
 OptionalSpec = Annotated[
     str | None, typer.Argument(metavar="SPEC", help=f"The layout, by which groups are named. {_SPEC_HELP}")
 ]
-GroupName = Annotated[
-    str, typer.Argument(metavar="NAME", help="A kind of group, such as dp_cp.", autocompletion=_group_names)
-]
-Kinds = Annotated[
-    list[str] | None,
-    typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.", autocompletion=_group_names),
-]
-PresetName = Annotated[
-    str | None, typer.Argument(metavar="NAME", help="One preset in detail.", autocompletion=_preset_names)
-]
+GroupName = Annotated[str, typer.Argument(metavar="NAME", help="A kind of group, such as dp_cp.")]
+Kinds = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.")]
+PresetName = Annotated[str | None, typer.Argument(metavar="NAME", help="One preset in detail.")]
 WorldSize = Annotated[
     int | None,
     typer.Option(

@@ -1,4 +1,4 @@
-"""Files that a command writes beside what it prints: one that cannot be written does not stop the others.
+"""Files that a command writes beside what it prints.
 
 ```
 --svg a.svg --html b.html     two files; the table goes to stdout
@@ -8,61 +8,38 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping
 from pathlib import Path
 
 import typer
 
-from rankmesh.cli.console import error, write
+from rankmesh.cli.console import write
 from rankmesh.cli.shell import ExitCode, Failed, save
-from rankmesh.errors import RankmeshError
 
-__all__ = ["Output", "check_stdout", "deliver"]
+__all__ = ["check_outputs", "write_output"]
+
+_ENDINGS = {"--svg": ".svg", "--html": ".html", "--save": ".json"}
 
 
-@dataclass(frozen=True)
-class Output:
-    """One file: the option that asks for it, where it goes (``-``: stdout), how its name may end, and its text."""
-
-    option: str
-    path: str
-    endings: tuple[str, ...]
-    text: Callable[[], str]
-
-    def write(self) -> None:
-        """Make the text and write it; a name of another kind of file is refused."""
-        if self.path == "-":
-            write(self.text())
-            return
-        if Path(self.path).suffix.lower() not in ("", *self.endings):
-            kind = self.endings[0].removeprefix(".").upper()
+def check_outputs(paths: Mapping[str, str | None], *, json: bool) -> bool:
+    """Refuse a name of another kind of file, and two texts for stdout; return whether a file's text takes it."""
+    for option, path in paths.items():
+        if path not in (None, "-") and Path(str(path)).suffix.lower() not in ("", _ENDINGS[option], ".htm"):
+            named = Path(str(path)).with_suffix(_ENDINGS[option])
             raise Failed(
-                f"{self.option} writes {kind}, but {self.path} does not end in {self.endings[0]}; name the file "
-                f"{Path(self.path).with_suffix(self.endings[0])}",
+                f"{option} writes {_ENDINGS[option][1:].upper()}, but {path} does not end in {_ENDINGS[option]}; name "
+                f"the file {named}",
                 ExitCode.USAGE,
             )
-        save(Path(self.path), self.text())
-
-
-def check_stdout(outputs: Sequence[Output], *, json: bool) -> bool:
-    """Return whether stdout is taken by a file's text; it can hold one."""
-    taken = [output.option for output in outputs if output.path == "-"] + (["--json"] if json else [])
+    taken = [option for option, path in paths.items() if path == "-"] + (["--json"] if json else [])
     if len(taken) > 1:
         raise typer.BadParameter(f"{' and '.join(taken)} would both go to stdout; name a file for one of them")
     return bool(taken) and not json
 
 
-def deliver(outputs: Sequence[Output], printed: Callable[[], None]) -> None:
-    """Write each output and print the rest; what cannot be written is reported at the end and is the exit status."""
-    problems: list[RankmeshError | Failed] = []
-    for output in outputs:
-        try:
-            output.write()
-        except (RankmeshError, Failed) as problem:  # noqa: PERF203  - the others are written all the same
-            problems.append(problem)
-    printed()
-    for earlier in problems[:-1]:
-        error(str(earlier))
-    if problems:
-        raise problems[-1]
+def write_output(path: str, text: str) -> None:
+    """Write a text to a file, or to stdout for ``-``."""
+    if path == "-":
+        write(text)
+    else:
+        save(Path(path), text)

@@ -23,28 +23,7 @@ from rankmesh.cli.options import (
     words_of,
 )
 from rankmesh.cli.shell import save as write_file
-from rankmesh.cli.training import (
-    MODEL_HELP,
-    Attention,
-    Batch,
-    Context,
-    DeviceName,
-    Memory,
-    Microbatch,
-    Overlap,
-    Precision,
-    Recompute,
-    Replicate,
-    Schedule,
-    Sequence,
-    SequenceParallel,
-    Speed,
-    Trained,
-    VirtualStages,
-    Vocabulary,
-    Zero,
-    trained,
-)
+from rankmesh.cli.training import MODEL_HELP, Trained, trained, with_training
 from rankmesh.errors import quoted
 from rankmesh.placement import Placed, Traffic, place
 from rankmesh.placement.predict import COMPUTE
@@ -82,6 +61,7 @@ def within_of(text: str) -> dict[str, str]:
     return found
 
 
+@with_training
 def command(
     spec: Spec,
     cluster: RequiredCluster,
@@ -97,23 +77,7 @@ def command(
     model: Annotated[
         str | None, typer.Option("--model", "-m", metavar="FILE", help=f"{MODEL_HELP} Without, a usual transformer.")
     ] = None,
-    batch: Batch = None,
-    sequence: Sequence = None,
-    vocabulary: Vocabulary = None,
-    microbatch: Microbatch = None,
-    virtual_stages: VirtualStages = None,
-    schedule: Schedule = None,
-    recompute: Recompute = None,
-    sequence_parallel: SequenceParallel = None,
-    zero: Zero = None,
-    replicate: Replicate = None,
-    precision: Precision = None,
-    attention: Attention = None,
-    context: Context = None,
-    overlap: Overlap = None,
-    device_name: DeviceName = "h100",
-    memory: Memory = None,
-    speed: Speed = None,
+    options: Any = None,
     hosts: Hosts = None,
     gpus_per_node: DevicesPerHost = None,
     backend: Annotated[
@@ -138,32 +102,14 @@ def command(
     machine = described(
         cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=source.plan.world_size, placed_on=source.hosts
     )
-    fields = {
-        "batch": batch, "sequence": sequence, "microbatch": microbatch, "virtual_stages": virtual_stages,
-        "schedule": schedule, "recompute": recompute, "sequence_parallel": sequence_parallel, "zero": zero,
-        "replicate": replicate, "precision": precision, "attention": attention, "context": context,
-    }  # fmt: skip
-    work: dict[str, Any] = {}
     if model is not None and traffic is not None:
         raise typer.BadParameter("--model and --traffic both say what a step sends; give one of the two")
+    unused = [name for name, value in options.items() if value is not None and name != "device_name"]
+    if model is None and unused:
+        raise typer.BadParameter(f"--{unused[0].replace('_', '-')} is of a model; add --model FILE")
+    work = {} if model is None else _work(source.plan, machine, trained(model, options))
     if traffic is not None:
         work = {"traffic": Traffic.read(traffic)}
-    if model is not None:
-        given = trained(model, vocabulary=vocabulary, device_name=device_name, memory=memory, speed=speed,
-                        overlap=overlap, **fields)  # fmt: skip
-        work = _work(source.plan, machine, given)
-    elif unused := [
-        name
-        for name, value in {
-            **fields,
-            "vocabulary": vocabulary,
-            "overlap": overlap,
-            "memory": memory,
-            "speed": speed,
-        }.items()
-        if value is not None
-    ]:
-        raise typer.BadParameter(f"--{unused[0].replace('_', '-')} is of a model; add --model FILE")
     found = place(source.plan, machine, within=within_of(",".join(within or ())), backend=backend, **work)
     if save is not None:
         write_file(save, found.to_json() + "\n")

@@ -17,13 +17,8 @@ from rankmesh.readers.source import read
 __all__ = ["EXAMPLES", "PresetRow", "command", "preset_row"]
 
 EXAMPLES = """\
+$ rankmesh presets
 $ rankmesh presets llama3-405b
-llama3-405b  Llama 3 405B, sequences of 8,192, 16,384 GPUs
-spec         tp=8,cp=1,pp=16,dp=128
-sizes        tp=8,cp=1,pp=16,dp=128
-world        16,384 ranks, nodes of 8
-source       The Llama 3 Herd of Models, arXiv 2407.21783, section 3.3.2 and
-             Table 4; order [TP, CP, PP, DP]
 """
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -10,27 +10,7 @@ from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns, print_facts
 from rankmesh.cli.console import note, out, progress_bar, write, write_json
 from rankmesh.cli.options import Json, RequiredCluster
-from rankmesh.cli.training import (
-    MODEL_HELP,
-    Attention,
-    Batch,
-    Context,
-    DeviceName,
-    Memory,
-    Microbatch,
-    Overlap,
-    Precision,
-    Recompute,
-    Replicate,
-    Schedule,
-    Sequence,
-    SequenceParallel,
-    Speed,
-    VirtualStages,
-    Vocabulary,
-    Zero,
-    trained,
-)
+from rankmesh.cli.training import MODEL_HELP, trained, with_training
 from rankmesh.placement.assumptions import assumptions
 from rankmesh.placement.report import duration
 from rankmesh.placement.search import Found, search
@@ -45,38 +25,18 @@ $ rankmesh search --world 64 --cluster host=8,leaf=8 --model llama3-8b --batch 2
 """
 
 
+@with_training
 def command(
     world: Annotated[int, typer.Option("--world", "-w", min=1, metavar="N", help="Ranks.")],
     cluster: RequiredCluster,
     model: Annotated[str, typer.Option("--model", "-m", metavar="FILE", help=MODEL_HELP)],
-    batch: Batch = None,
-    sequence: Sequence = None,
-    vocabulary: Vocabulary = None,
-    microbatch: Microbatch = None,
-    virtual_stages: VirtualStages = None,
-    schedule: Schedule = None,
-    recompute: Recompute = None,
-    sequence_parallel: SequenceParallel = None,
-    zero: Zero = None,
-    replicate: Replicate = None,
-    precision: Precision = None,
-    attention: Attention = None,
-    context: Context = None,
-    overlap: Overlap = None,
-    device_name: DeviceName = "h100",
-    memory: Memory = None,
-    speed: Speed = None,
+    options: Any,
     top: Annotated[int, typer.Option(min=1, metavar="K", help="List the K best.")] = 10,
     explain: Annotated[int, typer.Option(min=1, metavar="N", help="Show seconds and memory of row N by part.")] = 1,
     json: Json = False,
 ) -> None:
     """Rank sizes and orders of a layout by the predicted time of a step: predicted, not measured."""
-    given = trained(
-        model, batch=batch, sequence=sequence, vocabulary=vocabulary, microbatch=microbatch,
-        virtual_stages=virtual_stages, schedule=schedule, recompute=recompute, sequence_parallel=sequence_parallel,
-        zero=zero, replicate=replicate, precision=precision, attention=attention, context=context, overlap=overlap,
-        device_name=device_name, memory=memory, speed=speed,
-    )  # fmt: skip
+    given = trained(model, options)
     machine, how = described(cluster, world_size=world), given.training
     with progress_bar("searching", "layouts") as (progress, _):
         rows = search(world, machine, given.model, how, top=max(top, explain), device=given.device, speed=given.speed,

@@ -17,18 +17,18 @@ from __future__ import annotations
 
 import errno
 import os
-import re
 import sys
 import traceback
 from collections.abc import Callable
 from enum import IntEnum
+from io import TextIOWrapper
 from pathlib import Path
 from typing import Any
 
 import typer
 from typer.core import TyperGroup
 
-from rankmesh.cli.console import error, note, plain
+from rankmesh.cli.console import error, note
 from rankmesh.errors import AgreementError, ConnectError, MissingExtra, RankmeshError, quoted
 
 __all__ = ["DEBUG", "EXIT_CODES", "ExitCode", "Failed", "Shell", "outcome", "save"]
@@ -97,7 +97,8 @@ class Shell(TyperGroup):
         run = super().main
 
         for stream in (sys.stdout, sys.stderr):
-            plain(stream)
+            if isinstance(stream, TextIOWrapper):  # an old terminal may not have every sign
+                stream.reconfigure(errors="replace")
 
         def command() -> Any:
             return run(*args, **{**how, "standalone_mode": False})
@@ -125,9 +126,6 @@ def outcome(command: Callable[[], Any]) -> int:
         return int(result) if isinstance(result, int) else ExitCode.OK
     except Exception as problem:  # noqa: BLE001  - the last line of defence: a user never sees a traceback
         return _reported(problem)
-    except KeyboardInterrupt:
-        error("interrupted")
-        return ExitCode.INTERRUPTED
 
 
 def _reported(problem: Exception) -> int:
@@ -166,31 +164,13 @@ def _message_and_code(problem: Exception) -> tuple[str, int]:
 
 
 def _usage(problem: Any) -> str:
+    """Return typer's message with the refused value, which it leaves out, and where the help is."""
     ctx = getattr(problem, "ctx", None)
     path = ctx.command_path if ctx is not None else "rankmesh"
-    message = _wrong_value(problem) or problem.format_message()
-    return f"{message.rstrip('.')} (see: {path} --help)" if message else ""
-
-
-# What a value that typer refuses has to be, by the kind of its error.
-_EXPECTED = {
-    "int_parsing": "give a whole number",
-    "float_parsing": "give a number",
-    "greater_than_equal": "give at least {ge}",
-    "less_than_equal": "give at most {le}",
-}
-
-
-def _wrong_value(problem: Any) -> str:
-    """Return a message with the refused value, which typer's own leaves out; "" for other errors."""
-    if re.fullmatch(r"-\d+", str(getattr(problem, "option_name", ""))):
-        return f"{problem.option_name} is less than 0, and the numbers here are not; give at least 0"
-    rows: list[Any] = getattr(problem.__cause__ or problem.__context__, "errors", list)()
-    expected = _EXPECTED.get(rows[0]["type"]) if rows else None
-    if expected is None or getattr(problem, "param", None) is None:
-        return ""
-    found = quoted(rows[0]["input"])
-    return f"Invalid value for {problem.param.get_error_hint()}: {found}; {expected.format(**rows[0].get('ctx', {}))}"
+    refused: list[Any] = getattr(problem.__cause__ or problem.__context__, "errors", list)()
+    found = f", but it is {quoted(refused[0]['input'])}" if refused else ""
+    message = problem.format_message().rstrip(".")
+    return f"{message}{found} (see: {path} --help)" if message else ""
 
 
 def _silence(stream: Any) -> None:

@@ -25,7 +25,7 @@ from rankmesh.cli.options import (
     source_of,
     words_of,
 )
-from rankmesh.cli.outputs import Output, check_stdout, deliver
+from rankmesh.cli.outputs import check_outputs, write_output
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import quoted
 from rankmesh.readers.source import Source
@@ -40,42 +40,9 @@ __all__ = ["EXAMPLES", "command", "print_overview"]
 
 EXAMPLES = """\
 $ rankmesh show tp=2,cp=2,dp=2,pp=2 --gpus-per-node 8
-tp=2,cp=2,dp=2,pp=2
-16 ranks, 2 nodes of 8, digest 0ac2e5d99a6a
-
-layout  axis  size  stride
-──────  ────  ────  ──────
-mesh    tp       2       1
-        cp       2       2
-        dp       2       4
-        pp       2       8
-
-     dp=0                  dp=1
-     cp=0       cp=1       cp=0       cp=1
-     tp=0 tp=1  tp=0 tp=1  tp=0 tp=1  tp=0 tp=1
-pp=0    0    1     2    3     4    5     6    7
-pp=1    8    9    10   11    12   13    14   15
-
-group  axes   part  groups  size  stride  communicator  cross nodes  nodes
-─────  ─────  ────  ──────  ────  ──────  ────────────  ───────────  ─────
-tp     tp                8     2  2x1     own                0 of 8      1
-cp     cp                8     2  2x2     own                0 of 8      1
-dp     dp                8     2  2x4     own                0 of 8      1
-pp     pp                8     2  2x8     own                8 of 8      2
-dp_cp  dp-cp             4     4  4x2     own                0 of 4      1
-embd   pp     ends       8     2  2x8     shares pp          8 of 8      2
-
-group  hops  members
-─────  ────  ─────────────────────────────────────────────────────────────
-tp        0  [0, 1] [2, 3] [4, 5] [6, 7] [8, 9] [10, 11] [12, 13] [14, 15]
-cp        0  [0, 2] [1, 3] [4, 6] [5, 7] [8, 10] [9, 11] [12, 14] [13, 15]
-dp        0  [0, 4] [1, 5] [2, 6] [3, 7] [8, 12] [9, 13] [10, 14] [11, 15]
-pp        2  [0, 8] [1, 9] [2, 10] [3, 11] [4, 12] [5, 13] [6, 14] [7, 15]
-dp_cp     0  [0, 2, 4, 6] [1, 3, 5, 7] [8, 10, 12, 14] [9, 11, 13, 15]
-embd      2  [0, 8] [1, 9] [2, 10] [3, 11] [4, 12] [5, 13] [6, 14] [7, 15]
-
-communicators per rank: 5; in the job: 36
-sharing another kind's: 1 of 6 kinds (embd)
+$ rankmesh show megatron:world=64,tp=2,pp=2,ep=4 --groups tp,ep --json
+$ rankmesh show llama3-405b --cluster 'host=8,leaf=32,spine=*'
+$ rankmesh show --run train.sh
 """
 
 
@@ -104,7 +71,9 @@ def command(
     svg: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also write a picture; of a large world, one part. - is stdout.")
     ] = None,
-    html: Annotated[str | None, typer.Option(metavar="FILE", help="Also write a page of tables and pictures.")] = None,
+    html: Annotated[
+        str | None, typer.Option(metavar="FILE", help="Also write the page of rankmesh explore. - is stdout.")
+    ] = None,
     save: Annotated[
         str | None, typer.Option(metavar="FILE", help="Also write the plan as JSON, which is a SPEC. - is stdout.")
     ] = None,
@@ -141,39 +110,27 @@ def command(
         else cluster_of(cluster, source.plan.world_size, hosts, gpus_per_node, placed_on=source.hosts)
     )
     facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=names)
-    outputs = _outputs(source, facts, names, {"--svg": svg, "--html": html, "--save": save})
-    taken = check_stdout(outputs, json=json)
+    paths = {"--svg": svg, "--html": html, "--save": save}
+    taken = check_outputs(paths, json=json)
+    if svg is not None:
+        from rankmesh.viz.svg import picture
 
-    def printed() -> None:
-        if json:
-            write_json({**facts.to_dict(), **config_of(source)})
-        elif not taken:
-            print_overview(out(), source.plan.mesh, facts)
+        write_output(svg, picture(source.plan, names, cluster=facts.cluster))
+    if html is not None:
+        from rankmesh.cli.explore import explored
+        from rankmesh.viz.explorer import page
 
-    deliver(outputs, printed)
+        write_output(html, page(explored(source, gpus_per_node=gpus_per_node, cluster=cluster, hosts=hosts)))
+    if save is not None:
+        write_output(save, source.plan.to_json())
+    if json:
+        write_json({**facts.to_dict(), **config_of(source)})
+    elif not taken:
+        print_overview(out(), source.plan.mesh, facts)
 
 
 def _named(options: Mapping[str, object]) -> list[str]:
     return [name for name, value in options.items() if value]
-
-
-def _outputs(source: Source, facts: Overview, names: list[str], paths: Mapping[str, str | None]) -> list[Output]:
-    def svg() -> str:
-        from rankmesh.viz.svg import picture
-
-        return picture(source.plan, names, cluster=facts.cluster)
-
-    def html() -> str:
-        from rankmesh.viz.html import page
-
-        return page(source, facts)
-
-    made = {
-        "--svg": ((".svg",), svg),
-        "--html": ((".html", ".htm"), html),
-        "--save": ((".json",), source.plan.to_json),
-    }
-    return [Output(option, path, *made[option]) for option, path in paths.items() if path is not None]
 
 
 # -- the terminal -----------------------------------------------------------------------------------------------------

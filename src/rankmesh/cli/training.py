@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import wraps
+from inspect import Parameter, signature
 from math import inf
 from typing import Annotated, Any
 
@@ -17,83 +19,84 @@ from rankmesh.placement.model import ATTENTION, CONTEXT, PRECISION, RECOMPUTE, S
 from rankmesh.placement.search import FREE
 from rankmesh.readers.model import read_model
 
-__all__ = [
-    "MODEL_HELP",
-    "Attention",
-    "Batch",
-    "Context",
-    "DeviceName",
-    "Memory",
-    "Microbatch",
-    "Overlap",
-    "Precision",
-    "Recompute",
-    "Replicate",
-    "Schedule",
-    "Sequence",
-    "SequenceParallel",
-    "Speed",
-    "Trained",
-    "VirtualStages",
-    "Vocabulary",
-    "Zero",
-    "speed_of",
-    "trained",
-]
+__all__ = ["MODEL_HELP", "Trained", "speed_of", "trained", "with_training"]
 
+MODEL_HELP = "config.json, a Megatron script, numbers, llama3-8b."
 _SUCH_AS = {"batch": 256, "sequence": 4096}
 
 
 def _count(name: str, text: str) -> Any:
-    return typer.Option(name, min=1, metavar="N", help=text)
+    return Annotated[int | None, typer.Option(name, min=1, metavar="N", help=text)]
 
 
 def _known(name: str, words: tuple[str, ...], text: str) -> Any:
-    return typer.Option(name, metavar="WORD", help=f"{text}: {', '.join(words)}.")
+    return Annotated[str | None, typer.Option(name, metavar="WORD", help=f"{text}: {', '.join(words)}.")]
 
 
-Batch = Annotated[int | None, _count("--batch", "Sequences of one step.")]
-Sequence = Annotated[int | None, _count("--sequence", "Tokens of a sequence.")]
-Vocabulary = Annotated[int | None, _count("--vocabulary", "Rows of the embedding, with its padding.")]
-Microbatch = Annotated[int | None, _count("--microbatch", "Sequences of one pass; without, the best of 1, 2, 4, 8.")]
-VirtualStages = Annotated[
-    int | None, _count("--virtual-stages", "Parts of each pipeline stage (interleaved); without, the best.")
-]
-Schedule = Annotated[str | None, _known("--schedule", SCHEDULE, "Of the pipeline")]
-Recompute = Annotated[
-    str | None, _known("--recompute", RECOMPUTE, "Activations computed again; without, as few as fit")
-]
-SequenceParallel = Annotated[
-    bool | None,
-    typer.Option("--sequence-parallel/--no-sequence-parallel", help="Where tp is above 1; without, yes."),
-]
-Zero = Annotated[
-    int | None,
-    typer.Option(
-        "--zero", min=0, max=3, metavar="0-3", help="Sharded: optimizer (1), gradients (2), weights (3, FSDP)."
-    ),
-]
-Replicate = Annotated[int | None, _count("--replicate", "Copies of the shards (HSDP).")]
-Precision = Annotated[str | None, _known("--precision", PRECISION, "Of matrix products")]
-Attention = Annotated[str | None, _known("--attention", ATTENTION, "Kernel of attention")]
-Context = Annotated[str | None, _known("--context", CONTEXT, "Context parallel attention")]
-Overlap = Annotated[
-    str | None,
-    typer.Option("--overlap", metavar="LIST", help="Communication that hides: of dp,cp,pp,tp,ep; without, dp,cp,pp."),
-]
-DeviceName = Annotated[str, typer.Option("--device", metavar="NAME", help=f"One of {', '.join(DEVICES)}.")]
-Memory = Annotated[
-    float | None, typer.Option("--memory", min=0.1, metavar="GB", help="Of one device; without, the device's.")
-]
-Speed = Annotated[
-    str | None,
-    typer.Option(
-        "--speed",
-        metavar="TFLOPS|N%|FILE",
-        help="Of one device: 400, 40% of its peak, or measure --json; without, modelled.",
-    ),
-]
-MODEL_HELP = "config.json, a Megatron script, numbers, llama3-8b."
+# The options by the names of the fields of Training, and some of the model and its device.
+_OPTIONS: Mapping[str, Any] = {
+    "batch": _count("--batch", "Sequences of one step."),
+    "sequence": _count("--sequence", "Tokens of a sequence."),
+    "vocabulary": _count("--vocabulary", "Rows of the embedding, with its padding."),
+    "microbatch": _count("--microbatch", "Sequences of one pass; without, the best of 1, 2, 4, 8."),
+    "virtual_stages": _count("--virtual-stages", "Parts of each pipeline stage (interleaved); without, the best."),
+    "schedule": _known("--schedule", SCHEDULE, "Of the pipeline"),
+    "recompute": _known("--recompute", RECOMPUTE, "Activations computed again; without, as few as fit"),
+    "sequence_parallel": Annotated[
+        bool | None,
+        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Where tp is above 1; without, yes."),
+    ],
+    "zero": Annotated[
+        int | None,
+        typer.Option(
+            "--zero", min=0, max=3, metavar="0-3", help="Sharded: optimizer (1), gradients (2), weights (3, FSDP)."
+        ),
+    ],
+    "replicate": _count("--replicate", "Copies of the shards (HSDP)."),
+    "precision": _known("--precision", PRECISION, "Of matrix products"),
+    "attention": _known("--attention", ATTENTION, "Kernel of attention"),
+    "context": _known("--context", CONTEXT, "Context parallel attention"),
+    "overlap": Annotated[
+        str | None,
+        typer.Option(
+            "--overlap", metavar="LIST", help="Communication that hides: of dp,cp,pp,tp,ep; without, dp,cp,pp."
+        ),
+    ],
+    "device_name": Annotated[str, typer.Option("--device", metavar="NAME", help=f"One of {', '.join(DEVICES)}.")],
+    "memory": Annotated[
+        float | None, typer.Option("--memory", min=0.1, metavar="GB", help="Of one device; without, the device's.")
+    ],
+    "speed": Annotated[
+        str | None,
+        typer.Option(
+            "--speed",
+            metavar="TFLOPS|N%|FILE",
+            help="Of one device: 400, 40% of its peak, or measure --json; without, modelled.",
+        ),
+    ],
+}
+_DEFAULTS = {"device_name": "h100"}
+
+
+def with_training(command: Callable[..., None]) -> Callable[..., None]:
+    """Give a command all these options in the place of its parameter ``options``, which gets them as a mapping."""
+
+    @wraps(command)
+    def with_options(**given: Any) -> None:
+        options = {name: given.pop(name) for name in _OPTIONS}
+        command(**given, options=options)
+
+    made: list[Parameter] = []
+    plain = signature(command, eval_str=True)
+    for parameter in plain.parameters.values():
+        if parameter.name != "options":
+            made.append(parameter)
+            continue
+        for name, annotation in _OPTIONS.items():
+            default = _DEFAULTS.get(name)
+            made.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation))
+    with_options.__signature__ = plain.replace(parameters=made)  # type: ignore[attr-defined]  # typer reads it
+    return with_options
 
 
 @dataclass(frozen=True)
@@ -109,21 +112,15 @@ class Trained:
     speed_from: str
 
 
-def trained(
-    model: str,
-    *,
-    vocabulary: int | None,
-    device_name: str,
-    memory: float | None,
-    speed: str | None,
-    overlap: str | None,
-    **fields: Any,
-) -> Trained:
-    """Return what the options of a model mean; ``fields`` are those of ``Training``, None where not given."""
+def trained(model: str, options: Mapping[str, Any]) -> Trained:
+    """Return what a model and the options that ``with_training`` adds mean; None is an option that is not given."""
+    fields = {**options}
+    vocabulary, name, memory, speed = (fields.pop(key) for key in ("vocabulary", "device_name", "memory", "speed"))
+    if fields["overlap"] is not None:
+        fields["overlap"] = tuple(name for name in fields["overlap"].split(",") if name)
     transformer, stated = read_model(model, vocabulary=vocabulary)
-    names = None if overlap is None else tuple(name for name in overlap.split(",") if name)
-    training, free = _training(stated, {**fields, "overlap": names})
-    of = device(device_name)
+    training, free = _training(stated, fields)
+    of = device(name)
     flops, speed_from = (None, "") if speed is None else speed_of(speed, of.peak(training.precision))
     return Trained(transformer, training, free, of, None if memory is None else memory * 1e9, flops, speed_from)
 

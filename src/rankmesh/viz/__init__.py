@@ -3,18 +3,16 @@
 ```
 overview        the facts that every way of showing a plan has in common
 communicators   which groups use which communicator, for all ranks at once
-tables          an overview as columns of text
+tables          an overview as columns of text for the terminal
 sheet           where each rank of a mesh is drawn
 grid            a mesh as text
 svg             a mesh as a picture, coloured by the groups of a kind
-html            one page with the tables and the pictures
 explorer        one page to play with a layout, and to share it
 ```
 """
 
 from rankmesh.viz.grid import grid
-from rankmesh.viz.html import page
 from rankmesh.viz.overview import Overview, overview
 from rankmesh.viz.svg import picture
 
-__all__ = ["Overview", "grid", "overview", "page", "picture"]
+__all__ = ["Overview", "grid", "overview", "picture"]

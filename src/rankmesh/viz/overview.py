@@ -1,4 +1,4 @@
-"""The overview of a plan: the facts that text, JSON and HTML show alike.
+"""The overview of a plan: the facts that text and JSON show alike.
 
 >>> from rankmesh.readers.source import read
 >>> facts = overview(read("tp=2,dp=2"), gpus_per_node=2)

@@ -1,4 +1,4 @@
-"""The tables of an overview: columns of text, which the terminal and the page show alike.
+"""The tables of an overview: columns of text, which the terminal shows.
 
 >>> from rankmesh.readers.source import read
 >>> from rankmesh.viz.overview import overview
