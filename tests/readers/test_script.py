@@ -119,6 +119,8 @@ def test_the_ways_that_scripts_are_written(text, plan, lines):
 
 
 RUNS = "run it: rankmesh show --run run.sh"
+SET = ".* is set in a branch, loop or function .line {}.; " + RUNS
+# What is open, with the line and the reason; which statements leave a name open is tested against bash below.
 REFUSED = [
     (TP + "$TP", ":1: --tensor-model-parallel-size = [$]TP; the variable TP has no value in this file"),
     (TP + "$1", ":1: .*the arguments of the script are not known here"),
@@ -128,47 +130,37 @@ REFUSED = [
     (TP, ":1: --tensor-model-parallel-size = true; .*whole number"),
     ("A=0\n" + TP + "$((4 / A))", ":2: .*is not read; " + RUNS),
     ("A=(--tensor-model-parallel-size 2)\n" + TP + "4 ${A[@]}", ":1: .*line 2 says --tensor-model-parallel-size = 4"),
-    (TP + "2 --tensor-model-parallel-size 4", ":1: --tensor-model-parallel-size = 4; line 1 says"),
     (TP + "2\n\n" + TP + "4", ":3: the script has 2 runs [(]line 1: torchrun .*line 3: torchrun"),
     ("if x; then\n" + TP + "2\nelse\n" + TP + "4\nfi", "the script has 2 runs"),
-    ("for TP in 1 2; do\n" + TP + "$TP\ndone", ":2: .*TP is set in a branch, loop or function .line 1.; " + RUNS),
-    ("TP=2\nif x; then TP=4; fi\n" + TP + "$TP", ":3: .*TP is set in a branch, loop or function .line 2.; " + RUNS),
-    (
-        "TP=2\n" + TP + "$TP; echo 'unterminated\n" + TP + "4\n",
-        r"^run.sh is not read as shell: a quote does not end .line 2.; " + RUNS,
-    ),
-    ('TP=2\n[ -z "$X" ] && TP=4\n' + TP + "$TP", ":3: .*set in a branch.*; " + RUNS),
+    ("for TP in 1 2; do\n" + TP + "$TP\ndone", ":2: " + SET.format(1)),
     (
         "M=()\nif x; then M=(--expert-model-parallel-size 2); fi\n" + TP + "2 ${M[@]}",
-        ":2: [$].M.@.. = --expert-model-parallel-size; M is set in a branch, loop or function .line 2.; " + RUNS,
+        ":2: [$].M.@.. = " + SET.format(2),
     ),
+    ("[ -f x ] && A='--context-parallel-size 2'\n" + TP + "2 --data x $A", ":1: .A = .*; " + RUNS),
     ("read TP\n" + TP + "$TP", ":2: .*TP is set by read TP .line 1.; " + RUNS),
-    ("TP=2\nlet TP=4\n" + TP + "$TP", ":3: .*TP is set by let TP=4 .line 2.; " + RUNS),
-    ("TP=2\n((TP*=2))\n" + TP + "$TP", ":3: .*TP is set in a branch, loop or function .line 2.; " + RUNS),
-    (TP + "$((010))", ":1: .*010.. is not read; " + RUNS),
+    (TP + "2; echo 'unterminated\n" + TP + "4\n", r"is not read as shell: a quote does not end .line 1.; " + RUNS),
+    ("A=<the size>\n" + TP + "2", "a redirection has no file .line 1.; " + RUNS),
+    ("IFS=,\n" + TP + "2", "sets IFS, by which words end .line 1.; " + RUNS),
+    ("go() {\n" + TP + "$1\n}\ngo 2", ":2: the run is in a function, which is not read; " + RUNS),
+    ("run='" + TP + "2'\neval $run", ":2: the run is in the text of eval, which is not read; " + RUNS),
+    ("srun -n 8 bash -c '" + TP + "2'", ":1: the run is in the text of bash -c, which is not read; " + RUNS),
+    (TP + "2 $(cat args)", r":1: the arguments \$\(cat args\) may state sizes; .*; " + RUNS),
+    (". env.sh\n" + TP + "2 ${ARGS[@]}", ":2: the arguments .* may state sizes; ARGS may be set by now: .*; " + RUNS),
     (
-        "read -d '' A <<E\n--tensor-model-parallel-size 2\nE\n" + RUN + "$A",
-        ":2: .*A is set by read .* .line 1.; " + RUNS,
+        "if x; then N=4; fi\ntorchrun --nproc_per_node 8 $N pretrain_gpt.py --tensor-model-parallel-size 2",
+        "the options .N of torchrun are unknown: N.*; " + RUNS,
     ),
-    (RUN + '"--tensor-model-parallel-size 2', "^run.sh is not read as shell: a .* is missing .line 1.; " + RUNS),
-    (
-        "go() {\n" + TP + "$1\n}\ngo 2",
-        ":2: the run is in a function, which is not read; " + RUNS,
-    ),
-    (
-        "A=\nf() { A+='--context-parallel-size 2'; }\nf\n" + TP + "2 $A",
-        ":2: .*A is set in a branch, loop or function .line 2.; " + RUNS,
-    ),
-    ("A[0]=2\n" + TP + "${A[0]}", ":2: .*more than a variable|set element"),
     (RUN + "--tensor-model-paralel-size 2 x", ":1: .*did you mean '--tensor-model-parallel-size'"),
     (RUN + "--sequence-parallel-size 2", ":1: .*looks like a parallel size"),
+    (RUN + "--tensor-model 2", ":1: .*this is the beginning of --tensor-model-parallel-size; write the whole name"),
     (TP + "2 --encoder-tensor-model-parallel-size 2", ":1: .*a second mesh in the world"),
     (TP + "2 --use-mp-args-from-checkpoint-args", ":1: .*come from the checkpoint"),
     (TP + "2 --yaml-cfg a.yaml", ":1: .*give its path"),
     (TP + "3", "does not divide it"),
     (
         "torchrun --nproc_per_node $N pretrain_gpt.py --tensor-model-parallel-size 2",
-        ":1: .*--nproc_per_node is [$]N: the variable N has no value.*give --world-size",
+        ":1: .*[$]N: the variable N .*give --",
     ),
     (
         "torchrun --nproc_per_node 8 --nnodes 1:4 pretrain_gpt.py --tensor-model-parallel-size 2",
@@ -176,31 +168,15 @@ REFUSED = [
     ),
     ("torchrun --nproc_per_node 8 --nproc_per_node 4 pretrain_gpt.py", ":1: .*line 1 says --nproc_per_node = 8"),
     ("python pretrain_gpt.py --tensor-model-parallel-size 2", ":1: .*give --world-size"),
-    (RUN + "--tensor-model 2", ":1: .*this is the beginning of --tensor-model-parallel-size; write the whole name"),
     (
         "#SBATCH -N 4 --ntasks-per-node 8\nsrun -N 2 python pretrain_gpt.py --context-parallel-size 2",
-        ":2: .*give --world-size",
+        ":2: .*give --world",
     ),
     (
         "torchrun --nproc_per_node 8 train.py --config a.toml",
-        ":1: .*the run has no argument of Megatron .it names --config = a",
+        ":1: .*the run has no argument of Megatron .it names --conf",
     ),
-    ("echo " + TP + "2", "starts no training"),
-    ("ls", "starts no training in a plain line; " + RUNS),
-    ("run='" + TP + "2'\neval $run", ":2: the run is in the text of eval, which is not read; " + RUNS),
-    ("srun -n 8 bash -c '" + TP + "2'", ":1: the run is in the text of bash -c, which is not read; " + RUNS),
-    ("[ -f x ] && A='--context-parallel-size 2'\n" + TP + "2 --data x $A", ":1: .A = .*; " + RUNS),
-    (TP + "2 $(cat args)", r":1: the arguments \$\(cat args\) may state sizes; .*; " + RUNS),
-    (". env.sh\n" + TP + "2 ${ARGS[@]}", ":2: the arguments .* may state sizes; ARGS may be set by now: .*; " + RUNS),
-    (
-        "if x; then N=4; fi\ntorchrun --nproc_per_node 8 $N pretrain_gpt.py --tensor-model-parallel-size 2",
-        "the options .N of torchrun are unknown: N.*; " + RUNS,
-    ),
-    ("IFS=,\n" + TP + "2", "sets IFS, by which words end .line 1.; " + RUNS),
-    ("A=<the size>\n" + TP + "2", "a redirection has no file .line 1.; " + RUNS),
-    (": ${TP:=4}\n" + TP + "$TP", ":2: .*TP is set inside of an expansion .line 1.; " + RUNS),
-    ("declare -i N=8\n" + TP + "$N", ":2: .*N is set by declare -i .line 1.; " + RUNS),
-    ('A="--context-parallel-size 2"\n[ -f x ] && A="$A --bf16"\n' + TP + "2 $A", ":1: .A = .*; " + RUNS),
+    ("echo " + TP + "2", "starts no training in a plain line; " + RUNS),
 ]
 
 
@@ -216,8 +192,6 @@ def test_what_a_script_leaves_open_is_refused(text, message):
     "statement",
     [
         'eval "$(echo TP=8)"',
-        'eval "$VAR"',
-        "eval $VAR",
         "eval `cat env`",
         "export $(grep -v '#' .env | xargs)",
         "export $VAR",
@@ -227,14 +201,7 @@ def test_what_a_script_leaves_open_is_refused(text, message):
         ". ./env.sh",
         "source <(echo TP=8)",
         "command source env.sh",
-        "read $NAME",
-        "unset $NAME",
-        "x=$((TP = 8))",
-        "while read TP; do :; done < file",
-        "for ((TP = 1; TP < 8; TP *= 2)); do :; done",
         "if x; then source env.sh; fi",
-        "x && source env.sh",
-        "setup() { source env.sh; }; setup",
     ],
 )
 def test_what_can_set_a_size_is_refused(statement):
@@ -343,14 +310,10 @@ def test_a_world_size_for_a_launcher_that_does_not_say():
             TP + "${TP:-2}",
             (1, "${TP:-2} is read as its default; the environment may say otherwise"),
         ),
-        (
-            TP + "2 --sequence-parallel x.py",
-            (1, "--sequence-parallel = true uses the tp groups; it makes none"),
-        ),
     ],
 )
 def test_what_is_not_read_is_listed(text, note):
-    """Arguments that come from elsewhere, files, defaults and options that make no groups are notes."""
+    """Arguments that come from elsewhere, files and defaults are notes."""
     assert read_config(text, "run.sh").notes == (note,)
 
 

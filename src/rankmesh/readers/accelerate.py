@@ -57,7 +57,6 @@ TABLE = Table(
         "fsdp_version": Read("fsdp"),
     },
     refused={"deepspeed_config_file": Refused("the sizes are in that file; give its path", (None, "none"))},
-    mentioned={"megatron_lm_sequence_parallelism": "uses the tp groups; it makes none"},
     key=_key,
 )
 

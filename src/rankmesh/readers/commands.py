@@ -133,10 +133,7 @@ _VLLM = Table(
         pcp="prefill_context_parallel_size pcp",
         dcp="decode_context_parallel_size dcp",
     ),
-    mentioned={
-        "enable_expert_parallel": "cuts the experts over the ranks of ep",
-        "data_parallel_size_local": "says how many replicas this host has; the groups are the same",
-    },
+    harmless=("data_parallel_size_local",),
     key=_name,
 )
 _SGLANG = Table(
@@ -149,7 +146,7 @@ _SGLANG = Table(
         moe_dp="moe_data_parallel_size moe_dp_size",
         dcp="decode_context_parallel_size dcp_size",
     ),
-    mentioned={"moe_dense_tp_size": "cuts the dense layers of a mixture of experts; the groups are the same"},
+    harmless=("moe_dense_tp_size",),
     key=_name,
 )
 

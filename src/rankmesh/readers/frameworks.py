@@ -54,14 +54,6 @@ _NANOTRON = Table(
         "cp": Read("cp"),
         "expert_parallel_size": Read("ep"),
     },
-    mentioned={
-        "tp_mode": "says what the tp groups are used for; the groups are the same",
-        "pp_engine": "is a schedule; the groups are the same",
-        **dict.fromkeys(
-            ("tp_linear_async_communication", "tp_recompute_allgather", "recompute_layer", "moe_layer_recompute"),
-            "does not shape the layout",
-        ),
-    },
     key=_in_parallelism,
     closed=True,
 )
@@ -80,7 +72,6 @@ def _in_distributed(entry: Entry) -> str | None:
 
 _PICOTRON = Table(
     reads={f"{axis}_size": Read(axis) for axis in ("tp", "cp", "pp", "dp")},
-    mentioned={"pp_engine": "is a schedule; the groups are the same"},
     key=_in_distributed,
     closed=True,
 )
@@ -110,7 +101,7 @@ _GPT_NEOX = Table(
         "moe_expert_parallel_size": Refused("its expert groups are DeepSpeed's, inside of data parallelism"),
         "context_parallel_size": Refused("its context groups are none of this layout's"),
     },
-    mentioned={"sequence_parallel": "uses the tp groups; it makes none"},
+    harmless=("sequence_parallel",),
     key=_neox_key,
 )
 GPT_NEOX = _Framework(
@@ -145,19 +136,13 @@ _TORCHTITAN = Table(
         "fault_tolerance.enable": Refused("replica groups then come and go, so the world has no fixed layout"),
         "expert_parallel_mode": Refused("modes of expert parallelism lay experts out in their own ways", ("none",)),
     },
-    mentioned={
-        "pipeline_parallel_layers_per_stage": "splits the stages of a rank; the groups are the same",
-        **dict.fromkeys(
-            (
-                "pipeline_parallel_microbatch_size",
-                "pipeline_parallel_first_stage_less_layers",
-                "pipeline_parallel_last_stage_less_layers",
-                "pipeline_parallel_schedule",
-                "num_pp_microbatches",
-            ),
-            "is a schedule; the groups are the same",
-        ),
-    },
+    harmless=(
+        "pipeline_parallel_layers_per_stage",
+        "pipeline_parallel_microbatch_size",
+        "num_pp_microbatches",
+        "pipeline_parallel_first_stage_less_layers",
+        "pipeline_parallel_last_stage_less_layers",
+    ),
     key=_titan_key,
     closed=True,
 )
@@ -228,7 +213,7 @@ _DTENSOR = Table(
         "dp_replicate_size": Read("dp_replicate"),
     },
     refused={"data_parallel_size": Refused("it is what the world leaves", (None,))},
-    mentioned={"sequence_parallel": "uses the tp groups; it makes none"},
+    harmless=("sequence_parallel",),
 )
 
 

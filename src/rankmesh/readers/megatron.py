@@ -75,19 +75,11 @@ _REFUSED = {
     "yaml_cfg": Refused("the arguments are in that file; give its path", (None,)),
 }
 
-_MENTIONED = {
-    "sequence_parallel": "uses the tp groups; it makes none",
-    "virtual_pipeline_model_parallel_size": "splits the stages of a rank; the groups are the same",
-    "pipeline_model_parallel_layout": "orders the layers of the stages; the groups are the same",
-    "num_virtual_stages_per_pipeline_rank": "splits the stages of a rank; the groups are the same",
-    "num_layers_per_virtual_pipeline_stage": "splits the stages of a rank; the groups are the same",
-    "distributed_timeout_minutes": "is no part of the layout; set it with the option timeout",
-    "nccl_communicator_config_path": "is not read; apply it with rankmesh.core.with_nccl_config",
-    "high_priority_stream_groups": "is no part of the layout; set it with the option high_priority",
-    "pipeline_model_parallel_comm_backend": "is no part of the layout; set it with the argument pp_backend",
-    "use_sharp": "is no part of the layout",
-    "ds_sequence_parallel_fpdt_chunk_size": "cuts the sequence of a rank; the groups are the same",
-}
+_HARMLESS = (
+    "sequence_parallel", "virtual_pipeline_model_parallel_size", "pipeline_model_parallel_layout",
+    "num_virtual_stages_per_pipeline_rank", "num_layers_per_virtual_pipeline_stage", "distributed_timeout_minutes",
+    "pipeline_model_parallel_comm_backend", "ds_sequence_parallel_fpdt_chunk_size",
+)  # fmt: skip
 
 
 # The counts of ranks in a YAML of NeMo.
@@ -109,7 +101,7 @@ def _key(entry: Entry) -> str | None:
     return None if name.startswith(_ENGINES) else name
 
 
-TABLE = Table(_READS, _REFUSED, _MENTIONED, _key)
+TABLE = Table(_READS, _REFUSED, _HARMLESS, _key)
 _NAMES = [name for name in (*_READS, *_REFUSED) if name != "world_size"]
 # As Megatron spells them, and as ms-swift does.
 FLAGS = frozenset(["--" + name.replace("_", "-") for name in _NAMES] + ["--" + name for name in _NAMES])

@@ -4,9 +4,9 @@
 file ── entries (key, value, line) ── table ── settled: arguments, readings (the lines that gave them), notes
 ```
 
-A table has one row for each key that a format knows: ``reads`` rows set an argument, ``mentioned`` rows do not shape
-the layout and become notes, ``refused`` rows shape it in a way that no recipe has. A key in no table is ignored, unless
-it looks like a parallel size.
+A table has one row for each key that a format knows: ``reads`` rows set an argument, ``refused`` rows shape the layout
+in a way that no recipe has, ``harmless`` keys do not shape it. Another key is ignored, unless it looks like a parallel
+size.
 
 >>> table = Table({"tp_degree": Read("tp")})
 >>> settled = settle(table, [Entry(("tp_degree",), 4, 7)], "run.toml")
@@ -21,7 +21,7 @@ read here; did you mean 'tp_degree'?
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import prod
@@ -130,7 +130,7 @@ class Table:
 
     reads: Mapping[str, Read]
     refused: Mapping[str, Refused] = field(default_factory=dict)
-    mentioned: Mapping[str, str] = field(default_factory=dict)
+    harmless: Collection[str] = ()
     key: Callable[[Entry], str | None] = lambda entry: entry.path[-1]
     closed: bool = False
 
@@ -170,10 +170,7 @@ def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
                 settled.add(table.reads[key].argument, value, entry, path)
         elif key in table.refused:
             _check(table.refused[key], entry, path)
-        elif key in table.mentioned:
-            if entry.value not in (None, False, "", Missing("", "")):
-                settled.notes.append((entry.line, f"{entry} {table.mentioned[key]}"))
-        elif _counts(entry.value):
+        elif key not in table.harmless and _counts(entry.value):
             budget.spend()
             _suspect(table, key, entry, path)
     return settled

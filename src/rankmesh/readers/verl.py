@@ -33,7 +33,7 @@ _MEGATRON = Table(
         "expert_model_parallel_size": Read("ep"),
         "expert_tensor_parallel_size": Read("etp", unless("null", "None", "")),
     },
-    mentioned={"virtual_pipeline_model_parallel_size": "splits the stages of a rank; the groups are the same"},
+    harmless=("virtual_pipeline_model_parallel_size",),
 )
 _SHARDS = Table(
     reads={
