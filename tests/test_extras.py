@@ -46,8 +46,7 @@ plan.explain(13), plan.sharing, plan.of(13), communicators.communicators(plan)
 difference.difference(plan, rm.read("tp=2,dp=*", world_size=64))
 with_nccl_config(plan, {"tp": {"max_ctas": 8}})
 read = source.read("tp=2,cp=2,dp=4/expert:ep=8,edp=*")
-facts = viz.overview(read, gpus_per_node=8)
-viz.page(read, facts), viz.picture(read.plan), viz.grid(read.plan.mesh)
+viz.overview(read, gpus_per_node=8), viz.picture(read.plan), viz.grid(read.plan.mesh)
 """
 
 

@@ -8,8 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankmesh.cli.cluster import described
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import note, out, write, write_json
+from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.options import (
     DevicesPerHost,
     Hosts,
@@ -25,9 +24,8 @@ from rankmesh.cli.options import (
 from rankmesh.cli.shell import save as write_file
 from rankmesh.cli.training import MODEL_HELP, Trained, trained, with_training
 from rankmesh.errors import quoted
-from rankmesh.placement import Placed, Traffic, place
-from rankmesh.placement.predict import COMPUTE
-from rankmesh.placement.report import HOSTS, by_host, duration, saving, searched, usage
+from rankmesh.placement import Traffic, place
+from rankmesh.placement.report import lines
 from rankmesh.placement.search import settled
 
 if TYPE_CHECKING:
@@ -115,17 +113,12 @@ def command(
         write_file(save, found.to_json() + "\n")
     if hostfile is not None:
         write_file(hostfile, "".join(f"{name}\n" for name in found.hostfile()))
+    for text in found.notes:
+        note(f"note: {text}")
     if json:
-        for text in found.notes:
-            note(f"note: {text}")
         write_json(found.to_dict())
     else:
-        _print(found)
-        write("")
-        for line in usage(found, None if save is None else str(save), None if hostfile is None else str(hostfile)):
-            write(line)
-        for text in found.notes:
-            note(f"note: {text}")
+        write("\n".join(lines(found, None if save is None else str(save), None if hostfile is None else str(hostfile))))
 
 
 def _work(plan: Plan, machine: Cluster, given: Trained) -> dict[str, Any]:
@@ -143,57 +136,3 @@ def _work(plan: Plan, machine: Cluster, given: Trained) -> dict[str, Any]:
         chosen = ", ".join(f"{name.replace('_', ' ')} {getattr(how, name)}" for name in given.free)
         note(f"note: chosen as search does: {chosen}")
     return {"model": given.model, "training": how or given.training, "device": given.device, "speed": given.speed}
-
-
-def _print(found: Placed) -> None:
-    write(f"{found.order} on {found.cluster}")
-    write(saving(found))
-    write("")
-    kinds = sorted(found.kinds, key=lambda kind: kind.cost - kind.before)
-    columns = [
-        Column("group", [kind.name for kind in kinds], style="bold"),
-        Column("within, before", [kind.level_before for kind in kinds]),
-        Column("after", [kind.level for kind in kinds]),
-        Column("before", [duration(kind.before) for kind in kinds], right=True),
-        Column("after", [duration(kind.cost) for kind in kinds], right=True),
-        Column("asked", [f"within {found.within[kind.name]}" if kind.name in found.within else "" for kind in kinds]),
-    ]
-    print_columns(out(), columns if found.within else columns[:-1])
-    write("")
-    _print_step(found)
-    holds = by_host(found, HOSTS + 1)
-    hosts = list(holds)[:HOSTS]
-    ranks_column = Column("holds", [holds[host] for host in hosts], fit=True)
-    print_columns(out(), [Column("host", hosts, style="bold"), ranks_column])
-    if len(holds) > HOSTS:
-        write("... --json lists all hosts")
-    write("")
-    size = len(found.rank_map)
-    shown = ", ".join(map(str, found.rank_map[:32])) + (f", ... {size:,} ranks; --json lists them" if size > 32 else "")
-    write("rank map: unchanged, ranks in ascending order" if found.unchanged else f"rank map: {shown}")
-    write(searched(found))
-
-
-def _print_step(found: Placed) -> None:
-    """Print the parts of the predicted step that depend on the placement, and what hides behind computation."""
-    if found.step is None or found.step_before is None:
-        return
-    after, before = found.step, found.step_before
-    shown = [
-        name
-        for name in dict.fromkeys((*after.parts, *after.hidden))
-        if name not in COMPUTE and any(of.get(name, 0.0) > 0 for of in (before.parts, after.parts, after.hidden))
-    ]
-    if not shown:
-        return
-    write("of the step, without what hides behind computation")
-    columns = [
-        Column("part", shown),
-        Column("before", [duration(before.parts.get(name, 0.0)) for name in shown], right=True),
-        Column("after", [duration(after.parts.get(name, 0.0)) for name in shown], right=True),
-        Column(
-            "hidden", [duration(after.hidden[name]) if after.hidden.get(name) else "" for name in shown], right=True
-        ),
-    ]
-    print_columns(out(), columns)
-    write("")

@@ -16,7 +16,7 @@ from rankmesh.placement.within import SEGMENTS
 if TYPE_CHECKING:
     from rankmesh.placement.place import KindCost, Placed
 
-__all__ = ["HOSTS", "by_host", "duration", "hostfile", "report", "saving", "searched", "speed", "usage"]
+__all__ = ["HOSTS", "by_host", "duration", "hostfile", "lines", "report", "saving", "searched", "speed"]
 
 # How many hosts are listed.
 HOSTS = 16
@@ -51,11 +51,12 @@ def speed(value: float) -> str:
 
 
 def report(placed: Placed) -> str:
-    """Lines for a person: the order, what it saves, each kind that moved, and how to use it."""
-    return Lines("\n".join(_lines(placed)))
+    """Return lines for a person: the order, what it saves, each kind, and how to use it."""
+    return Lines("\n".join([*lines(placed), *(f"note: {note}" for note in placed.notes)]))
 
 
-def _lines(placed: Placed) -> Iterator[str]:
+def lines(placed: Placed, saved: str | None = None, hostfile: str | None = None) -> Iterator[str]:
+    """Yield the lines of a report without its notes; ``saved`` and ``hostfile`` are files that were written."""
     yield f"{placed.order} on {placed.cluster}"
     yield saving(placed)
     for kind in sorted(placed.kinds, key=lambda kind: kind.cost - kind.before):
@@ -65,10 +66,9 @@ def _lines(placed: Placed) -> Iterator[str]:
     holds = by_host(placed, HOSTS + 1)
     yield from (f"  {host}: {text}" for host, text in list(holds.items())[:HOSTS])
     if len(holds) > HOSTS:
-        yield "  ... by_host() lists all hosts"
+        yield "  ... by_host() and --json list all hosts"
     yield searched(placed)
-    yield from usage(placed)
-    yield from (f"note: {note}" for note in placed.notes)
+    yield from _usage(placed, saved, hostfile)
 
 
 def saving(placed: Placed) -> str:
@@ -91,8 +91,8 @@ def _change(before: float, after: float) -> str:
     return duration(after) if before == after else f"{duration(before)} before, {duration(after)} after"
 
 
-def usage(placed: Placed, saved: str | None = None, hostfile: str | None = None) -> Iterator[str]:
-    """Lines on how to use a placement: as a plan, by the launcher's order of ranks, by the allocation."""
+def _usage(placed: Placed, saved: str | None, hostfile: str | None) -> Iterator[str]:
+    """Yield lines on how to use a placement: as a plan, by the launcher's order of ranks, by the allocation."""
     plan = f'"{saved}"' if saved else '"placed.json"'
     if placed.unchanged:
         yield "use: start the ranks as now; the launcher's order is the placement"
