@@ -86,7 +86,7 @@ class Emulated:
 
     @property
     def cluster(self) -> Cluster:
-        """The same as rankmesh knows it, not measured yet."""
+        """The cluster as rankmesh describes it, not measured yet."""
         levels = ["host", "leaf"] if self.trunk is None else ["host", "leaf", "spine"]
         rack = {host: f"rack{number}" for number, names in enumerate(self.racks) for host in names}
         tops = {} if self.trunk is None else {"spine": "spine"}

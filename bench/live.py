@@ -5,7 +5,7 @@ world ready ──▶ built ──▶ used: one all-reduce on every group, each 
       │ descriptors, threads │ …of the same rank again
 ```
 
-A time is that of the slowest rank, a count that of the rank with most. Store operations are counted in a run of their
+Times are the slowest rank's, counts are of the rank with most. Store operations are counted in a run of their
 own, through a store that counts each call and hands it on; so nothing that is timed goes through it.
 """
 

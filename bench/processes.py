@@ -43,7 +43,7 @@ _TO_LEAVE = 1.0
 
 @dataclass(frozen=True)
 class Outcome:
-    """What every process reported, or why there is no such thing."""
+    """What every process reported, or why they did not."""
 
     reports: tuple[Report, ...] = ()
     failure: str | None = None

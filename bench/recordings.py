@@ -71,7 +71,7 @@ def _document(calls: int, *, hangs: bool) -> dict[str, Any]:
 
 
 def _frames(line: int) -> list[dict[str, Any]]:
-    """Return a stack as torch records it: its functions innermost, then those of the program."""
+    """Return a stack as torch records it: its functions innermost, then the program's."""
     torch = "/usr/lib/python3/site-packages/torch/distributed"
     inner = [("all_reduce", f"{torch}/distributed_c10d.py", 3245), ("wrapper", f"{torch}/c10d_logger.py", 83)]
     outer = [(f"part_{depth}", f"/job/model/part_{depth}.py", line + depth) for depth in range(_DEPTH - len(inner))]

@@ -47,7 +47,7 @@ def on_thread(call: Callable[[], object]) -> None:
 
 
 def _kept(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> EpochState:
-    """Return everything that one rank has, as shards of which no other rank has a replica."""
+    """Return everything that one rank has, as shards that no other rank has."""
     mesh = rm.Mesh(tp=RANKS)
     shardings = {
         name: rm.Sharding(

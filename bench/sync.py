@@ -6,7 +6,7 @@ python -m bench.sync
 
 Two trainer ranks (FSDP: rows) and two engine ranks (tensor parallel), with the shapes of Llama 3 8B at a tenth of the
 width. Each round every method brings a version once, and its result is checked; a first round does not count. A rate is
-taken in the same round: that of a method to that of the plain copy, or of the raw socket, of the same bytes. Socket and
+taken in one round: a method's to the plain copy's, or to the raw socket's, with as many bytes. Socket and
 gloo are measured again between two emulated hosts, over a link of 10 Gbit/s (as root).
 """
 

@@ -24,7 +24,7 @@ $ rankmesh presets llama3-405b
 
 @dataclass(frozen=True)
 class PresetRow:
-    """One preset: ``spec`` is its text, ``sizes`` its axes and those of its views."""
+    """One preset: ``spec`` is its text, ``sizes`` the axes of its mesh and its views."""
 
     name: str
     title: str

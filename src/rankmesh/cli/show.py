@@ -83,8 +83,8 @@ def command(
 ) -> None:
     """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes.
 
-    communicator: own, shares pp (it uses those of pp, with the same members), or
-    none needed (one rank). hops: changes of node along a group's ring, the most.
+    communicator: own, shares pp (it uses the communicators of pp, which have the same
+    members), or none needed (one rank). hops: changes of node along a group's ring, the most.
     """
     given: str | Source = spec
     if run:

@@ -34,7 +34,7 @@ _FORMS = (
 class Config:
     """A plan and the lines of the file that it comes from; ``notes`` have what else was seen and not used.
 
-    ``arguments`` are those of the recipe of this format, the world size among them.
+    ``arguments``: what the recipe of this format is given, with the world size.
     """
 
     format: str
@@ -53,7 +53,7 @@ class Config:
         )
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data with stable keys."""
+        """Return plain data with stable keys."""
         return {
             "format": self.format,
             "path": self.path,
@@ -88,7 +88,7 @@ class _Format:
 
 
 def _sharded(mesh: Mesh, shards: int | None) -> Mesh:
-    """Return a mesh with a view of its weights: shards among so many adjacent ranks, copies among the others."""
+    """Return a mesh with a view of its weights: shards among adjacent ranks, copies among the others."""
     if shards is None or shards >= mesh.size:
         return mesh.with_view("weights", shared=None, fsdp=mesh.size)
     if mesh.size % shards:
@@ -97,7 +97,7 @@ def _sharded(mesh: Mesh, shards: int | None) -> Mesh:
 
 
 def _shards(world: int, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """axolotl's sizes with what it infers: shards first, and copies of what shards leave of the world."""
+    """Add what axolotl infers to its sizes: shards first, and copies of what shards leave of the world."""
     if "dp_shard" not in sizes or "dp_replicate" in sizes:
         return dict(sizes)
     rest, used = divmod(world, prod(sizes.values()))
@@ -146,7 +146,7 @@ def read_config(
     """Return the plan of a config's text; ``path`` is for messages. Raises ``PlanError`` with file and line.
 
     ``world_size`` is for files that do not state it, or as a default; one that differs from the file's is refused.
-    ``variables`` are those of the environment that a launch script runs in, or that a YAML names (``${oc.env:TP}``).
+    ``variables``: the environment that a launch script runs in, or that a YAML names (``${oc.env:TP}``).
     """
     with refused_as(PlanError, path, f"{_FORMS}; give one of them", path=path):
         return _read(text, path, world_size, variables or {})

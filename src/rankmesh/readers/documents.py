@@ -57,7 +57,7 @@ class _Pairs(list[tuple[str, Any]]):
 
 
 def _walk_json(text: str, _: object) -> Iterator[Entry]:
-    """Return each value of a text that is known to be JSON; its line is that of its key."""
+    """Yield each value of a text that is known to be JSON, with the line of its key."""
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     # A text before a colon is a key, and keys come in the order of the data.
     lines = (bisect_right(starts, found.start()) for found in _JSON_TEXT.finditer(text) if found[1])

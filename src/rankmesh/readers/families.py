@@ -118,9 +118,9 @@ def model_type(config: Mapping[str, Any]) -> object:
 
 
 def transformer(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The fields of Transformer that a ``config.json`` gives; of a model with images, those of its texts' layers.
+    """Return the fields of Transformer that a ``config.json`` gives; for a model with images, of its text layers.
 
-    Raises ``PlacementError`` for a family that is not known, and for a value that is no number.
+    Raises ``PlacementError`` for a family that is not known, and for a value that is not a number.
     """
     texts = config.get("text_config")
     data = texts if isinstance(texts, Mapping) else config
@@ -151,9 +151,9 @@ def transformer(config: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def latent_attention(data: Mapping[str, Any], hidden: int, heads: int) -> dict[str, int]:
-    """Latent attention (MLA): queries, and keys with values, through ranks of their own; one rotary key for all.
+    """Count the weights of latent attention (MLA): queries, and keys with values, through ranks; one rotary key.
 
-    ``data`` has the names that DeepSeek's configs have. Raises ``PlacementError`` where one is no number.
+    ``data`` has the names that DeepSeek's configs have. Raises ``PlacementError`` where one is not a number.
     """
     rope, value = _whole(data, "qk_rope_head_dim"), _whole(data, "v_head_dim")
     plain, rank = _whole(data, "qk_nope_head_dim"), _whole(data, "kv_lora_rank")
@@ -165,7 +165,7 @@ def latent_attention(data: Mapping[str, Any], hidden: int, heads: int) -> dict[s
 
 
 def _experts(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, int]:
-    """Shared experts, and the first blocks without experts."""
+    """Return the shared experts, and the first blocks without experts."""
     experts: dict[str, int] = {}
     if "intermediate_size_mlp" in data:  # Llama 4: one of the experts' size is shared
         size = _whole(data, "intermediate_size")
@@ -184,7 +184,7 @@ def _experts(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, int
 
 
 def _attention(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any]) -> dict[str, int]:
-    """The weights of an attention layer that is not four matrices; of layers that differ, their mean."""
+    """Return the weights of an attention layer that is not four matrices; the mean of layers that differ."""
     hidden, heads, layers = (found.get(name, 0) for name in ("hidden", "heads", "layers"))
     if data.get("kv_lora_rank") is not None:
         return latent_attention(data, hidden, heads)
@@ -201,7 +201,7 @@ def _attention(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any
 
 
 def _window(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any]) -> dict[str, int]:
-    """How many tokens a query sees, and in how many blocks it sees no more."""
+    """Return how many tokens a query sees, and in how many blocks it sees no more."""
     window = data.get("attention_chunk_size", data.get("sliding_window"))
     if "linear_key_head_dim" in data:
         window = _whole(data, "linear_key_head_dim") + _CHUNK
@@ -210,7 +210,7 @@ def _window(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any]) 
 
 
 def _windowed(data: Mapping[str, Any], family: _Family, layers: int) -> int:
-    """In how many blocks a query does not see the whole sequence."""
+    """Return in how many blocks a query does not see the whole sequence."""
     kinds = data.get("layer_types")
     if isinstance(kinds, list):
         return sum(kind != "full_attention" for kind in kinds)

@@ -40,8 +40,8 @@ def run_config(
 ) -> Config:
     """Run a script in a sandbox, and return the plan of the run that it starts.
 
-    ``arguments`` are those of the script, ``variables`` its environment's beside this process's own. ``launch``: which
-    of several launches is meant, from 1 on. ``seconds``: when the script is stopped. ``sandbox``: ``namespaces``,
+    ``arguments`` are passed to the script; ``variables`` are added to its environment. ``launch``: which of several
+    launches is meant, from 1 on. ``seconds``: when the script is stopped. ``sandbox``: ``namespaces``,
     ``bubblewrap``, or ``none``, in which the script runs for real; by default the strongest that this machine allows.
     Raises ``PlanError``, also where the machine allows no sandbox and ``none`` is not named.
     """

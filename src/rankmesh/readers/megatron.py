@@ -125,7 +125,7 @@ def matches(entries: Iterable[Entry]) -> bool:
 
 
 def _training(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries but those of sections that name other sizes as Megatron does: engines, checkpoints."""
+    """Return the entries outside of engines and checkpoints, which name other sizes as Megatron does."""
     found = [entry for entry in entries if _CHECKPOINTS not in entry.path]
     engines = {entry.path[:-1] for entry in found if entry.path[-1] == "gpu_memory_utilization"}
     return [entry for entry in found if entry.path[:-1] not in engines]
@@ -168,7 +168,7 @@ def from_run(run: Run, path: str) -> Settled:
 
 
 def _check_overrides(run: Run, settled: Settled, path: str) -> None:
-    """Settings as Hydra takes them (Megatron-Bridge, NeMo): what they leave out is in a recipe, which is not read."""
+    """Note that a recipe, which is not read, has what the settings leave out (Megatron-Bridge, NeMo)."""
     named = next((entry for entry in run.arguments if entry.key in _RECIPES), None)
     recipe = str(Entry(named.path, named.first, 0)) if named is not None else "the recipe of the program"
     if settled.arguments.get("ep", 1) > 1 and "etp" not in settled.arguments:
@@ -241,7 +241,7 @@ def _config(run: Run, arguments: list[Entry]) -> str:
 
 
 def _check_short(arguments: list[Entry], path: str) -> None:
-    """Python's parser takes ``--tensor-model 2`` for the option that begins so."""
+    """Refuse ``--tensor-model 2``, which Python's parser takes for the option that begins so."""
     for entry in arguments:
         meant = next((name for name in _LONG if name.startswith(entry.key) and name != entry.key), "")
         if meant and entry.key.count("-") > len("--"):

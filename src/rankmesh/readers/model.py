@@ -74,7 +74,7 @@ def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer
     """Return the model of a path or a name, and what the file states of its training, as fields of ``Training``.
 
     ``vocabulary`` goes before the file's, which a script may leave to its tokenizer.
-    Raises ``PlacementError`` for a file that is none, and for one that lacks a number.
+    Raises ``PlacementError`` for a file that describes no model, and for one that lacks a number.
     """
     given = {} if vocabulary is None else {"vocabulary": vocabulary}
     if text in CONFIGS:
@@ -203,7 +203,7 @@ def _with_experts(frequency: Entry, layers: int, path: str) -> dict[str, int]:
 
 
 def _listed(text: str) -> list[int]:
-    """The list of an expression such as ``[0]*3+[1]*58``; empty where it is another."""
+    """Return the list of an expression such as ``[0]*3+[1]*58``; empty for another expression."""
 
     def of(node: ast.expr) -> list[int]:
         match node:

@@ -24,7 +24,7 @@ _KEY, _SELF = "defaults", "_self_"
 
 
 def with_parents(found: list[Entry], path: str) -> list[Entry]:
-    """Merge the entries of a file over those of its parents; a parent's entries have the line that names it.
+    """Merge the entries of a file over its parents' entries, which have the line that names the parent.
 
     Raises ``Unreadable`` for a parent that cannot be read, which is named, and for more than 64 files.
     """

@@ -110,7 +110,7 @@ class _Assignment:
 class Script:
     """What a script sets and starts.
 
-    ``variables`` are those of its end, ``asked`` the names that it asks for, ``texts`` what it writes, by places, each
+    ``variables`` are what it ends with, ``asked`` the names that it uses, ``texts`` what it writes, by places, each
     with its line; ``given`` are the variables of --set, ``defaults`` are the lines with defaults.
     """
 
@@ -126,7 +126,7 @@ class Script:
 def read_script(
     text: str, known: Mapping[str, Variable] | None = None, given: Mapping[str, str] | None = None
 ) -> Script:
-    """Read a script; ``known`` are variables that it finds set, ``given`` those of --set."""
+    """Read a script; ``known`` are variables that it finds set, ``given`` are given with --set."""
     if len(text) > _SIZE:
         raise Unreadable(f"is longer than {_SIZE >> 10} KiB")
     preset = {name: Variable(((Part(value, ()),),), False, ()) for name, value in (given or {}).items()}
@@ -325,7 +325,7 @@ class _Reader:
         self.script.variables = kept
 
     def assignment(self) -> _Assignment | None:
-        """Read ``NAME=value`` or ``NAME=( ... )``, or return None; a name of which an element is set is unknown."""
+        """Read ``NAME=value`` or ``NAME=( ... )``, or return None; a name with an element that is set is unknown."""
         start, found = self.at, _ASSIGNED.match(self.text, self.at)
         if found is None:
             return None

@@ -70,7 +70,7 @@ def read(
 ) -> Source:
     """Return the plan that ``text`` describes; ``world_size`` fills a ``*`` and must fit the rest. A path is of a file.
 
-    ``variables`` are those of the environment in which a launch script runs.
+    ``variables``: the environment in which a launch script runs.
     """
     if not isinstance(text, str | os.PathLike):
         raise PlanError(f"{quoted(text)} is not a SPEC; {FORMS}", received=text)

@@ -46,7 +46,7 @@ def given(
 ) -> dict[str, Any]:
     """Return what the page is given, as plain data.
 
-    ``cluster``   a cluster, or the axis string of one; without, hosts of eight devices, or those of the preset
+    ``cluster``   a cluster, or the axis string of one; without, the preset's hosts, or hosts of eight devices
     ``measured``  the document of ``rankmesh measure --json``
     ``hang``      what the doctor found
 

@@ -135,7 +135,7 @@ def overview(
     """Return the overview of a plan; ``kinds`` keeps these rows, ``members`` limits the ranks listed of a group.
 
     Without a ``cluster``, ``gpus_per_node`` makes one of equal hosts; without both a preset's own is used, and other
-    plans have no crossings. Counts of communicators are always those of the whole plan.
+    plans have no crossings. Communicators are always counted for the whole plan.
     """
     plan, preset = source.plan, source.preset
     if gpus_per_node is None and preset is not None:

@@ -39,7 +39,7 @@ def picture(
 ) -> str:
     """SVG text with one panel for each kind in ``names``; by default each that leads a communicator.
 
-    Hosts are those of the ``cluster``, or have ``gpus_per_node`` consecutive ranks each.
+    The ``cluster`` gives the hosts; without, each has ``gpus_per_node`` consecutive ranks.
 
     Of a mesh of more than 512 ranks one part is drawn, such as one replica: the rest repeats it.
     """

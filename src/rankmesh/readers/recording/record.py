@@ -73,7 +73,7 @@ _NOTES = 20
 
 @dataclass(frozen=True)
 class Launch:
-    """One call of a stand-in: its words, those of the launchers around it before them, and its environment.
+    """One call of a stand-in: the words of the launchers around it, its words, and its environment.
 
     ``captured``: the script took its output. ``idle``: it started a shell, which started none.
     """
@@ -218,7 +218,7 @@ def _confined(command: Sequence[str], kind: str, place: Path, writable: Sequence
 
 
 def _visible() -> list[str]:
-    """Return the folders that a sandbox does not hide: Python's, this package's, and those of PATH."""
+    """Return the folders that a sandbox does not hide: Python's, this package's, and the folders of PATH."""
     python = (sys.prefix, sys.base_prefix, str(Path(__file__).parent))
     folders = (path for path in os.environ.get("PATH", "").split(os.pathsep) if path.startswith("/"))
     return [path for path in dict.fromkeys((*python, *folders)) if path not in sandbox_program.HIDDEN]
