@@ -16,7 +16,7 @@ from pathlib import Path
 from tests.sockets import free_port
 
 from rankmesh.cli import main
-from rankmesh.debug.verification import check
+from rankmesh.debug.verification.work import Work
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import torchrun_variables
 
@@ -48,18 +48,18 @@ def _at(phase, number):
     return look
 
 
-def _with_a_victim(run_rank, phase, victim, number):
-    def run(plan, launch, *rest):
+def _with_a_victim(check, phase, victim, number):
+    def run(work):
         if started_by().rank == victim:
             sys.setprofile(_at(phase, number))
-        return run_rank(plan, launch, *rest)
+        check(work)
 
     return run
 
 
 def sabotage(phase, victim, number):
     """From now on a check in this process has its victim."""
-    check.run_rank = _with_a_victim(check.run_rank, phase, int(victim), getattr(signal, number))
+    Work.run = _with_a_victim(Work.run, phase, int(victim), getattr(signal, number))
 
 
 def sabotaged(phase, victim, number, *arguments):

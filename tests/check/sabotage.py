@@ -6,7 +6,7 @@ import sys
 import time
 
 from rankmesh.cli import main
-from rankmesh.debug.verification import event_log as check
+from rankmesh.debug.verification import work as check
 from rankmesh.errors import ProofError
 from rankmesh.runtime.connection import Connection
 

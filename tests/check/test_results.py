@@ -1,9 +1,10 @@
-"""What the event logs of all ranks tell."""
+"""What the reports of all ranks tell."""
 
 import pytest
 
 import rankmesh as rm
 from rankmesh.debug.verification.results import collect
+from rankmesh.debug.verification.work import Report
 from rankmesh.errors import PlanError
 from rankmesh.launch.table import torchrun_variables
 
@@ -21,8 +22,8 @@ def test_a_plan_for_another_world_size(monkeypatch):
 def test_the_rank_that_failed_first_is_the_cause():
     """4 ranks: one raises an error of its own, two see a closed connection, one ends well: the first is the cause."""
     plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp")])
-    closed = [{"event": "failed", "kind": "RuntimeError", "message": "Connection closed by peer"}]
-    wrong = [{"event": "failed", "kind": "TypeError", "message": "wrong"}]
-    result = collect(plan, {0: closed, 1: closed, 2: [{"event": "done"}], 3: wrong}, 1.0, {})
+    closed = Report(kind="RuntimeError", message="Connection closed by peer")
+    wrong = Report(kind="TypeError", message="wrong")
+    result = collect(plan, {0: closed, 1: closed, 2: Report(), 3: wrong}, 1.0, {})
     assert [failure.rank for failure in result.failures] == [3]
     assert [failure.rank for failure in result.followed] == [0, 1]

@@ -3,7 +3,7 @@
 import sys
 
 from rankmesh.cli import main
-from rankmesh.debug.verification import event_log as check
+from rankmesh.debug.verification import work as check
 from rankmesh.debug.verification.verify import verify_group
 
 verify = check.verify

@@ -145,11 +145,6 @@ class Round:
         step.proposal = proposal
         return self.ask(lambda: self._arrive(step))
 
-    def publish(self, name: str, text: str) -> None:
-        """Give the coordinator of a step a text, one line, whether this rank has arrived or not."""
-        key = self._begin(name).key("texts")
-        self.ask(lambda: self.channel.post(key, self.rank, text))
-
     def listen(self, name: str, seconds: float = 0.0) -> Outcome | None:
         """Return the outcome of a step if there is one by then; answer a probe, and do not wait for it."""
         return self.receive(self._begin(name), seconds, await_prober=False)

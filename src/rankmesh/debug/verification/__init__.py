@@ -2,8 +2,8 @@
 
 ```
 verify      every group against the plan's arithmetic
-event_log   what one rank does in a check, and the log that it leaves
-results     the result, from the logs of all ranks
+work        what one rank does in a check, and its report
+results     the result, from the reports of all ranks
 check       the one way in, and how the ranks agree on the result
 ranks       ranks on this machine, forked from this process
 measure     latency and bandwidth of every kind of group

@@ -3,11 +3,11 @@
 The ranks agree in one round, independent of their collectives:
 
 ```
-every rank   a thread verifies the groups, another publishes its event log, and arrives when it has ended
+every rank   a thread verifies the groups (``work``); at its end the rank arrives with its report
 the last     completes the arrivals: nobody is lost
 in trouble   a rank that failed, made no progress for the timeout, or got SIGTERM, sends a probe:
              ranks that do not respond are lost
-rank 0       collects the event logs ──> result: shown, then announced to all, who end with the same status
+rank 0       collects the reports ──> result: shown, then announced to all, who end with the same status
 ```
 
 If rank 0 is lost, the lowest responsive rank reports; if it served the store, each rank reports that itself.
@@ -15,6 +15,7 @@ If rank 0 is lost, the lowest responsive rank reports; if it served the store, e
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -25,14 +26,14 @@ from datetime import timedelta
 from typing import Any
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.verification.event_log import EventLog, ended, line, next_group, run_rank
 from rankmesh.debug.verification.ranks import Progress, check_size, run_here
 from rankmesh.debug.verification.results import CheckResult, KindResult, RankFailure, collect
+from rankmesh.debug.verification.work import WORKER, Report, Work
 from rankmesh.errors import ConnectError, PlanError, StoreLost, quoted
 from rankmesh.launch.local import handling
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NO_LAUNCHER
-from rankmesh.rendezvous import Arrivals, Codec, Outcome, Round, StoreChannel, lost
+from rankmesh.rendezvous import Arrivals, Codec, Outcome, Proposal, Round, StoreChannel, lost
 from rankmesh.rendezvous.step import parsed
 from rankmesh.runtime.served_store import is_served, open_store
 
@@ -40,12 +41,9 @@ __all__ = ["check", "is_single_process", "is_stuck"]
 
 # The steps of the round: all ranks' work has ended, or some are lost; the result.
 _ENDED, _RESULT = "ended", "result"
-# Seconds for the last events of ranks after a failure, for the report, and beyond the timeout before a rank is stuck.
-_LAST_EVENTS, _GRACE, _MORE = 2.0, 3.0, 1.0
-# Seconds that a rank waits until an event is published.
-_MOMENT = 1.0
+# Seconds for the last reports of ranks after a failure, for the result, and beyond the timeout before a rank is stuck.
+_LAST_REPORTS, _GRACE, _MORE = 2.0, 3.0, 1.0
 _REPORTED = 64
-_WORKER = "rankmesh-check"
 # The end of a lost rank that no other process saw.
 _UNRESPONSIVE = "does not answer"
 
@@ -107,9 +105,8 @@ def _check_here(
         _check_in_job(plan, launch, backend, timeout, started, far, give)
 
     ended = run_here(check_size(plan), work, progress, "checked")
-    how = {**dict.fromkeys(ended.found.lost, _UNRESPONSIVE), **ended.how}
     failures = (
-        replace(one, message=one.message.replace(_UNRESPONSIVE, how[one.rank], 1)) if one.kind == "lost" else one
+        replace(one, message=ended.how.get(one.rank, one.message)) if one.kind == "lost" else one
         for one in ended.found.failures
     )
     return replace(ended.found, failures=tuple(failures))
@@ -141,21 +138,19 @@ def _check_in_job(
     # minute later.
     with handling(lambda *_: to_end.set(), signal.SIGTERM):
         launch, among = _round(launch, timeout)
-        work = _Work(plan, launch, backend, timeout, progress if launch.rank == 0 else None)
+        work = Work(plan, launch, backend, timeout, progress if launch.rank == 0 else None)
         try:
             missing = _missing(among, work, timeout, to_end)
-            return _result(among, work, started, missing, show)
+            return _result(plan, among, work, started, missing, show)
         except StoreLost as error:
-            # What this rank's own work ends with is about to come.
-            work.over.wait(_GRACE)
-            raise _no_response(launch, _local_failure(work)) from error
+            raise _no_response(launch) from error
         finally:
-            work.join(_GRACE if ended(work.log) else 0)
+            work.join(_GRACE if work.over.is_set() else 0)
 
 
 def is_stuck() -> bool:
     """Return whether a check has left a thread in a call that does not come back; this process can still end itself."""
-    return any(thread.name in (_WORKER, "rankmesh-store", "rankmesh-work") for thread in threading.enumerate())
+    return any(thread.name in (WORKER, "rankmesh-store", "rankmesh-work") for thread in threading.enumerate())
 
 
 # -- the round ------------------------------------------------------------------------------------------------------
@@ -191,114 +186,54 @@ def _pace(world_size: int) -> float:
     return 0.1 if world_size <= 256 else 1.0
 
 
-class _Work:
-    """What this rank does in a check, on a thread; its events are published by the thread that takes part in the round.
-
-    ``log`` has the events, ``diagnoses`` what the watch of this rank found, ``complete`` whether it was the last of
-    all to end. ``news`` is set with each event, ``over`` with the last.
-    """
-
-    def __init__(
-        self,
-        plan: Plan,
-        launch: Launch,
-        backend: str | None,
-        timeout: float,
-        progress: Progress | None,
-    ) -> None:
-        self.plan, self.launch = plan, launch
-        self.log: EventLog = []
-        self.diagnoses: list[str] = []
-        self.complete = False
-        self.news, self.over, self._published = threading.Event(), threading.Event(), threading.Condition()
-        self._progress, self._sent = progress, 0
-        given = (plan, launch, backend, timeout, self._write, self.diagnoses.append)
-        self._thread = threading.Thread(target=run_rank, args=given, daemon=True, name=_WORKER)
-        self._thread.start()
-
-    def _write(self, event: dict[str, Any]) -> None:
-        """Add an event, and wait a moment until it is published: if this rank dies next, the others know this much."""
-        self.log.append(event)
-        self.news.set()
-        if ended(self.log):
-            self.over.set()
-        with self._published:
-            self._published.wait_for(lambda: self._sent == len(self.log), _MOMENT)
-        if self._progress is not None and event["event"] == "proved":
-            verified = sum(entry["event"] == "proved" for entry in self.log)
-            self._progress(verified, len(self.plan.of(self.launch.rank)))
-
-    @property
-    def failed(self) -> bool:
-        return bool(self.log) and self.log[-1]["event"] == "failed"
-
-    def publish(self, among: Round) -> None:
-        """Publish the events that are new; this rank arrives with its last."""
-        self.news.clear()
-        while self._sent < len(self.log):
-            among.publish(_ENDED, line(self.log[self._sent]))
-            with self._published:
-                self._sent += 1
-                self._published.notify_all()
-            if ended(self.log[: self._sent]):
-                self.complete = among.arrive(_ENDED)
-
-    def join(self, seconds: float) -> None:
-        self._thread.join(seconds)
-
-
-def _missing(among: Round, work: _Work, timeout: float, to_end: threading.Event) -> Collection[int]:
+def _missing(among: Round, work: Work, timeout: float, to_end: threading.Event) -> Collection[int]:
     """Return the ranks that are lost, once the work of all others has ended or the responsive ranks have given up."""
-    moved, events, pace = time.monotonic(), 0, _pace(work.launch.world_size)
+    pace, arrived, complete = _pace(len(among.participants)), False, False
 
     def who_responds(arrivals: Arrivals) -> Outcome:
-        arrivals.probe(_LAST_EVENTS)
-        end = time.monotonic() + _LAST_EVENTS
-        while (absent := arrivals.still_absent(pace)) and time.monotonic() < end:
-            work.publish(among)
+        arrivals.probe(_LAST_REPORTS)
+        absent = arrivals.still_absent(_LAST_REPORTS)
         unresponsive = arrivals.unresponsive(besides=set(among.participants).difference(absent))
         return lost(unresponsive, "took part") if unresponsive else Outcome()
 
     while True:
-        work.publish(among)
-        if len(work.log) != events:
-            moved, events = time.monotonic(), len(work.log)
-        if work.complete:
+        if work.over.is_set() and not arrived:
+            arrived, complete = True, among.arrive(_ENDED, Proposal(text=json.dumps(asdict(work.report))))
+        if complete:
             return among.conclude(_ENDED, lambda _: Outcome(), complete=True).missing
-        if work.failed or to_end.is_set() or time.monotonic() - moved > timeout + _MORE:
+        if work.report.kind or to_end.is_set() or time.monotonic() - work.moved > timeout + _MORE:
             return among.conclude(_ENDED, who_responds).missing
         if (outcome := among.listen(_ENDED)) is not None:
             return outcome.missing
-        work.news.wait(pace)
+        time.sleep(pace) if arrived else work.over.wait(pace)
 
 
-def _result(among: Round, work: _Work, started: float, missing: Collection[int], show: Show | None) -> CheckResult:
+def _result(
+    plan: Plan, among: Round, work: Work, started: float, missing: Collection[int], show: Show | None
+) -> CheckResult:
     """Return the result, made and shown by the lowest responsive rank."""
-    mine: list[CheckResult] = []
-    rank = work.launch.rank
+    made: list[CheckResult] = []
 
     def report(_: Arrivals) -> Outcome[CheckResult]:
         texts = among.arrivals(_ENDED).texts
-        logs = {writer: [parsed(text, "an event") for text in listed] for writer, listed in texts.items()}
-        gone = {one: _UNRESPONSIVE for one in missing if one != rank}
-        seconds, diagnosis = time.perf_counter() - started, "".join(work.diagnoses[-1:])
-        result = collect(work.plan, {**logs, rank: list(work.log)}, seconds, gone, diagnosis)
+        reports = {rank: Report(**parsed(listed[-1], "a report")) for rank, listed in texts.items()}
+        gone = {one: _UNRESPONSIVE for one in missing if one not in (among.rank, *reports)}
+        result = collect(plan, reports, time.perf_counter() - started, gone, work.diagnosis)
         if show is not None:
             show(result)
-        mine.append(result)
+        made.append(result)
         return Outcome(
             value=replace(result, failures=result.failures[:_REPORTED], followed=result.followed[:_REPORTED])
         )
 
     responsive = [one for one in among.participants if one not in missing]
-    outcome = among.reported(
-        _RESULT, min(responsive, default=rank), report, _GRACE + among.moment, Codec(asdict, _read)
-    )
+    reporter = min(responsive, default=among.rank)
+    outcome = among.reported(_RESULT, reporter, report, _GRACE + among.moment, Codec(asdict, _read))
     among.leave(Outcome(missing=tuple(missing)), stay=True, all_read=True)
-    if mine:
-        return mine[0]
+    if made:
+        return made[0]
     if not outcome.agreed:
-        raise ConnectError(f"rank {rank}: {outcome.message}", rank=rank, missing=outcome.missing)
+        raise ConnectError(f"rank {among.rank}: {outcome.message}", rank=among.rank, missing=outcome.missing)
     return outcome.value
 
 
@@ -308,19 +243,10 @@ def _read(data: Mapping[str, Any]) -> CheckResult:
     return CheckResult(**{**data, "kinds": tuple(kinds), "failures": failures, "followed": followed})
 
 
-def _no_response(launch: Launch, failure: str = "") -> ConnectError:
+def _no_response(launch: Launch) -> ConnectError:
     return ConnectError(
-        f"rank {launch.rank}: no response from rank 0 at {launch.meeting}{failure}; "
+        f"rank {launch.rank}: no response from rank 0 at {launch.meeting}; "
         "rank 0, its host, or the way to it is gone; look at the logs of rank 0",
         rank=launch.rank,
         missing=(0,),
     )
-
-
-def _local_failure(work: _Work) -> str:
-    if not work.failed:
-        return ""
-    rank, failed = work.launch.rank, work.log[-1]
-    name = next_group(work.plan, rank, work.log)
-    place = f" at group {name} of the ranks {work.plan.of(rank)[name].group.array.tolist()[:16]}" if name else ""
-    return f", and this rank failed{place} ({failed['kind']}: {failed['message']})"

@@ -12,10 +12,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.verification.event_log import EventLog, ended, next_group, where_it_was
+from rankmesh.debug.verification.work import Report
 
 __all__ = ["CheckResult", "KindResult", "RankFailure", "collect"]
 
@@ -77,62 +76,54 @@ class CheckResult:
 
 
 def collect(
-    plan: Plan, logs: Mapping[int, EventLog], seconds: float, lost: Mapping[int, str], verdict: str = ""
+    plan: Plan, reports: Mapping[int, Report], seconds: float, lost: Mapping[int, str], verdict: str = ""
 ) -> CheckResult:
-    """Return the result, from the event logs of all ranks and what is known of those that are ``lost``.
+    """Return the result, from the reports of the ranks that have ended and what is known of those that are ``lost``.
 
-    Others whose log has no end were stopped because of what happened elsewhere; where nothing did, they are stuck.
+    Others were stopped because of what happened elsewhere; where nothing did, they are stuck.
     """
-    verified: dict[str, dict[int, dict[str, Any]]] = {name: {} for name in plan.kinds}
-    every = [(rank, event) for rank in range(plan.world_size) for event in logs.get(rank, ())]
-    for rank, event in every:
-        if event["event"] == "proved":
-            verified[event["group"]][rank] = event
-    failures = sorted(_failures(plan, logs, lost), key=_order)
+    failures = sorted(_failures(plan, reports, lost), key=_order)
     blamed = tuple(failure for failure in failures if _order(failure)[0] == _order(failures[0])[0])
     return CheckResult(
         world_size=plan.world_size,
-        backend=next((event["backend"] for _, event in every if event["event"] == "joined"), "none"),
-        kinds=tuple(_kind(plan, name, found) for name, found in verified.items()),
+        backend=next((report.backend for _, report in sorted(reports.items()) if report.backend), "none"),
+        kinds=tuple(_kind(plan, name, reports) for name in plan.kinds),
         failures=blamed,
         followed=tuple(failures[len(blamed) :]),
-        connect=max((event["seconds"] for _, event in every if event["event"] == "connected"), default=0.0),
+        connect=max((report.connect for report in reports.values()), default=0.0),
         seconds=seconds,
         verdict=verdict if failures else "",
     )
 
 
-def _kind(plan: Plan, name: str, found: Mapping[int, Mapping[str, Any]]) -> KindResult:
+def _kind(plan: Plan, name: str, reports: Mapping[int, Report]) -> KindResult:
     groups = plan.groups(name)
-    whole = sum(all(rank in found for rank in members) for members in groups.tolist())
-    operations = tuple(dict.fromkeys(word for event in found.values() for word in event["operations"]))
+    found = {rank: report.verified[name] for rank, report in sorted(reports.items()) if name in report.verified}
     return KindResult(
         name=name,
         groups=len(groups),
         size=groups.size,
-        proved=whole,
+        proved=sum(all(rank in found for rank in members) for members in groups.tolist()),
         ranks=len(found),
         expected=len(groups) * groups.size,
-        operations=operations,
-        slowest=max((event["seconds"] for event in found.values()), default=0.0),
+        operations=tuple(dict.fromkeys(word for operations, _ in found.values() for word in operations)),
+        slowest=max((seconds for _, seconds in found.values()), default=0.0),
     )
 
 
-def _failures(plan: Plan, logs: Mapping[int, EventLog], lost: Mapping[int, str]) -> list[RankFailure]:
+def _failures(plan: Plan, reports: Mapping[int, Report], lost: Mapping[int, str]) -> list[RankFailure]:
     found = []
-    nowhere = not lost and not any(log and log[-1]["event"] == "failed" for log in logs.values())
+    nowhere = not lost and not any(report.kind for report in reports.values())
     for rank in range(plan.world_size):
-        log = logs.get(rank, [])
-        at = next_group(plan, rank, log)
-        if ended(log):
-            if log[-1]["event"] == "failed":
-                found.append(RankFailure(rank, log[-1]["kind"], log[-1]["message"], at))
+        report = reports.get(rank)
+        if report is not None:
+            found += [RankFailure(rank, report.kind, report.message, report.group)] if report.kind else []
         elif rank in lost:
-            found.append(RankFailure(rank, "lost", f"{lost[rank]}{where_it_was(log)}", at))
+            found.append(RankFailure(rank, "lost", lost[rank], None))
         elif nowhere:
-            found.append(RankFailure(rank, "stuck", f"came no further{where_it_was(log)}", at))
+            found.append(RankFailure(rank, "stuck", "came no further", None))
         else:
-            found.append(RankFailure(rank, "stopped", "was stopped, because another rank had failed", at))
+            found.append(RankFailure(rank, "stopped", "was stopped, because another rank had failed", None))
     return found
 
 
