@@ -3,8 +3,6 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from tests.sim.operations import PARTS, on_a_rank, plain, rank_values
 
 from rankmesh import sim
@@ -43,28 +41,6 @@ def test_beyond_gloo():
     sums, moved = sim.run(_beyond_gloo, 3)[1]
     assert sums == [[101.0, 102.0], [151.5, 153.0], [101, 102]]
     assert moved == [[1], [101, 102], [201, 202, 203], [1, 2], [101, 102], [201, 202]]
-
-
-def _reduced(values, op):
-    tensor = torch.tensor(values[dist.get_rank()], dtype=torch.int64)
-    dist.all_reduce(tensor, op=getattr(dist.ReduceOp, op))
-    return tensor.tolist()
-
-
-@settings(max_examples=25, deadline=None)
-@given(
-    st.integers(1, 5).flatmap(
-        lambda width: st.lists(st.lists(st.integers(-9, 9), min_size=width, max_size=width), min_size=1, max_size=4)
-    ),
-    st.sampled_from(["SUM", "PRODUCT", "MIN", "MAX"]),
-)
-def test_reductions_are_arithmetic(values, op):
-    """Whatever the ranks bring, all of them get Python's sum, product, minimum or maximum."""
-    from math import prod
-
-    dumb = {"SUM": sum, "PRODUCT": prod, "MIN": min, "MAX": max}[op]
-    expected = [dumb(column) for column in zip(*values, strict=True)]
-    assert sim.run(_reduced, len(values), values, op) == [expected] * len(values)
 
 
 def _low_precision(large):

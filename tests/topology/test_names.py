@@ -5,8 +5,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankmesh.core.host_names import host_list, natural
 from rankmesh.errors import ClusterError
-from rankmesh.placement import host_list, natural
 
 NUMBERS = st.integers(0, 130)
 RANGES = st.one_of(

@@ -1,6 +1,5 @@
 """Placement: the cluster, what a step sends, what it costs, and the rank order that costs least. No torch."""
 
-from rankmesh.core.host_names import host_list, natural
 from rankmesh.core.lazy import PROVIDED
 from rankmesh.placement.cluster import Cluster, Host, Level
 from rankmesh.placement.crossings import Crossings, crossings, hops, reach, widest
@@ -22,8 +21,6 @@ __all__ = [
     "Transformer",
     "crossings",
     "hops",
-    "host_list",
-    "natural",
     "place",
     "reach",
     "stage_traffic",

@@ -65,11 +65,6 @@ class DeviceUnits:
     levels: tuple[Level, ...]
     units: IntArray
 
-    @classmethod
-    def of(cls, cluster: Cluster, ranks: IntArray) -> DeviceUnits:
-        """Return the devices of these ranks; ``units[:, i]`` belongs to ``ranks[i]``."""
-        return cls(cluster.levels, cluster.units[:, ranks].astype(np.int32))
-
 
 def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, DeviceUnits, IntArray]:
     """Return the plan's ranks in nested order of their devices, the machine of these, and the order given."""
@@ -82,7 +77,7 @@ def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, DeviceUnits, Int
     device_of = np.empty(rank_range.size, dtype=np.int64)
     device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)
     given = device_of[np.searchsorted(ranks, rank_range.ranks(np.arange(rank_range.size)))]
-    return nested, DeviceUnits.of(cluster, nested), given
+    return nested, DeviceUnits(cluster.levels, cluster.units[:, nested].astype(np.int32)), given
 
 
 class HopCounts:

@@ -20,8 +20,9 @@ import numpy as np
 
 from rankmesh.core.plan import Plan
 from rankmesh.placement.cluster import Cluster, Level
-from rankmesh.placement.cost import DeviceUnits, HopCounts, steps_and_volume
+from rankmesh.placement.cost import steps_and_volume
 from rankmesh.placement.crossings import hops as hops_of
+from rankmesh.placement.predict import Links
 
 __all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measurement"]
 
@@ -196,7 +197,8 @@ def calibrated(cluster: Cluster, plan: Plan, measured: Measurement) -> Cluster:
     device sent, ``uplink`` the most that all groups at once sent through one unit below, where that is less than their
     devices could send.
     """
-    seen = [_Seen.of(cluster, plan, row, measured.backend) for row in measured.rows if row.size > 1]
+    links = Links(plan, cluster, measured.backend)
+    seen = [_Seen.of(links, row) for row in measured.rows if row.size > 1]
     return cluster.with_levels(
         _level(level, number, [each for each in seen if each.widest == number])
         for number, level in enumerate(cluster.levels)
@@ -215,19 +217,16 @@ class _Seen:
     edges: tuple[int, ...]
 
     @classmethod
-    def of(cls, cluster: Cluster, plan: Plan, row: Measured, backend: str) -> _Seen:
-        rank_range = plan.mesh.rank_range
-        machine = DeviceUnits.of(cluster, rank_range.ascending)
-        groups = np.searchsorted(rank_range.ascending, [group.ranks for group in row.groups])
-        counts = HopCounts(groups, machine, np.arange(rank_range.size)[None], backend=backend)
-        steps, volume = steps_and_volume(row.collective, row.size, row.bytes, backend)
+    def of(cls, links: Links, row: Measured) -> _Seen:
+        counts = links.counts(row.name)
+        steps, volume = steps_and_volume(row.collective, row.size, row.bytes, links.backend)
         return cls(
             int(counts.widest[0]),
             steps,
             volume,
             row.seconds,
             row.isolated,
-            tuple(int(counts.edges(row.collective, level)[0]) for level in range(len(cluster.levels) - 1)),
+            tuple(int(counts.edges(row.collective, level)[0]) for level in range(len(links.machine.levels) - 1)),
         )
 
     def rate(self, seconds: float, latency: float) -> float:

@@ -21,7 +21,7 @@ import random
 import sys
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from importlib.abc import Loader, MetaPathFinder
+from importlib.abc import MetaPathFinder
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any, Generic, TypeVar
@@ -315,23 +315,16 @@ class _Finder(MetaPathFinder):
             for finder in sys.meta_path:
                 spec = None if finder is self else finder.find_spec(fullname, path, target)
                 if spec is not None and spec.loader is not None:
-                    spec.loader = _Loader(spec.loader, self._imported)
+                    self._report(spec.loader)
                     return spec
         return None
 
+    def _report(self, loader: Any) -> None:
+        """Have a loader report the module that it executes next."""
 
-class _Loader(Loader):
-    """Loads a module by its own loader, which stands in its place afterwards."""
+        def executed(module: ModuleType) -> None:
+            del loader.exec_module  # the one of its class is called from here on
+            loader.exec_module(module)
+            self._imported(module)
 
-    def __init__(self, loader: Loader, imported: Callable[[ModuleType], None]) -> None:
-        self._loader, self._imported = loader, imported
-
-    def create_module(self, spec: ModuleSpec) -> ModuleType | None:
-        return self._loader.create_module(spec)
-
-    def exec_module(self, module: ModuleType) -> None:
-        module.__loader__ = self._loader
-        if module.__spec__ is not None:
-            module.__spec__.loader = self._loader
-        self._loader.exec_module(module)
-        self._imported(module)
+        loader.exec_module = executed

@@ -15,6 +15,7 @@ import pickle
 import zipfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path, PurePosixPath
 from typing import Any
 
@@ -31,12 +32,11 @@ METADATA = ".metadata"
 
 
 class _Record:
-    """One of torch's objects as plain data: its state, and nothing that runs."""
+    """One of torch's objects as plain data: the name of its class, its state, and nothing that runs."""
 
-    state: dict[str, Any]
-
-    def __init__(self, *_: object) -> None:
-        self.state = {}
+    def __init__(self, name: str, *_: object) -> None:
+        self.name = name
+        self.state: dict[str, Any] = {}
 
     def keep(self, state: object) -> None:
         """Take the attributes; of ``TensorProperties`` the first value of its tuple, the dtype, is enough."""
@@ -44,18 +44,6 @@ class _Record:
 
     def __getitem__(self, name: str) -> Any:
         return self.state[name]
-
-
-class _Metadata(_Record):
-    pass
-
-
-class _Tensor(_Record):
-    pass
-
-
-class _Index(_Record):
-    pass
 
 
 def _size(lengths: tuple[int, ...] = ()) -> tuple[int, ...]:
@@ -71,17 +59,15 @@ def _empty() -> dict[str, Any]:
 
 
 _METADATA, _SHARDED = "torch.distributed.checkpoint.metadata", "torch.distributed._shard.sharded_tensor.metadata"
-_RECORDS = ("BytesStorageMetadata", "ChunkStorageMetadata", "StorageMeta", "TensorProperties", "_MEM_FORMAT_ENCODING")
+_RECORDS = ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
+            "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")  # fmt: skip
 # What a name in a pickle becomes: a record, or a function that makes plain data of its arguments.
 _PLANS = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType", "BytesIOWriteData")  # Megatron keeps those
 _KNOWN: dict[tuple[str, str], Any] = {
-    (_METADATA, "Metadata"): _Metadata,
-    (_METADATA, "TensorStorageMetadata"): _Tensor,
-    (_METADATA, "MetadataIndex"): _Index,
-    **{(_METADATA, name): _Record for name in _RECORDS},
-    **{("torch.distributed.checkpoint.planner", name): _Record for name in _PLANS},
-    **{(_SHARDED, name): _Record for name in ("TensorProperties", "MEM_FORMAT_ENCODING")},
-    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): _Record,
+    **{(_METADATA, name): partial(_Record, name) for name in _RECORDS},
+    **{("torch.distributed.checkpoint.planner", name): partial(_Record, name) for name in _PLANS},
+    **{(_SHARDED, name): partial(_Record, name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")},
+    ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): partial(_Record, "_StorageInfo"),
     ("torch", "Size"): _size,
     ("torch.serialization", "_get_layout"): _text,
     ("collections", "OrderedDict"): _empty,
@@ -182,12 +168,12 @@ def chunks_of(folder: Path) -> Iterator[tuple[str, torch.dtype | None, tuple[int
     stored = {
         (index["fqn"], tuple(index.state.get("offset") or ())): info
         for index, info in metadata["storage_data"].items()
-        if isinstance(index, _Index)
+        if isinstance(index, _Record) and index.name == "MetadataIndex"
     }
     for name, entry in metadata["state_dict_metadata"].items():
         if not isinstance(name, str):
             raise Unreadable(f"has {quoted(name)} where a name is")
-        if isinstance(entry, _Tensor):
+        if isinstance(entry, _Record) and entry.name == "TensorStorageMetadata":
             dtype = entry["properties"]["state"][0]
             if not isinstance(dtype, torch.dtype):
                 raise Unreadable(f"says no dtype of {quoted(name)}")
@@ -197,7 +183,7 @@ def chunks_of(folder: Path) -> Iterator[tuple[str, torch.dtype | None, tuple[int
             yield name, None, (), []
 
 
-def _metadata(data: bytes) -> _Metadata:
+def _metadata(data: bytes) -> _Record:
     try:
         found = _Unpickler(io.BytesIO(data)).load()
     except Unreadable:
@@ -206,7 +192,7 @@ def _metadata(data: bytes) -> _Metadata:
         raise Unreadable(f"has an instruction that torch's metadata does not use ({error})") from error
     except Exception as error:  # a truncated or hostile pickle raises whatever its instructions lead to
         raise Unreadable(f"is truncated or no pickle ({type(error).__name__})") from error
-    if not isinstance(found, _Metadata):
+    if not isinstance(found, _Record) or found.name != "Metadata":
         raise Unreadable("holds no metadata of torch")
     return found
 
