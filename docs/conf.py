@@ -17,8 +17,15 @@ html_title = f"rankmesh {release}"
 extensions = ["myst_parser", "sphinx_design", "sphinx.ext.autodoc", "docstrings"]
 exclude_patterns = ["conf.py", "docstrings.py"]
 html_theme = "furo"
-# The explorer, beside the pages: they embed it, and links to it are layouts.
-html_extra_path = ["../src/rankmesh/viz/explorer.html"]
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
+html_logo = html_favicon = "_static/mark.svg"
+html_theme_options = {
+    "light_css_variables": {"color-brand-primary": "#1f5c99", "color-brand-content": "#1f5c99"},
+    "dark_css_variables": {"color-brand-primary": "#7fb8ee", "color-brand-content": "#7fb8ee"},
+}
+# The explorer, beside the pages: they embed it, and links to it are layouts. And an index for language models.
+html_extra_path = ["../src/rankmesh/viz/explorer.html", "llms.txt"]
 html_copy_source = False
 html_show_copyright = False
 

@@ -1,7 +1,9 @@
-"""The page "hang": its first command, on the recordings of a real hang, which are kept."""
+"""The first commands of the page "hang", on recordings that are kept, and of the README, on a job that hangs."""
 
 import shutil
+import sys
 
+import pytest
 from tests.docs.pages import ROOT, blocks
 from tests.docs.running import run, same
 from tests.hangs.keep import KEPT
@@ -16,3 +18,15 @@ def test_the_first_command_of_the_page(tmp_path):
     status, printed = run(command, tmp_path)
     assert status == 7
     assert same(shown, printed), printed
+
+
+@pytest.mark.long
+def test_the_first_screen_of_the_readme(tmp_path):
+    """4 ranks: its program hangs, and the watch logs what is shown."""
+    program, console = list(blocks((ROOT / "README.md").read_text(encoding="utf-8")))[:2]
+    (tmp_path / program.file).write_text(program.text, encoding="utf-8")
+    [(command, shown)] = console.commands
+    ran = command.replace("torchrun", f"{sys.executable} -m torch.distributed.run", 1)
+    status, printed = run(f"{ran} 2>&1", tmp_path)
+    assert status != 0
+    assert shown in printed

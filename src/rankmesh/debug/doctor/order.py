@@ -114,8 +114,8 @@ def _misnamed(history: History) -> Iterator[Cause]:
             operation = next((call.operation for call in calls.values() if call.operation), "new_group")
             group = min(unshared[ranks[0]], key=str)
             evidence = (
-                f"{in_words(ranks)} wait for each other in {operation} of {group}, which has different names on them: "
-                f"torch's name counts the groups that a rank had before" + (f", {', '.join(had)}" if had else "")
+                f"{in_words(ranks)} wait for each other in {operation}: their {group} has different names, "
+                f"since torch's name counts the groups that a rank had before" + (f": {', '.join(had)}" if had else "")
             )
             sites = {rank: call.site for rank, call in calls.items() if call.site}
             yield Cause("order", tuple(ranks), group, 1, operation, evidence, sites)
