@@ -59,7 +59,7 @@ def survives(log: Log, steps: int, spares: int) -> None:
     keep = import_module("gpt.survive").keep
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # as the example does, for the spares
     epoch = [0]
-    for name, before, after in (("_ended", "", "noticed"), ("_agree", "freed", "agreed")):
+    for name, before, after in (("_abort", "", "noticed"), ("_agree", "freed", "agreed")):
         _mark(name, before, after, log, epoch)
 
     def train(job: Any) -> None:

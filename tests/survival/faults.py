@@ -32,9 +32,10 @@ INDEX = torch.arange(ROWS, dtype=torch.float64)
 POINTS = {
     "rankmesh.survival": """
         session:Session._begin session:Session._enter session:Session._agree session:Session._adopt
-        session:Session._announce session:Session._ended session:Session._reply session:Session._leave_world
+        session:Session._announce session:Session._abort session:Session._reply session:Session._leave_world
         session:Session._finished session:Session._restored session:Session._all_hold session:Session._follow
-        session:Session._asked_to_join session:Session._enter_as_new session:Session.hold session:Session.commit
+        session:Session._enter_as_new session:Session.hold session:Session.commit machine:Machine.received
+        machine:Machine.report machine:Machine.concluded
         session:Session.close session:restore session:same_step
         rounds:Rounds._round rounds:Rounds._server rounds:Rounds._connected rounds:conclude
         world:EpochWorld.enter world:EpochWorld._enter world:EpochWorld._install world:EpochWorld._abort

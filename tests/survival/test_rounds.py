@@ -12,10 +12,10 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from rankmesh.errors import ConnectError
-from rankmesh.survival.agreement import Report
+from rankmesh.survival.agreement import Ending, Report
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members
-from rankmesh.survival.rounds import Ending, Rounds
+from rankmesh.survival.rounds import Rounds
 
 TIMEOUT = 1.0
 
@@ -63,6 +63,7 @@ class Peers:
     def __init__(self, job, member):
         self.job, self.member, self.rounds = job, member, Rounds(TIMEOUT)
         self.epoch, self.outcome, self.seconds = Epoch(), None, 0.0
+        self.outcomes = {}
 
     def agree(self):
         """What a member does at the end of an epoch."""
@@ -72,6 +73,7 @@ class Peers:
         ending = Ending(self.epoch, {0: members}, {}, stopped, ())
         self.outcome = self.rounds.agree(self, ending, Report(torn="a collective failed"))
         self.seconds = self.now() - started
+        self.outcomes[self.epoch] = self.outcome.text
         self.epoch = self.epoch.after(self.outcome.text)
 
     def exchange(self, members, message, seconds):
@@ -82,8 +84,9 @@ class Peers:
                 asleep = self.job.asleep(member)
                 time.sleep(max(0.0, min(asleep, end - self.now())))
                 other = self.job.members[member]
-                outcome = other.rounds.outcome_of(Epoch.read(message["epoch"]).number)
-                reply = {"epoch": str(other.epoch), "outcome": outcome, "server": other.rounds.server}
+                place, server = str(other.epoch), other.rounds.server
+                outcome = other.outcomes.get(Epoch.read(message["epoch"]))
+                reply = {"epoch": place, "outcome": outcome, "server": server}
                 replies[member] = "unresponsive" if self.job.asleep(member) > 0 else reply
         return replies
 

@@ -357,11 +357,11 @@ def failing(place, who, kind, times=1000):
             raise kind("broken")
         return call(*args, **named)
 
-    def adopts(member, outcome, error):
+    def adopts(member, outcome, left):
         before = member._members
         assert member._epoch.number < 50, "epochs follow each other without end"
-        adopt(member, outcome, error)
-        epochs[member._epoch.number] = member._members != before, member._step
+        adopt(member, outcome, left)
+        epochs[member._epoch.number] = member._members != before, member._machine.step
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owner, name, called)

@@ -23,6 +23,7 @@ from rankmesh.launch.table import torchrun_variables
 from rankmesh.rendezvous import ChannelLost
 from rankmesh.survival import session, world
 from rankmesh.survival.epoch import Epoch
+from rankmesh.survival.machine import Left
 from rankmesh.survival.members import Members
 
 STEPS = 8
@@ -270,13 +271,12 @@ def test_a_hang_ends_the_epoch(monkeypatch, device, evict, limit, ends):
     one = session.Session("dp=2", spares=0, shrink=None, timeout=10, evict=evict)
     assert one._evict == limit
     assert prepared.called == bool(limit)
-    diagnosed = one._evicted(one._epoch)
-    diagnosed("crosswise: ranks 0, 1 wait for each other", ())
-    assert one._end.unclear == "crosswise: ranks 0, 1 wait for each other"
-    assert one._end.came.is_set() == ends
-    assert getattr(peers, "announced", None) == ([[1], {}] if ends else None)
-    diagnosed("late: rank 1", (1,))
-    assert peers.announced == [[1], {"1": "the others waited for it (late: rank 1)"}]
+    one._diagnosed(one._epoch, "crosswise: ranks 0, 1 wait for each other", ())
+    assert one._report(Left()).unclear == "crosswise: ranks 0, 1 wait for each other"
+    assert one._ended.is_set() == ends
+    assert getattr(peers, "announced", None) == ([(1,), {}] if ends else None)
+    one._diagnosed(one._epoch, "late: rank 1", (1,))
+    assert peers.announced == [(1,), {"1": "the others waited for it (late: rank 1)"}]
 
 
 class _Marker:

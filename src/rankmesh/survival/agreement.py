@@ -9,15 +9,19 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any
 
-from rankmesh.errors import PlanError, in_words
+from rankmesh.errors import LayoutError, PlanError, in_words
 from rankmesh.rendezvous import Outcome
-from rankmesh.survival.members import Members
-from rankmesh.survival.redundancy import SAME_STEPS
+from rankmesh.survival.epoch import Epoch
+from rankmesh.survival.members import Members, Sizes
 
-__all__ = ["Report", "conclude"]
+__all__ = ["Ending", "Report", "conclude", "same_step"]
+
+# The fix of commits that differ between ranks.
+_SAME_STEPS = "have every rank commit the same steps, in the same order"
 
 # Errors in one message.
 _SHOWN = 4
@@ -40,6 +44,7 @@ class Report:
     ``evicted``    members that the watch named as the cause of a hang
     ``unclear``    why ranks wait, where the watch named none of them as the cause
     ``suspicion``  a difference that the guard has found: its step, and the one to go ``back`` to
+    ``relayout``   the layout that all ranks, or somebody outside, asked for, and the memory to move state with
     """
 
     done: bool = False
@@ -58,6 +63,7 @@ class Report:
     evicted: Sequence[int] = ()
     unclear: str = ""
     suspicion: Mapping[str, Any] | None = None
+    relayout: Mapping[str, Any] | None = None
 
     @property
     def text(self) -> str:
@@ -71,6 +77,28 @@ class Report:
         data["steps"] = {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}
         data["commits"] = {int(number): step for number, step in data["commits"].items()}
         return cls(**{**data, "joining": tuple(data["joining"]), "evicted": tuple(data["evicted"])})
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The epoch that ends, the last of ``history``; ``suspects`` and ``evicted`` may grow meanwhile.
+
+    ``raised`` are the errors that ended the epoch before, by coordinate.
+    """
+
+    epoch: Epoch
+    history: Mapping[int, Members]
+    raised: Mapping[str, str]
+    suspects: Collection[int]
+    evicted: Collection[int]
+
+
+def same_step(rank: int, step: int, other: str, other_step: int) -> None:
+    """Raise ``PlanError`` if two ranks commit different steps at the same time."""
+    if step != other_step:
+        raise PlanError(
+            f"rank {rank} commits step {step} where {other} commits step {other_step}; {_SAME_STEPS}", step=step
+        )
 
 
 def conclude(
@@ -118,8 +146,9 @@ def conclude(
             return Outcome("failed", tuple(sorted(lost)), absent, fields=("error",), message=message)
     joined = _joined(members, reports)
     hosts = {member: str(contact["host"]) for member, contact in joined.items()}
+    asked = next((reports[member].relayout for member in sorted(reports) if reports[member].relayout), None)
     try:
-        following = members.joined(joined, hosts).without(lost).grown()
+        following = _following(members.joined(joined, hosts), lost, asked)
     except PlanError as error:
         return Outcome("failed", tuple(sorted(lost)), absent, message=_with_errors(error.message, reports, lost))
     suspicion = next((report.suspicion for report in reports.values() if report.suspicion), None)
@@ -142,10 +171,8 @@ def conclude(
         ranks=tuple(sorted(lost)),
         missing=absent,
         value={
-            "ranks": following.ranks,
-            "spares": following.spares,
-            "replicas": following.sizes.replicas(following.plan),
-            "started": following.started,
+            **following.data,
+            "budget": None if asked is None else asked["budget"],
             "joined": {str(member): contact for member, contact in joined.items()},
             "step": step,
             "source": source,
@@ -154,6 +181,14 @@ def conclude(
             "suspicion": suspicion if following == members else None,
         },
     )
+
+
+def _following(members: Members, lost: Collection[int], asked: Mapping[str, Any] | None) -> Members:
+    """The next members: in the layout that was asked for, unless losses leave too few for it."""
+    if asked is not None:
+        with suppress(LayoutError, PlanError):
+            return members.relaid(Sizes.read(asked["sizes"])).without(lost)
+    return members.without(lost).grown()
 
 
 def _different(members: Members, reports: Mapping[int, Report]) -> str:
@@ -165,7 +200,7 @@ def _different(members: Members, reports: Mapping[int, Report]) -> str:
                 other, *before = seen.setdefault(key, (rank, number, step))
                 if before != [number, step]:
                     of_other = f"commit {before[0]} of rank {other} of step {before[1]}"
-                    return f"commit {number} of rank {rank} is of step {step}, and {of_other}; {SAME_STEPS}"
+                    return f"commit {number} of rank {rank} is of step {step}, and {of_other}; {_SAME_STEPS}"
     return ""
 
 

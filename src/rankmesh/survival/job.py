@@ -14,6 +14,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.survival.members import PlanLike
 from rankmesh.transfer.live.shards import local, problem_of, shards_of
 
 if TYPE_CHECKING:
@@ -103,6 +104,20 @@ class Job:
         A change of the members ends ``train`` here, or in a collective that it interrupts.
         """
         self._session.commit(self, integer(step, "step", least=0))
+
+    def relayout(self, layout: PlanLike, *, budget: int | None = None) -> None:
+        """Go on in another layout: ``train`` is called again, and ``hold`` sets its tensors to what is held now.
+
+        Every rank calls it after the same ``commit``, with the same SPEC, mesh or plan. That may have other sizes,
+        another order and other axes, and more or fewer ranks: spares take new ranks, and ranks that it lacks become
+        spares. A size of ``*`` keeps the number of ranks. Tensors keep their names and global shapes. ``budget`` is the
+        memory in bytes that a rank takes to move them, 256 MiB by default.
+
+        Raises ``PlanError`` on every rank, and changes nothing, where ranks ask for different layouts, where a layout
+        does not fit the members, or lacks axis ``shrink``. Returns if the job has this plan already. A rank that is
+        lost meanwhile is replaced as always; if too few are left for the new plan, the job goes on under the old one.
+        """
+        self._session.relayout(self, layout, budget)
 
     def regroup(self) -> None:
         """Go on in the next epoch without leaving ``train``: ``groups``, ``step`` and the rest are those of it.

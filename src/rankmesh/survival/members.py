@@ -24,7 +24,8 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
+from functools import cached_property, lru_cache
+from typing import Any
 
 from rankmesh.core import recipes
 from rankmesh.core.mesh import Mesh
@@ -32,7 +33,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.errors import LayoutError, PlanError, in_words, quoted
 from rankmesh.readers.source import read_plan
 
-__all__ = ["Members", "Sizes"]
+__all__ = ["Members", "PlanLike", "Sizes", "plan_of"]
 
 PlanLike = Plan | Mesh | str
 
@@ -44,6 +45,35 @@ class Sizes:
     layout: PlanLike
     first: Plan
     shrink: str | None
+
+    @classmethod
+    def of(cls, layout: PlanLike, plan: Plan, shrink: str | None) -> Sizes:
+        """Return a layout and the plan that it gives; ``PlanError`` if that lacks ranks 0 to n, or ``shrink``."""
+        if shrink is not None and shrink not in plan.mesh.axes:
+            raise PlanError(
+                f"shrink={shrink!r} is no axis of {plan.mesh}; name the axis whose coordinates are replicas of each "
+                "other, such as shrink='dp'",
+                shrink=shrink,
+            )
+        if plan.mesh.offset or plan.mesh.rank_range.stop != plan.mesh.size:
+            raise PlanError(
+                f"the plan's mesh {plan.mesh} does not have the ranks 0 to {plan.mesh.size - 1}; a job that survives "
+                "has such a plan",
+                ranks=plan.mesh.size,
+            )
+        return cls(layout, plan, shrink)
+
+    @cached_property
+    def data(self) -> dict[str, Any]:
+        """The layout as plain data; a SPEC stays one, since the sizes of its views may follow."""
+        spec = self.layout if isinstance(self.layout, str) else None
+        return {"spec": spec, "plan": self.first.to_json(), "shrink": self.shrink}
+
+    @classmethod
+    def read(cls, data: Mapping[str, Any]) -> Sizes:
+        """Return the layout of plain data."""
+        plan = Plan.from_json(data["plan"])
+        return cls(plan if data["spec"] is None else str(data["spec"]), plan, data["shrink"])
 
     def plan(self, replicas: int) -> Plan:
         """The plan with so many coordinates along the axis; ``LayoutError`` or ``PlanError`` where there is none."""
@@ -107,7 +137,8 @@ class Members:
 
         Raises ``PlanError`` where the layout does not fit, or has no axis ``shrink``.
         """
-        plan = _plan(layout, world_size - spares)
+        sizes = Sizes.of(layout, _plan(layout, world_size - spares), shrink)
+        plan = sizes.first
         if plan.mesh.size + spares > world_size:
             raise PlanError(
                 f"the plan has {plan.mesh.size} ranks and {spares} spares were asked for, but {world_size} ranks were "
@@ -115,20 +146,8 @@ class Members:
                 world_size=world_size,
                 plan_world_size=plan.mesh.size,
             )
-        if shrink is not None and shrink not in plan.mesh.axes:
-            raise PlanError(
-                f"shrink={shrink!r} is no axis of {plan.mesh}; name the axis whose coordinates are replicas of each "
-                "other, such as shrink='dp'",
-                shrink=shrink,
-            )
-        if plan.mesh.offset or plan.mesh.rank_range.stop != plan.mesh.size:
-            raise PlanError(
-                f"the plan's mesh {plan.mesh} does not have the ranks 0 to {plan.mesh.size - 1}; a job that survives "
-                "starts from such a plan",
-                ranks=plan.mesh.size,
-            )
         everyone, size = tuple(range(world_size)), plan.mesh.size
-        return cls(Sizes(layout, plan, shrink), plan, everyone[:size], everyone[size:], world_size, hosts or {})
+        return cls(sizes, plan, everyone[:size], everyone[size:], world_size, hosts or {})
 
     @property
     def all(self) -> tuple[int, ...]:
@@ -164,6 +183,39 @@ class Members:
         if plan is not self.plan:
             following = following._placed(plan, ranks, [], sorted(kept))
         return replace(following, spares=(*spares, *sorted(self.ranks[rank] for rank in healthy)))
+
+    @property
+    def data(self) -> dict[str, Any]:
+        """The members as plain data, without their hosts."""
+        return {
+            "sizes": self.sizes.data,
+            "replicas": self.sizes.replicas(self.plan),
+            "ranks": self.ranks,
+            "spares": self.spares,
+            "started": self.started,
+        }
+
+    def following(self, data: Mapping[str, Any], hosts: Mapping[int, str] | None = None) -> Members:
+        """Return the members of plain data, which follow these, with the hosts of those that are new."""
+        sizes = self.sizes if data["sizes"] == self.sizes.data else Sizes.read(data["sizes"])
+        ranks, spares = tuple(data["ranks"]), tuple(data["spares"])
+        known = {**self.hosts, **(hosts or {})}
+        return Members(sizes, sizes.plan(data["replicas"]), ranks, spares, data["started"], known)
+
+    def relaid(self, sizes: Sizes) -> Members:
+        """Return these members in another plan: the first ones at its ranks, the others as spares.
+
+        Raises ``PlanError`` where it has more ranks than there are members.
+        """
+        everyone, size = self.all, sizes.first.mesh.size
+        if size > len(everyone):
+            raise PlanError(
+                f"the plan {sizes.first.mesh} has {size} ranks, and the job has {len(everyone)} members; give a "
+                "smaller plan, or start more processes with join=",
+                members=len(everyone),
+                plan_world_size=size,
+            )
+        return replace(self, sizes=sizes, plan=sizes.first, ranks=everyone[:size], spares=everyone[size:])
 
     def joined(self, members: Iterable[int], hosts: Mapping[int, str] | None = None) -> Members:
         """The same with further members, as spares."""
@@ -244,7 +296,14 @@ class Members:
         return f"Members({self.plan.mesh}, ranks={self.ranks}, spares={self.spares})"
 
 
-def _plan(layout: object, world_size: int) -> Plan:
+def plan_of(layout: PlanLike, ranks: int) -> Plan:
+    """Return the plan of a layout that has sizes of its own; a size of ``*`` is what is left of so many ranks."""
+    with suppress(LayoutError, PlanError):
+        return _plan(layout, None)
+    return _plan(layout, ranks)
+
+
+def _plan(layout: object, world_size: int | None) -> Plan:
     if isinstance(layout, Plan):
         return layout
     if isinstance(layout, Mesh):

@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from typing import Any
@@ -26,8 +25,8 @@ from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # a
 from rankmesh.backend.cut_store import CutStore
 from rankmesh.backend.drain import Drain
 from rankmesh.backend.nccl import outlive_errors
-from rankmesh.errors import ConnectError, first_line, in_words, quoted
-from rankmesh.launch.job_key import FILE, VARIABLE, JobKey
+from rankmesh.errors import ConnectError, first_line, in_words
+from rankmesh.launch.job_key import VARIABLE, JobKey
 from rankmesh.launch.started import started_by
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
@@ -35,13 +34,15 @@ from rankmesh.rendezvous.waiting import Worker, answered_within, submit
 from rankmesh.runtime.devices import capabilities
 from rankmesh.runtime.init import device_of, together
 from rankmesh.runtime.served_store import is_served, serve_at
+from rankmesh.survival.ask import address_of
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import REPLY, Address, Heartbeat, Message, Presence, exchange
+from rankmesh.survival.joining import Contact
 from rankmesh.survival.members import Members
 from rankmesh.survival.transport import Connection
 from rankmesh.survival.world import EpochWorld
 
-__all__ = ["Contact", "Peers"]
+__all__ = ["Peers"]
 
 _HERE = "127.0.0.1"
 # Seconds that an attempt takes at most, and between two attempts to announce something.
@@ -52,31 +53,6 @@ _ASKED, _AGAIN = 2.0, 0.2
 _LOGGED = 10.0
 
 _log = logging.getLogger("rankmesh.survival")
-
-
-@dataclass(frozen=True)
-class Contact:
-    """Where a member is reached: its host and address, and the ports of what it has there.
-
-    Its heartbeat, the store that it serves, and its liveness port, 0 for none.
-    """
-
-    host: str
-    address: str
-    heartbeat: int
-    store: int
-    liveness: int
-
-    @property
-    def replies_at(self) -> Address:
-        """Where it replies to messages."""
-        return Address(self.address, self.heartbeat, self.liveness)
-
-    @classmethod
-    def read(cls, data: Any) -> Contact:
-        """A contact from plain data."""
-        ports = (int(data[name]) for name in ("heartbeat", "store", "liveness"))
-        return cls(str(data["host"]), str(data["address"]), *ports)
 
 
 class Peers:
@@ -90,7 +66,7 @@ class Peers:
         key = JobKey.of_environment()
         launch = started_by()
         local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
-        self.joined = None if join is None else _at(join, key)
+        self.joined = None if join is None else address_of(join, "join=", key)[0]
         if self.joined is None:
             launch, store, prefix, decision = together(launch, local, timedelta(seconds=seconds))
             self.backend, self.member = str(decision.backend), launch.rank
@@ -305,24 +281,6 @@ def _with_key(contacts: list[dict[str, Any]]) -> dict[str, Any]:
     keys = [contact.pop("key") for contact in contacts]
     differs = [rank for rank, fingerprint in enumerate(keys) if fingerprint != keys[0]]
     return {"contacts": contacts, "differs": differs, "key": "" if any(keys) else JobKey.new().text}
-
-
-def _at(join: str, key: JobKey | None) -> Address:
-    """Return the address that ``join=`` names; raise ``ConnectError`` if it is not one, or the key is missing."""
-    host, _, port = join.rpartition(":")
-    if not host or not port.isdecimal():
-        raise ConnectError(
-            f"join={quoted(join)} is not an address of a member; give what job.address is on a rank, such as "
-            "'10.0.0.1:40123'",
-            join=join,
-        )
-    if key is None:
-        raise ConnectError(
-            f"join={quoted(join)} needs the key of that job, and {VARIABLE} is not set; set it to what job.key is on "
-            f"one of its ranks, or {FILE} to a file that contains it",
-            join=join,
-        )
-    return Address(host, int(port))
 
 
 def _address(host: str, port: int) -> str:

@@ -18,12 +18,10 @@ from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import REPLY, Message, Presence
 from rankmesh.survival.transport import Transport
 
-__all__ = ["KEPT", "Probe"]
+__all__ = ["Probe"]
 
 # The share of the timeout in which a member replies that is slow.
 _SLOW = 0.25
-# Outcomes that a member keeps for those that have not read them.
-KEPT = 8
 
 
 @dataclass
@@ -60,10 +58,10 @@ class Probe:
         for reply in self._last.values():
             if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
                 return Outcome.read(reply["outcome"], "outcome")
-        if any(_epoch_of(reply).number > self.epoch.number + KEPT for reply in self._last.values()):
-            return Outcome("failed", message="the others went on long ago, without this member")
         if any(map(self._differs, self._last.values())):
             return Outcome("failed", message="the others agreed on another plan, without this member")
+        if any(_epoch_of(reply).number > self.epoch.number for reply in self._last.values()):
+            return Outcome("failed", message="the others went on, without this member")
         return None
 
     def lower_server(self, member: int) -> int | None:

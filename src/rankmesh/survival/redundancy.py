@@ -30,11 +30,10 @@ from rankmesh.backend.nccl import device_done
 from rankmesh.core.axes import integer
 from rankmesh.core.sharding import Sharding, ShardMap
 from rankmesh.errors import PlanError
+from rankmesh.survival.agreement import same_step
 
-__all__ = ["SAME_STEPS", "Copies", "Keepers", "Stretch", "checked", "overwritten", "same_step"]
+__all__ = ["Copies", "Keepers", "Stretch", "checked", "overwritten"]
 
-# The fix of commits that differ between ranks.
-SAME_STEPS = "have every rank commit the same steps, in the same order"
 # Tags of our messages in the default group, which the program's do not have.
 _COPIES, _ARRIVED = 27_001, 27_002
 # As long as the program takes: a loss is noticed elsewhere, and ends every wait.
@@ -54,14 +53,6 @@ def checked(redundancy: object, size: int) -> int:
             size=size,
         )
     return number
-
-
-def same_step(rank: int, step: int, other: str, other_step: int) -> None:
-    """Raise ``PlanError`` if two ranks commit different steps at the same time."""
-    if step != other_step:
-        raise PlanError(
-            f"rank {rank} commits step {step} where {other} commits step {other_step}; {SAME_STEPS}", step=step
-        )
 
 
 @dataclass(frozen=True)

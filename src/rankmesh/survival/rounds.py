@@ -2,36 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Sequence
 
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, UntilEnough
-from rankmesh.survival.agreement import Report, conclude
-from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.members import Members
-from rankmesh.survival.probe import KEPT, Probe
+from rankmesh.survival.agreement import Ending, Report, conclude
+from rankmesh.survival.probe import Probe
 from rankmesh.survival.transport import Connection, Transport
 from rankmesh.survival.world import has_finished
 
-__all__ = ["Ending", "Rounds"]
+__all__ = ["Rounds"]
 
 # How many timeouts a member that lives may take to come back from ``train``.
 _PATIENCE = 6
-
-
-@dataclass(frozen=True)
-class Ending:
-    """The epoch that ends, the last of ``history``; ``suspects`` and ``evicted`` may grow meanwhile.
-
-    ``raised`` are the errors that ended the epoch before, by coordinate.
-    """
-
-    epoch: Epoch
-    history: Mapping[int, Members]
-    raised: Mapping[str, str]
-    suspects: Collection[int]
-    evicted: Collection[int]
 
 
 class Rounds:
@@ -44,12 +27,7 @@ class Rounds:
         self.took_part = True
         self.server: int | None = None
         self._timeout = timeout
-        self._outcomes: dict[int, str] = {}
         self._client: tuple[int, Connection] | None = None
-
-    def outcome_of(self, number: int) -> str | None:
-        """The outcome of the epoch of a number that ended not long ago, for a member that has not read it."""
-        return self._outcomes.get(number)
 
     def agree(self, peers: Transport, ending: Ending, report: Report) -> Outcome:
         """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
@@ -58,11 +36,6 @@ class Rounds:
         while True:
             outcome = self._round(peers, ending, report, started)
             if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
-                kept = sorted(self._outcomes)[-KEPT:]
-                self._outcomes = {
-                    **{number: self._outcomes[number] for number in kept},
-                    ending.epoch.number: outcome.text,
-                }
                 return outcome
             if peers.now() > limit:
                 return outcome or Outcome("lost", message="the members reached no agreement")
@@ -112,7 +85,7 @@ class Rounds:
             client = self._connected(peers, server)
             found = Round(
                 StoreChannel(client.store, "survive"),
-                f"epoch/{ending.epoch.number}",
+                f"epoch/{ending.epoch}",
                 everyone,
                 me,
                 server == me,

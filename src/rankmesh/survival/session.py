@@ -1,4 +1,4 @@
-"""The life of one member: its place in each epoch, how it notices a change, and the round that ends the epoch.
+"""The life of one member: it carries out what its state machine says, with threads, a world and tensors.
 
 ```
 start ── epoch 0 ── train ── a member is lost, or fails ── abort ── round of all members ── epoch 1 ── train ── ...
@@ -14,9 +14,8 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import partial
 from typing import Any, TypeVar
@@ -29,22 +28,25 @@ from rankmesh.backend.nccl import device_done
 from rankmesh.core.axes import integer
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
-from rankmesh.errors import ConnectError, Diverged, LostState, PlanError, RankmeshError, first_line, in_words
+from rankmesh.errors import ConnectError, Diverged, LayoutError, LostState, PlanError, RankmeshError, quoted
+from rankmesh.guard.everyone import gathered
 from rankmesh.guard.model_state import model_state
 from rankmesh.rendezvous import Outcome
-from rankmesh.survival.agreement import Report
+from rankmesh.survival.agreement import Report, same_step
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.guarding import Guarding, Suspicion, check_copies
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
-from rankmesh.survival.joining import Newcomers, addresses, history_of
-from rankmesh.survival.members import Members, PlanLike
+from rankmesh.survival.joining import addresses
+from rankmesh.survival.machine import Abort, Action, Left, Machine, Stop
+from rankmesh.survival.members import Members, PlanLike, Sizes, plan_of
 from rankmesh.survival.peers import Peers
-from rankmesh.survival.redundancy import checked, same_step
-from rankmesh.survival.rounds import Ending, Rounds
+from rankmesh.survival.redundancy import checked
+from rankmesh.survival.rounds import Rounds
 from rankmesh.survival.state import EpochState, Load, load_all, restore
-from rankmesh.survival.transport import Connection, Event, Transport
+from rankmesh.survival.transport import Connection, Transport
 from rankmesh.survival.world import EpochWorld
+from rankmesh.transfer.planning.transfer import BUDGET
 
 __all__ = ["Session"]
 
@@ -58,6 +60,8 @@ _LIMIT, _MOVING = 300.0, 3600.0
 _STUCK = 600.0
 # Seconds after which an error counts as this member's own, where no change has been announced.
 _SETTLE = 0.05
+# Bytes for each member that a budget has at least: of two messages.
+_LEAST = 128
 # Of the timeout: who gave no reply for so long was stopped, and the others may have noticed.
 _STOPPED = 0.5
 
@@ -72,34 +76,6 @@ class _Over(BaseException):
     def __init__(self, error: Exception | None = None) -> None:
         super().__init__()
         self.error = error
-
-
-@dataclass
-class _Left:
-    """How this member left an epoch: ``train`` is ``done``, or an ``error`` ended it, for ``certain`` its own.
-
-    ``first``: this member began the change; ``handled``: the program handles the error.
-    """
-
-    done: bool = False
-    error: Exception | None = None
-    certain: bool = False
-    first: bool = False
-    handled: bool = False
-
-
-@dataclass
-class _End:
-    """How an epoch ends: by a change of the members, or since the job is ``over``."""
-
-    came: Event
-    over: bool = False
-    suspects: set[int] = field(default_factory=set)
-    # Members that the watch named as the cause of a hang, each with its sentence.
-    evicted: dict[int, str] = field(default_factory=dict)
-    # Its sentence on a hang of which it named none.
-    unclear: str = ""
-    noticed: float | None = None
 
 
 def _is_certain(error: Exception) -> bool:
@@ -127,22 +103,16 @@ class Session:
         self._guard_every = None if guard is None else integer(guard, "guard", least=1)
         self._guarding: Guarding | None = None
         self._suspicion: Suspicion | None = None
-        self._epoch = Epoch()
-        self._ends: dict[Epoch, _End] = {}
+        # What every thread of this member reads and changes, under the lock.
         self._lock = threading.Lock()
+        self._machine = Machine()
         self._world: EpochWorld | None = None
-        self._newcomers, self._rounds = Newcomers(), Rounds(timeout)
-        self._history: dict[int, Members] = {}
+        self._rounds = Rounds(timeout)
         self._states: list[EpochState] = []
-        self._exists = self._is_prepared = False
-        # The epoch from whose snapshots hold() restores, or whether it loads everything; and the step of it.
-        self._source: int | None = None
-        self._load = False
-        self._step = 0
-        # The errors that ended the last epoch, by coordinate.
-        self._raised: Mapping[str, str] = {}
+        self._is_prepared = False
         self._seconds: dict[str, float] = {}
-        self._left = _Left()
+        self._noticed: float | None = None
+        self._left = Left()
         simulated = torch_threads.answering()
         self._peers: Transport
         self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else simulated.peers(self._reply)
@@ -162,14 +132,19 @@ class Session:
         if welcome is not None:
             self._peers.member = welcome["member"]
         self.member, self._world_size = self._peers.member, size
-        # The members of each epoch of which there may be snapshots, and of this one.
-        self._history[0] = first
-        if welcome is not None:
-            self._enter_as_new(first, welcome)
+        with self._lock:
+            self._machine.begin(self.member, first)
+            if welcome is not None:
+                self._enter_as_new(welcome)
+            self._begun()
 
     @property
     def _members(self) -> Members:
-        return self._history[self._epoch.number]
+        return self._machine.members
+
+    @property
+    def _epoch(self) -> Epoch:
+        return self._machine.epoch
 
     # -- the life of a member -----------------------------------------------------------------------------------
 
@@ -186,7 +161,7 @@ class Session:
                     self._look(job, self._last_step, last=True)
                     self._left.done = True
                     self._finished()
-                    self._end.came.wait()
+                    self._ended.wait()
                 except _Interrupted:
                     pass
                 except Exception as raised:  # noqa: BLE001 - of the program, or of a collective that was interrupted
@@ -204,7 +179,7 @@ class Session:
         The error that the program handles is reported, and no member is left out for it.
         """
         error = sys.exc_info()[1]
-        self._left = _Left(error=error if isinstance(error, Exception) else None, first=self._announce(), handled=True)
+        self._left = Left(error=error if isinstance(error, Exception) else None, first=self._announce(), handled=True)
         try:
             self._finish()
             following = self._enter()
@@ -219,7 +194,7 @@ class Session:
                 job = self._begin()
                 if job is not None:
                     return job
-                self._end.came.wait()
+                self._ended.wait()
             except _Interrupted:
                 pass
             except Exception as raised:  # noqa: BLE001 - of this member, or since another one was lost
@@ -234,13 +209,6 @@ class Session:
 
     # -- one epoch ----------------------------------------------------------------------------------------------
 
-    @property
-    def _end(self) -> _End:
-        return self._end_of(self._epoch)
-
-    def _end_of(self, epoch: Epoch) -> _End:
-        return self._ends.setdefault(epoch, _End(self._peers.event()))
-
     def _begin(self) -> Job | None:
         """Enter the world of the epoch: the job of a member that has a rank; a spare takes part in what those do."""
         members = self._members
@@ -252,16 +220,17 @@ class Session:
         self._is_prepared = False
         with self._lock:
             self._world = world
-            ended = self._end.came.is_set()
-        if ended:
+            self._machine.entered()
+        if self._ended.is_set():
             raise _Interrupted
         self._seconds["connect"] = world.enter()
         if self._evict:
-            world.watch(None if self._evict is True else self._evict, self._evicted(self._epoch))
+            world.watch(None if self._evict is True else self._evict, partial(self._diagnosed, self._epoch))
         if world.groups is None:
             self._follow()
             return None
-        return Job(members.plan, world.groups, self._epoch.number, self._step, self.device, dict(self._seconds), self)
+        step, seconds = self._machine.step, dict(self._seconds)
+        return Job(members.plan, world.groups, self._epoch.number, step, self.device, seconds, self)
 
     def _connected(self, server: int) -> Connection:
         """Connect to the store of a member; its loss ends the epoch, and with that the attempts."""
@@ -270,14 +239,14 @@ class Session:
             try:
                 return self._peers.client(server, self._timeout)
             except ConnectError:  # noqa: PERF203 - a loop of attempts
-                if self._end.came.wait(_SETTLE):
+                if self._ended.wait(_SETTLE):
                     raise _Interrupted from None
                 if self._peers.now() > end:
                     raise
 
     def _finished(self) -> None:
         """``train`` has returned here: the last one for which this is so ends the job."""
-        if self._source is not None:
+        if self._machine.source is not None:
             raise ConnectError(
                 f"rank {self._rank}: train() returned without a call of hold(), with which the others wait for it; "
                 "call hold() on every rank",
@@ -321,16 +290,16 @@ class Session:
         if job.rank == 0 and not self._warned:
             self._warned = new.warn_of_fewer_copies()
         self._restored(new)
-        new.commit(self._step, self._entered.wait_for, partial(self._check, job), wait=True)
+        new.commit(self._machine.step, self._entered.wait_for, partial(self._check, job), wait=True)
         if self._guard_every is not None:
             self._settle(self._entered.wait_for(lambda: self._guarded(job, new)))
-            new.equal_at = self._step
+            new.equal_at = self._machine.step
         self._all_hold([*self._states, new], new)
 
     def _guarded(self, job: Job, new: EpochState) -> Guarding:
         every, suspicion = self._guard_every or 1, self._suspicion
         self._guarding = guarding = Guarding(job.groups, new.tensors, new.shardings, every, suspicion)
-        guarding.start(self._step)
+        guarding.start(self._machine.step)
         return guarding
 
     def _settle(self, guarding: Guarding) -> None:
@@ -352,7 +321,7 @@ class Session:
 
         def describe() -> tuple[dict[str, Tensor], dict[str, Sharding]]:
             found = model_state(model, optimizer, job.groups, replicated)
-            if self._source is None and not self._load and self._guard_every is None:
+            if self._machine.source is None and not self._machine.load and self._guard_every is None:
                 check_copies(job.groups, *found)
             return found
 
@@ -365,17 +334,19 @@ class Session:
         self._prepare()
 
     def _restored(self, new: EpochState | None) -> None:
-        if self._load and new is not None and self._restore is not None:
-            load_all(new, self._step, self._restore)
-        if self._source is None:
+        machine = self._machine
+        if machine.load and new is not None and self._restore is not None:
+            load_all(new, machine.step, self._restore)
+        if machine.source is None:
             return
         started = time.perf_counter()
-        everyone, before = self._members.all, self._history[self._source]
+        everyone, before = self._members.all, machine.history[machine.source]
         places = {member: position for position, member in enumerate(everyone)}
         beyond = iter(range(len(everyone), len(everyone) + len(before.ranks)))
         positions = [places[member] if member in places else next(beyond) for member in before.ranks]
-        old = next((state for state in self._states if state.epoch == self._source), None)
-        restore(self._entered, old, self._step, positions, new, timedelta(seconds=_MOVING), self._restore)
+        old = next((state for state in self._states if state.epoch == machine.source), None)
+        limit, budget = timedelta(seconds=_MOVING), machine.budget or BUDGET
+        restore(self._entered, old, machine.step, positions, new, limit, self._restore, budget)
         self._seconds["transfer"] = time.perf_counter() - started
 
     def _all_hold(self, until_then: list[EpochState], new: EpochState | None) -> None:
@@ -383,18 +354,13 @@ class Session:
         self._states = until_then
         self._entered.meet("held")
         self._states = [] if new is None else [new]
-        self._exists, self._source, self._load = True, None, False
-        self._history = {self._epoch.number: self._members}
+        with self._lock:
+            self._machine.all_hold()
 
     def commit(self, job: Job, step: int) -> None:
         """Keep a copy of what is held, as it is at the beginning of a step."""
-        self._check(job)
-        if not self._states or self._states[-1].epoch != self._epoch.number:
-            raise ConnectError(
-                f"rank {job.rank}: commit({step}) was called before hold(); name what must survive first", step=step
-            )
-        state = self._states[-1]
-        if step != self._step and state.commits == {0: self._step}:  # the first one
+        state = self._state(job, "commit")
+        if step != self._machine.step and state.commits == {0: self._machine.step}:  # the first one
             same_step(job.rank, step, "another rank", int(self._entered.first("commit", str(step))))
         self._look(job, step)
         if self._guarding is not None:
@@ -403,9 +369,41 @@ class Session:
         job.step = step
         self._peers.committed(step)
         self._prepare()
-        if self._newcomers.let_grow(self._members):
-            self._announce()
+        if self._do(self._machine.committed, step):
             self._check(job)
+
+    def relayout(self, job: Job, layout: PlanLike, budget: int | None) -> None:
+        """Go on in another layout, which every rank asks for; where it is refused, every rank raises ``PlanError``."""
+        state, members, refused = self._state(job, "relayout"), self._members, None
+        try:
+            sizes = Sizes.of(layout, plan_of(layout, members.plan.mesh.size), members.sizes.shrink)
+            integer(BUDGET if budget is None else budget, "budget", least=_LEAST * len(members.all))
+            checked(self._redundancy, members.relaid(sizes).plan.mesh.size)
+            text = f"{sizes.first.mesh}, budget={budget} ({sizes.first.digest[:12]})"
+        except (LayoutError, PlanError) as error:
+            refused, text = error, error.message
+        texts = self._entered.wait_for(lambda: gathered(job.groups, text, "relayout()"))
+        for rank, other in texts.items():
+            if other != text:
+                raise PlanError(
+                    f"rank {job.rank}: relayout() was called for {quoted(text)}, and on rank {rank} for "
+                    f"{quoted(other)}; call it for the same on every rank",
+                    rank=job.rank,
+                )
+        if refused is not None:
+            raise refused
+        state.settle(self._entered.wait_for, partial(self._check, job))
+        if self._do(self._machine.relayout, sizes, budget):
+            self._check(job)
+
+    def _state(self, job: Job, call: str) -> EpochState:
+        """What is held in this epoch, for a call that needs it."""
+        self._check(job)
+        if not self._states or self._states[-1].epoch != self._epoch.number:
+            raise ConnectError(
+                f"rank {job.rank}: {call}() was called before hold(); name what must survive first", rank=job.rank
+            )
+        return self._states[-1]
 
     def _look(self, job: Job, step: int, *, last: bool = False) -> None:
         """Have the guard look at what its last check has found: all go back, a member is left out, or nothing."""
@@ -439,7 +437,7 @@ class Session:
             self._peers.prepare(sorted(self._members.all)[:2], self._timeout)
 
     def _check(self, job: Job) -> None:
-        if self._end.came.is_set():
+        if self._ended.is_set():
             raise _Interrupted
         if job.epoch != self._epoch.number:
             raise ConnectError(
@@ -475,74 +473,50 @@ class Session:
         """Whether calls have no limit of their own: those of NCCL, as torch's watchdog is off."""
         return self.device.type == "cuda"
 
-    def _evicted(self, epoch: Epoch) -> Callable[[str, tuple[int, ...]], None]:
-        """What ends an epoch where a call hangs because of some members, which lose their places.
+    def _diagnosed(self, epoch: Epoch, reason: str, members: tuple[int, ...]) -> None:
+        self._do(self._machine.diagnosed, epoch, reason, members, unlimited=self._unlimited)
 
-        Where none is known to be the cause, the limit of the call ends it; without one, the diagnosis.
-        """
+    def _announce(self, **how: Any) -> bool:
+        """End the epoch on every member; return whether this member is the first that does, as far as it knows."""
+        actions = self._do(self._machine.end, **how)
+        return any(isinstance(action, Abort) for action in actions)
 
-        def diagnosed(verdict: str, members: tuple[int, ...]) -> None:
-            if members:
-                why = f"the others waited for it ({verdict})"
-                self._announce(evicted=dict.fromkeys(members, why), epoch=epoch)
-            else:
-                with self._lock:
-                    self._end_of(epoch).unclear = verdict
-                if self._unlimited:
-                    self._announce(epoch=epoch)
-
-        return diagnosed
-
-    def _announce(
-        self,
-        *,
-        over: bool = False,
-        suspects: Collection[int] = (),
-        evicted: Mapping[int, str] | None = None,
-        epoch: Epoch | None = None,
-    ) -> bool:
-        """End the epoch on every member; whether this member is the first that does, as far as it knows."""
-        epoch = epoch or self._epoch
-        message = {"what": "end", "epoch": str(epoch), "over": over, "suspects": sorted(suspects)}
-        message["evicted"] = {str(member): verdict for member, verdict in (evicted or {}).items()}
-        first = self._ended(message)
-        members = self._history.get(epoch.number, self._members)
-        others = [member for member in members.all if member != self.member] if first or suspects or evicted else []
-        self._peers.announce(others, message, self._timeout)
-        return first
-
-    def _ended(self, message: Mapping[str, Any]) -> bool:
-        """Take note that an epoch has ended, whether by this member or by another; whether that is new."""
+    def _do(self, event: Callable[..., list[Action]], *given: Any, **how: Any) -> list[Action]:
+        """Give the state machine an event, and carry out what follows; from any thread."""
         with self._lock:
-            epoch = Epoch.read(message["epoch"])
-            end = self._end_of(epoch)
-            end.suspects.update(message["suspects"])
-            end.evicted.update({int(member): str(verdict) for member, verdict in message["evicted"].items()})
-            new = not end.came.is_set()
-            if new:
-                end.over, end.noticed = message["over"], self._peers.now()
-                end.came.set()
-            world = self._world if epoch == self._epoch else None
-        if new and world is not None:
+            actions = event(*given, **how)
+        self._carry_out(actions)
+        return actions
+
+    def _carry_out(self, actions: list[Action]) -> None:
+        for action in actions:
+            if isinstance(action, Abort):
+                self._abort(action.epoch)
+            else:
+                self._peers.announce(action.members, dict(action.message), self._timeout)
+
+    def _abort(self, epoch: Epoch) -> None:
+        with self._lock:
+            if epoch != self._epoch:
+                return
+            self._noticed, world = self._peers.now(), self._world
+            self._ended.set()
+        if world is not None:
             world.abort()
-        return new
 
     def _reply(self, message: Message) -> Message:
-        """What this member replies to a message of another."""
-        with suppress(KeyError, TypeError, ValueError):
-            if message["what"] == "end":
-                self._ended(message)
-            if message["what"] == "join":
-                return self._asked_to_join(message["contact"])
-            if message["what"] == "outcome":
-                outcome = self._rounds.outcome_of(Epoch.read(message["epoch"]).number)
-                return {**self._place, "outcome": outcome, "server": self._rounds.server}
-        return self._place
-
-    @property
-    def _place(self) -> Message:
+        """Return what this member replies to a message of another."""
         with self._lock:
-            return {"epoch": str(self._epoch)}
+            reply, actions = self._machine.received(message, self._rounds.server)
+            if "last_change" in reply:
+                reply["last_change"] = {"what": reply["last_change"], "seconds": dict(self._seconds)}
+            if "welcome" in reply:
+                reply["members"] = addresses(self._members.ranks, self._peers.reached_at)
+            if reply.get("welcome"):
+                contacts = {str(member): contact for member, contact in self._peers.reached_at.items()}
+                reply["welcome"] |= {"world_size": self._world_size, "contacts": contacts}
+        self._carry_out(actions)
+        return reply
 
     @property
     def address(self) -> str:
@@ -555,62 +529,31 @@ class Session:
         """The key of the job, which a process that joins needs."""
         return self._peers.key
 
-    # -- members that join ------------------------------------------------------------------------------------------
-
-    def _asked_to_join(self, contact: Mapping[str, Any]) -> Message:
-        """The reply to a process that asks to be a member: whom else it may ask, and in the end where it enters."""
-        welcome = self._newcomers.ask(contact)
-        with self._lock:
-            world = self._world
-        if welcome is None and world is not None and not world.has_rank and self._newcomers.let_grow(self._members):
-            self._announce()  # a spare commits nothing
-        return {"welcome": welcome, "members": addresses(self._members.ranks, self._peers.reached_at)}
-
-    def _enter_as_new(self, first: Members, welcome: Message) -> None:
+    def _enter_as_new(self, welcome: Message) -> None:
         """Become a member in the epoch that the others have agreed on."""
         self._peers.admit({int(member): contact for member, contact in welcome["contacts"].items()})
-        self._history |= history_of(welcome, replace(first, hosts=self._peers.hosts))
-        self._epoch = Epoch.read(welcome["epoch"])
-        self._adopt(Outcome.read(welcome["outcome"], "welcome"), None)
+        self._peers.admit(self._machine.welcomed(welcome, self._peers.hosts).joined)
 
     # -- the end of an epoch ------------------------------------------------------------------------------------
 
     def _finish(self) -> None:
-        """Leave the world, and agree with the others how to go on; ``_Over`` where all have returned."""
-        left, self._left = self._left, _Left()
-        error = left.error
-        if error is not None and not left.handled:
+        """Leave the world, and agree with the others how to go on."""
+        left, self._left = self._left, Left()
+        if left.error is not None and not left.handled:
             left.first = self._announce_error()
         self._leave_world()
         started = self._peers.now()
-        noticed = self._end.noticed or started
+        noticed = started if self._noticed is None else self._noticed
         outcome = self._agree(self._report(left))
         self._seconds = {"free": started - noticed, "agree": self._peers.now() - started}
-        verdict = self._end.evicted.get(self.member)
-        if verdict and (not outcome.agreed or self.member in outcome.ranks):
-            raise ConnectError(
-                f"member {self.member} was left out of the job, since {verdict}",
-                rank=self.member,
-            ) from error
-        if not outcome.agreed:
-            if error is not None and (left.certain or (outcome.fields and self.member in outcome.ranks)):
-                raise error
-            message = f"the job ends, since {outcome.message}"
-            raise ConnectError(message, rank=self.member, ranks=outcome.ranks) from error
-        if outcome.value.get("over"):
-            raise _Over
-        blamed = self.member in outcome.ranks and self.member not in outcome.missing and self._rounds.took_part
-        if error is not None and (blamed or (left.certain and self.member in outcome.ranks)):
-            raise error
-        self._adopt(outcome, error)
+        self._adopt(outcome, left)
 
     def _announce_error(self) -> bool:
         """Return whether this member began the change: the loss of another one shows as an error of a collective, too.
 
         A member that was stopped for a while did not: its calls fail because the others went on without it.
         """
-        end = self._end
-        if end.came.wait(_SETTLE):
+        if self._ended.wait(_SETTLE):
             return False
         return self._announce() and self._peers.stood_still() < _STOPPED * self._timeout
 
@@ -628,69 +571,42 @@ class Session:
             # one on this thread: a spare has none.
             torch.zeros((), device="cpu", requires_grad=True).backward()
 
-    def _report(self, left: _Left) -> Report:
-        text = "" if left.error is None else f"{type(left.error).__name__}: {first_line(left.error)}"[:200]
-        return Report(
-            done=left.done,
-            over=self._end.over,
-            error=text if left.certain else "",
-            torn="" if left.certain else text,
-            first=left.first,
-            handled=left.handled,
-            steps={state.epoch: tuple(state.steps) for state in self._states},
-            commits=next((one.commits for one in self._states if one.epoch == self._epoch.number), {}),
-            committed=self._exists,
-            loads=self._restore is not None,
-            joining=self._newcomers.contacts,
-            evicted=sorted(self._end.evicted),
-            unclear=self._end.unclear,
-            suspicion=self._suspicion.data if self._suspicion else None,
-            began=self._step,
-            at=self._last_step,
-        )
+    def _report(self, left: Left) -> Report:
+        commits = next((one.commits for one in self._states if one.epoch == self._epoch.number), {})
+        suspicion = self._suspicion.data if self._suspicion else None
+        with self._lock:
+            return self._machine.report(
+                left,
+                {state.epoch: state.steps for state in self._states},
+                commits,
+                self._last_step,
+                loads=self._restore is not None,
+                suspicion=suspicion,
+            )
 
     @property
     def _last_step(self) -> int:
         """The step of the last commit."""
         here = (step for one in self._states if one.epoch == self._epoch.number for step in one.snapshots.steps)
-        return max(here, default=self._step)
+        return max(here, default=self._machine.step)
 
     def _agree(self, report: Report) -> Outcome:
-        end = self._end
-        ending = Ending(self._epoch, self._history, self._raised, end.suspects, end.evicted)
-        return self._rounds.agree(self._peers, ending, report)
+        return self._rounds.agree(self._peers, self._machine.ending, report)
 
-    def _adopt(self, outcome: Outcome, error: Exception | None) -> None:
-        """The members, and what they hold, of the next epoch."""
-        value, before = outcome.value, self._members
-        following = Members(
-            before.sizes,
-            before.sizes.plan(value["replicas"]),
-            tuple(value["ranks"]),
-            tuple(value["spares"]),
-            value["started"],
-            {**before.hosts, **{int(member): str(contact["host"]) for member, contact in value["joined"].items()}},
-        )
-        if self.member not in following.all:
-            raise ConnectError(
-                f"member {self.member} was left out of the job, since it did not respond in time; the others went on "
-                f"without {in_words(outcome.ranks)}",
-                rank=self.member,
-            ) from error
-        self._peers.start_over()
-        self._peers.admit({int(member): contact for member, contact in value["joined"].items()})
-        self._newcomers.welcome(outcome, self._epoch, self._history, self._world_size, self._peers.reached_at)
-        self._source, self._step, self._load = value["source"], value["step"], value["load"]
-        self._raised = value["raised"]
-        found = value["suspicion"]
-        self._suspicion = None if found is None else Suspicion.read(found, self._suspicion)
-        self._history = {
-            number: members
-            for number, members in self._history.items()
-            if number in {state.epoch for state in self._states} or number == self._source
-        }
-        entered = self._epoch.after(outcome.text)
-        self._history[entered.number] = following
+    def _adopt(self, outcome: Outcome, left: Left) -> None:
+        """Go on to the next epoch, or stop."""
         with self._lock:
-            self._epoch = entered
-            self._ends = {epoch: end for epoch, end in self._ends.items() if epoch.number >= self._epoch.number}
+            action = self._machine.concluded(outcome, left, took_part=self._rounds.took_part)
+            if isinstance(action, Stop):
+                raise _Over(action.error)
+            self._peers.start_over()
+            self._peers.admit(action.joined)
+            self._begun()
+        found = outcome.value["suspicion"]
+        self._suspicion = None if found is None else Suspicion.read(found, self._suspicion)
+
+    def _begun(self) -> None:
+        """An epoch has begun, and may have ended: others may announce that before this member is in it."""
+        self._ended, self._noticed = self._peers.event(), None
+        if self._machine.has_ended:
+            self._ended.set()

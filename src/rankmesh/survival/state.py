@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
@@ -36,6 +36,9 @@ from rankmesh.transfer.live.run import run
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
 from rankmesh.transfer.planning.transfer import BUDGET
+
+if TYPE_CHECKING:
+    from rankmesh.survival.world import EpochWorld
 
 __all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "load_all", "load_boxes", "restore"]
 
@@ -167,14 +170,17 @@ class EpochState:
         makes the calls that wait for them.
         """
         done = partial(device_done, self._device, check)
-        if self.copies is None:
-            self._take(step, done)
-            return
-        arrived = partial(self.copies.wait, check)
-        wait_for(arrived)
-        self.copies.send(step, self._take(step, done), self.equal_at)
+        self.settle(wait_for, check)
+        snapshot = self._take(step, done)
+        if self.copies is not None:
+            self.copies.send(step, snapshot, self.equal_at)
         if wait:
-            wait_for(arrived)
+            self.settle(wait_for, check)
+
+    def settle(self, wait_for: WaitFor, check: Callable[[], object]) -> None:
+        """Wait until the copies for other ranks of the last commit are there."""
+        if self.copies is not None:
+            wait_for(partial(self.copies.wait, check))
 
     def _take(self, step: int, done: Callable[[], object]) -> Stretch:
         snapshot = self.snapshots.take(step, self.tensors, done, self.equal_at)
@@ -185,33 +191,15 @@ class EpochState:
         return snapshot
 
 
-class Shares(Protocol):
-    """What this needs of the world of an epoch."""
-
-    rank: int
-    size: int
-
-    def give(self, key: str, text: str) -> None:
-        """Give the other members a text."""
-
-    def taken(self, key: str) -> str:
-        """A text that another member gives, or will."""
-
-    def meet(self, key: str) -> None:
-        """Wait until every member has come here."""
-
-    def wait_for(self, call: Callable[[], object]) -> object:
-        """Make a call that waits for messages of other members."""
-
-
 def restore(
-    world: Shares,
+    world: EpochWorld,
     old: EpochState | None,
     step: int,
     positions: Sequence[int],
     new: EpochState | None,
     seconds: timedelta,
     load: Load | None = None,
+    budget: int = BUDGET,
 ) -> Collection[int]:
     """Bring what was held at the beginning of ``step`` to where it is held now; every rank of the world calls it.
 
@@ -244,7 +232,7 @@ def restore(
     target = {} if new is None else new.tensors
     writes = Writes()
     try:
-        world.wait_for(lambda: run(moves, tensors, target, BUDGET, timeout=seconds, kept=kept, write=writes))
+        world.wait_for(lambda: run(moves, tensors, target, budget, timeout=seconds, kept=kept, write=writes))
     finally:
         writes.close()
     if new is not None and load is not None:

@@ -1,0 +1,78 @@
+"""``rankmesh ask``: the state of a running job that survives, and a change of its layout."""
+
+from __future__ import annotations
+
+from typing import Annotated, Any, Literal
+
+import typer
+
+from rankmesh.cli.columns import Column, print_columns
+from rankmesh.cli.console import note, out, write_json
+from rankmesh.cli.options import Json
+from rankmesh.errors import PlanError, extra
+
+__all__ = ["EXAMPLES", "command"]
+
+EXAMPLES = """\
+$ export RANKMESH_JOB_KEY_FILE=job.key
+$ rankmesh ask 10.0.0.1:40123 status
+$ rankmesh ask 10.0.0.1:40123 status --json
+$ rankmesh ask 10.0.0.1:40123 relayout tp=4,dp=2
+$ rankmesh ask 10.0.0.1:40123 relayout 'tp=4,dp=*'
+"""
+
+
+def command(
+    address: Annotated[
+        str, typer.Argument(metavar="ADDRESS", help="Where a rank is reached: its job.address.", show_default=False)
+    ],
+    what: Annotated[
+        Literal["status", "relayout"],
+        typer.Argument(metavar="status|relayout", help="The state of the job, or another layout for it."),
+    ],
+    spec: Annotated[
+        str, typer.Argument(metavar="SPEC", help="The layout; a size of * keeps the number of ranks.")
+    ] = "",
+    json: Json = False,
+) -> None:
+    """Ask a running job that survives for its state, or for another layout.
+
+    The job runs under rm.survive. Every rank and every spare replies to processes that have the
+    key of the job: set RANKMESH_JOB_KEY to what job.key is there, or RANKMESH_JOB_KEY_FILE to a
+    file that contains it.
+
+    A change happens after the next commit of the rank that is asked. All ranks leave train()
+    and call it again under the new plan. Spares take new ranks, and ranks that the plan lacks
+    become spares. A layout that does not fit is refused, and the job goes on. The status shows
+    the last change and its seconds.
+    """
+    with extra("torch"):
+        from rankmesh.survival.ask import request_layout, status
+    if what == "relayout":
+        if not spec:
+            raise PlanError("relayout needs a layout; give a SPEC, such as tp=4,dp=2")
+        request_layout(address, spec)
+        note(f"accepted: the job changes to {spec} after its next commit")
+    elif spec:
+        raise PlanError(f"status takes no layout, and {spec!r} was given; ask for relayout {spec}")
+    found = status(address)
+    if json:
+        write_json(found)
+    else:
+        _print(found)
+
+
+def _print(found: dict[str, Any]) -> None:
+    change = found["last_change"]
+    seconds = ", ".join(f"{phase} {took:.2f} s" for phase, took in change["seconds"].items())
+    rows = {
+        "epoch": found["epoch"],
+        "plan": found["plan"],
+        "step": found["step"],
+        "members": len(found["members"]),
+        "spares": len(found["spares"]),
+        "last change": f"{change['what']}: {seconds}" if seconds else change["what"],
+    }
+    print_columns(
+        out(), [Column("what", list(rows), style="cyan"), Column("the job", [str(one) for one in rows.values()])]
+    )

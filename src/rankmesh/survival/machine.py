@@ -1,0 +1,334 @@
+"""The state machine of one member: events in, actions out.
+
+```
+in an epoch ── an error, a loss, a message ──> epoch ended ── the outcome of its round ──> in the next epoch, or stopped
+                 Abort, Announce                report                                      Enter, Stop
+```
+
+A method is an event and returns the actions that follow from it; ``session`` carries them out. Nothing here waits or
+has a thread, a socket or a tensor, so tests can try any order of events.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
+from typing import Any
+
+from rankmesh.errors import ConnectError, LayoutError, PlanError, first_line, in_words
+from rankmesh.rendezvous import Outcome
+from rankmesh.survival.agreement import Ending, Report
+from rankmesh.survival.epoch import Epoch
+from rankmesh.survival.joining import Newcomers
+from rankmesh.survival.members import Members, Sizes
+
+__all__ = ["Abort", "Action", "Announce", "Enter", "Left", "Machine", "Stop"]
+
+# Outcomes that a member keeps for those that have not read them.
+_KEPT = 8
+
+
+@dataclass(frozen=True)
+class Abort:
+    """Wake whoever waits for the end of an epoch here, and abort its world."""
+
+    epoch: Epoch
+
+
+@dataclass(frozen=True)
+class Announce:
+    """Send a message to members."""
+
+    members: tuple[int, ...]
+    message: Mapping[str, Any]
+
+
+@dataclass(frozen=True)
+class Enter:
+    """Enter the next epoch; ``joined`` is where its new members are reached."""
+
+    joined: Mapping[int, Mapping[str, Any]]
+
+
+@dataclass(frozen=True)
+class Stop:
+    """Leave the job: with an error, or with None because ``train`` has returned on all ranks."""
+
+    error: Exception | None = None
+
+
+Action = Abort | Announce
+
+
+@dataclass
+class Left:
+    """How this member left an epoch: ``train`` is ``done``, or an ``error`` ended it, for ``certain`` its own.
+
+    ``first``: this member began the change; ``handled``: the program handles the error.
+    """
+
+    done: bool = False
+    error: Exception | None = None
+    certain: bool = False
+    first: bool = False
+    handled: bool = False
+
+
+@dataclass
+class _End:
+    """How an epoch ends: by a change of the members, or because the job is ``over``."""
+
+    ended: bool = False
+    over: bool = False
+    suspects: set[int] = field(default_factory=set)
+    # Members that are to be left out, each with the reason.
+    evicted: dict[int, str] = field(default_factory=dict)
+    # The diagnosis of a hang that names no member.
+    unclear: str = ""
+
+
+class Machine:
+    """One member of a job: its epoch, the members of it, and how it ends.
+
+    ``history`` has the members of this epoch and of those of which there may be snapshots. State that was held comes
+    from the snapshots of epoch ``source``, or is loaded (``load``); ``step`` is the step to begin with. ``raised`` are
+    the errors that ended the last epoch, by coordinate. ``exists``: something is held.
+    """
+
+    def __init__(self) -> None:
+        self.member, self.epoch, self.step = -1, Epoch(), 0
+        self.history: dict[int, Members] = {}
+        self.source: int | None = None
+        self.load = self.exists = False
+        self.raised: Mapping[str, str] = {}
+        self.newcomers = Newcomers()
+        self.last_change = "start"
+        self.budget: int | None = None
+        self._done = 0
+        self._asked: Mapping[str, Any] | None = None
+        self._outcomes: dict[Epoch, str] = {}
+        self._ends: dict[Epoch, _End] = {}
+        self._is_entered = False
+
+    @property
+    def members(self) -> Members:
+        """The members of this epoch."""
+        return self.history[self.epoch.number]
+
+    @property
+    def has_ended(self) -> bool:
+        """Whether this epoch has ended, which the others may announce before this member has entered it."""
+        return self._end_of(self.epoch).ended
+
+    def _end_of(self, epoch: Epoch) -> _End:
+        return self._ends.setdefault(epoch, _End())
+
+    def begin(self, member: int, first: Members) -> None:
+        """The members are known; others may have sent messages before."""
+        self.member, self.history = member, {0: first}
+
+    # -- in an epoch ----------------------------------------------------------------------------------------------
+
+    def entered(self) -> None:
+        """This member has entered the world of its epoch."""
+        self._is_entered = True
+
+    def all_hold(self) -> None:
+        """Every member has its part: what was held before is needed by nobody."""
+        self.exists, self.source, self.load = True, None, False
+        self.history = {self.epoch.number: self.members}
+
+    def committed(self, step: int) -> list[Action]:
+        """A step is done: end the epoch if somebody asks for another layout, or processes that join let it grow."""
+        self._done = step
+        return self._changed()
+
+    def _changed(self) -> list[Action]:
+        return self.end() if self._asked or self.newcomers.let_grow(self.members) else []
+
+    def relayout(self, sizes: Sizes, budget: int | None) -> list[Action]:
+        """All ranks ask for another layout."""
+        if sizes.first == self.members.plan:
+            return []
+        self._asked = {"sizes": sizes.data, "budget": budget}
+        return self.end()
+
+    @property
+    def status(self) -> dict[str, Any]:
+        """What this member states of the job to somebody outside."""
+        members = self.members
+        return {
+            "plan": str(members.plan.mesh),
+            "step": self._done,
+            "members": sorted(members.all),
+            "spares": list(members.spares),
+            "last_change": self.last_change,
+        }
+
+    def end(
+        self,
+        *,
+        over: bool = False,
+        suspects: Collection[int] = (),
+        evicted: Mapping[int, str] | None = None,
+        epoch: Epoch | None = None,
+    ) -> list[Action]:
+        """End an epoch on every member, this one by default; whoever is not the first to do it has nothing to send."""
+        epoch = epoch or self.epoch
+        message = {"what": "end", "epoch": str(epoch), "over": over, "suspects": sorted(suspects)}
+        message["evicted"] = {str(member): reason for member, reason in (evicted or {}).items()}
+        actions = self._ended(message)
+        if epoch == self.epoch and (actions or suspects or evicted):
+            others = tuple(member for member in self.members.all if member != self.member)
+            actions.append(Announce(others, message))
+        return actions
+
+    def diagnosed(self, epoch: Epoch, reason: str, members: Collection[int], *, unlimited: bool) -> list[Action]:
+        """Leave out members because of which a call hangs.
+
+        If none is known to be the cause, the limit of the call ends the epoch; if calls are ``unlimited``, this does.
+        """
+        if members:
+            return self.end(evicted=dict.fromkeys(members, f"the others waited for it ({reason})"), epoch=epoch)
+        self._end_of(epoch).unclear = reason
+        return self.end(epoch=epoch) if unlimited else []
+
+    def received(self, message: Mapping[str, Any], server: int | None) -> tuple[dict[str, Any], list[Action]]:
+        """Return the reply to a message, and what follows; ``server`` has the store of the round of this member."""
+        reply: dict[str, Any] = {"epoch": str(self.epoch)}
+        actions: list[Action] = []
+        with suppress(KeyError, TypeError, ValueError):
+            if message["what"] == "end":
+                actions = self._ended(message)
+            if message["what"] == "join" and self.history:
+                reply["welcome"] = self.newcomers.ask(message["contact"])
+            if message["what"] == "status" and self.history:
+                reply |= self.status
+            if message["what"] == "relayout" and self.history:
+                reply |= self._requested(message)
+            if message["what"] in ("join", "relayout") and self._is_entered and self.member in self.members.spares:
+                actions = self._changed()  # a spare commits nothing
+            if message["what"] == "outcome":
+                reply |= {"outcome": self._outcomes.get(Epoch.read(message["epoch"])), "server": server}
+        return reply, actions
+
+    def _requested(self, message: Mapping[str, Any]) -> dict[str, Any]:
+        """Take note of a layout that somebody outside asks for; the reply states why it is refused, if it is."""
+        try:
+            sizes = Sizes.read({**message["sizes"], "shrink": self.members.sizes.shrink})
+            self.members.relaid(Sizes.of(sizes.layout, sizes.first, sizes.shrink))
+        except (LayoutError, PlanError) as error:
+            return {"refused": error.message}
+        if sizes.first != self.members.plan:
+            self._asked = {"sizes": sizes.data, "budget": None}
+        return {"refused": ""}
+
+    def _ended(self, message: Mapping[str, Any]) -> list[Action]:
+        epoch = Epoch.read(message["epoch"])
+        if epoch.number < self.epoch.number:
+            return []
+        end = self._end_of(epoch)
+        end.suspects.update(message["suspects"])
+        end.evicted.update({int(member): str(reason) for member, reason in message["evicted"].items()})
+        if end.ended:
+            return []
+        end.over, end.ended = message["over"], True
+        return [Abort(epoch)] if epoch == self.epoch and self.history else []
+
+    # -- the end of an epoch --------------------------------------------------------------------------------------
+
+    @property
+    def ending(self) -> Ending:
+        """What the round about the end of this epoch is of."""
+        end = self._end_of(self.epoch)
+        return Ending(self.epoch, self.history, self.raised, end.suspects, end.evicted)
+
+    def report(
+        self, left: Left, steps: Mapping[int, Sequence[int]], commits: Mapping[int, int], at: int, **further: Any
+    ) -> Report:
+        """Return what this member reports in the round: how it left the epoch, and what it has snapshots of."""
+        end = self._end_of(self.epoch)
+        text = "" if left.error is None else f"{type(left.error).__name__}: {first_line(left.error)}"[:200]
+        return Report(
+            done=left.done,
+            over=end.over,
+            error=text if left.certain else "",
+            torn="" if left.certain else text,
+            first=left.first,
+            handled=left.handled,
+            steps={epoch: tuple(of) for epoch, of in steps.items()},
+            commits=commits,
+            committed=self.exists,
+            joining=self.newcomers.contacts,
+            evicted=sorted(end.evicted),
+            unclear=end.unclear,
+            began=self.step,
+            at=at,
+            relayout=self._asked,
+            **further,
+        )
+
+    def concluded(self, outcome: Outcome, left: Left, *, took_part: bool) -> Enter | Stop:
+        """Adopt the outcome of the round; ``took_part``: the others had the report of this member for it."""
+        if outcome.agreed or outcome.reason == "failed":
+            self._outcomes = {**dict([*self._outcomes.items()][1 - _KEPT :]), self.epoch: outcome.text}
+        error, is_lost = left.error, self.member in outcome.ranks
+        reason = self._end_of(self.epoch).evicted.get(self.member)
+        if reason and (not outcome.agreed or is_lost):
+            return self._left_out(f"since {reason}", error)
+        if not outcome.agreed:
+            if error is not None and (left.certain or (outcome.fields and is_lost)):
+                return Stop(error)
+            message = f"the job ends, since {outcome.message}"
+            return Stop(_caused(ConnectError(message, rank=self.member, ranks=outcome.ranks), error))
+        if outcome.value.get("over"):
+            return Stop()
+        blamed = is_lost and (left.certain or (took_part and self.member not in outcome.missing))
+        if error is not None and blamed:
+            return Stop(error)
+        if is_lost:
+            others = in_words(outcome.ranks)
+            return self._left_out(f"since it did not respond in time; the others went on without {others}", error)
+        return self._adopt(outcome)
+
+    def _adopt(self, outcome: Outcome) -> Enter:
+        value, joined = outcome.value, outcome.value["joined"]
+        following = self.members.following(value, {int(one): str(at["host"]) for one, at in joined.items()})
+        self.last_change = _what(self.members, following, outcome.ranks)
+        self.budget, self._asked = value["budget"], None
+        self.newcomers.welcome(outcome, self.epoch, self.history)
+        self.source, self.step, self.load = value["source"], value["step"], value["load"]
+        self.raised, self._done = value["raised"], self.step
+        self.epoch = self.epoch.after(outcome.text)
+        self.history = {**self.history, self.epoch.number: following}
+        self._ends = {epoch: end for epoch, end in self._ends.items() if epoch.number >= self.epoch.number}
+        self._is_entered = False
+        return Enter({int(member): contact for member, contact in joined.items()})
+
+    def _left_out(self, why: str, error: Exception | None) -> Stop:
+        message = f"member {self.member} was left out of the job, {why}"
+        return Stop(_caused(ConnectError(message, rank=self.member), error))
+
+    # -- a member that joins --------------------------------------------------------------------------------------
+
+    def welcomed(self, welcome: Mapping[str, Any], hosts: Mapping[int, str]) -> Enter:
+        """Become a member in the epoch that the others have agreed on."""
+        first = self.members
+        self.history |= {int(number): first.following(data, hosts) for number, data in welcome["history"].items()}
+        self.epoch = Epoch.read(welcome["epoch"])
+        return self._adopt(Outcome.read(welcome["outcome"], "welcome"))
+
+
+def _what(before: Members, now: Members, lost: Collection[int]) -> str:
+    """What changed between the members of two epochs."""
+    if lost:
+        return f"loss of members {', '.join(map(str, lost))}"
+    if now.sizes != before.sizes:
+        return "relayout"
+    return "repeat" if now == before else "join"
+
+
+def _caused(error: Exception, cause: Exception | None) -> Exception:
+    error.__cause__ = cause
+    return error

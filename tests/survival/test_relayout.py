@@ -1,0 +1,403 @@
+"""job.relayout: whatever the layouts and the losses, the numbers are those of a run that never changed."""
+
+import os
+import signal
+from collections import Counter
+from contextlib import suppress
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.sockets import free_port, kept, served_once
+from tests.survival.deaths import left_behind
+from tests.survival.program import text_of
+
+import rankmesh as rm
+from rankmesh import sim
+from rankmesh.launch.table import torchrun_variables
+from rankmesh.survival import ask, machine, session, world
+from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.machine import Abort, Left, Machine
+from rankmesh.survival.members import Members, Sizes, plan_of
+
+ROWS, STEPS, MANY, PRIME = 60, 6, 30, 1009
+INDEX = torch.arange(ROWS, dtype=torch.float64)
+LAYOUTS = ["dp=4", "tp=2,dp=2", "dp=2,tp=2", "tp=4", "pp=2,tp=2", "cp=2,dp=3", "ep=5", "tp=2", "dp=1,tp=3"]
+
+
+def reference():
+    """The rows of w, z and q at the beginning of each step, on one process."""
+    found = [(INDEX, 7 * INDEX, 11 * INDEX)]
+    for step in range(MANY):
+        w, z, q = found[-1]
+        total = z.sum()
+        found.append(((5 * w + total + step) % PRIME, (3 * z + INDEX + total) % PRIME, (2 * q + total) % PRIME))
+    return found
+
+
+class Numbers:
+    """A rank's part of the state: w over the first axis, z over all of them, and three uneven parts of q over all."""
+
+    def __init__(self, job):
+        mesh, self.job = job.plan.mesh, job
+        axes = list(mesh.axes)
+        every = "-".join(axes)
+        self.shardings = {
+            "w": rm.Sharding(mesh, (axes[0],), (ROWS,), "float64"),
+            "z": rm.Sharding(mesh, (every,), (ROWS,), "float64"),
+            "q": rm.Sharding(mesh, (every,), (ROWS,), "float64", parts={0: (7, 40, 13)}),
+        }
+        self.rows = {name: self._rows(one) for name, one in self.shardings.items()}
+        self.tensors = {name: at[self.rows[name]].clone() for name, at in zip("wzq", reference()[0], strict=True)}
+
+    def _rows(self, sharding):
+        boxes = sharding.of(self.job.rank).boxes
+        return torch.cat([torch.arange(*box[0]) for box in boxes])
+
+    def step(self, step):
+        """Do a step: the sum of z over all ranks."""
+        w, z, q = self.tensors.values()
+        total = z.sum()
+        for axis in self.job.plan.mesh.axes:
+            dist.all_reduce(total, group=self.job.groups[axis].pg)
+        w.mul_(5).add_(total + step).remainder_(PRIME)
+        z.mul_(3).add_(INDEX[self.rows["z"]] + total).remainder_(PRIME)
+        q.mul_(2).add_(total).remainder_(PRIME)
+
+    def check(self, step):
+        """Raise ``AssertionError`` for a wrong number."""
+        for (name, rows), right in zip(self.rows.items(), reference()[step], strict=True):
+            assert self.tensors[name].equal(right[rows]), (name, step)
+
+
+def training(changes, refused=None, **how):
+    """The program of every rank: after some commits it asks for other layouts."""
+
+    def train(job):
+        numbers = Numbers(job)
+        job.hold(numbers.tensors, numbers.shardings)
+        numbers.check(job.step)
+        for step in range(job.step, STEPS):
+            numbers.step(step)
+            job.commit(step + 1)
+            if step + 1 in changes:
+                try:
+                    job.relayout(changes[step + 1], **how)
+                except rm.PlanError as error:
+                    if refused is None:
+                        raise
+                    refused.append(error)
+        numbers.check(STEPS)
+        return job.rank, str(job.plan.mesh), job.epoch
+
+    return train
+
+
+def changed(size, changes, lose=None, *, layout="dp=4", order="deterministic", refused=None, budget=None, **how):
+    """What each of ``size`` members returned, that of spares and lost ones left out."""
+    program = training(changes, refused, budget=budget)
+    run = sim.run(lambda: rm.survive(program, layout, **how), size, lose=lose or {}, order=order, initialise=False)
+    return sorted(value for value in run if value is not None)
+
+
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_to_another_layout(layout):
+    """4 ranks and 2 spares: other sizes, order and axes, more ranks and fewer; each step is done once."""
+    ended = changed(6, {3: layout}, spares=2)
+    mesh, same = rm.Mesh.parse(layout), layout == "dp=4"
+    assert [rank for rank, _, _ in ended] == list(range(mesh.size))
+    assert {(axes, epoch) for _, axes, epoch in ended} == {(str(mesh), 0 if same else 1)}
+
+
+def test_there_and_back_with_little_memory():
+    """Three changes in a row, after each step, and back, with a budget of 768 bytes."""
+    ended = changed(6, {1: "tp=2,dp=3", 2: "tp=2", 3: "dp=4", 4: "tp=3,dp=2"}, spares=2, budget=768)
+    assert {(axes, epoch) for _, axes, epoch in ended} == {("tp=3,dp=2", 4)}
+    assert len(ended) == 6
+
+
+def test_a_size_that_is_left():
+    """4 ranks and a spare: a size of * keeps the number of ranks."""
+    assert {axes for _, axes, _ in changed(5, {2: "tp=2,dp=*"}, spares=1)} == {"tp=2,dp=2"}
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    changes=st.dictionaries(st.integers(1, STEPS - 1), st.sampled_from(LAYOUTS), min_size=1, max_size=3),
+    lose=st.dictionaries(st.integers(0, 6), st.integers(1, STEPS - 1), max_size=2).filter(
+        lambda lose: len({*lose.values()}) == len(lose)
+    ),
+    shrink=st.sampled_from([None, "dp"]),
+    order=st.one_of(st.just("deterministic"), st.integers(0, 2**32 - 1)),
+)
+def test_any_sequence_of_layouts_and_losses(changes, lose, shrink, order):
+    """Up to three layouts, each with a loss or not, in any order of ranks: bit-equal to a run that never changed."""
+    if shrink:
+        changes = {step: layout for step, layout in changes.items() if "dp" in layout}
+    refused = []
+    ended = changed(7, changes, lose, order=order, refused=refused, shrink=shrink, spares=3, redundancy=1)
+    assert [rank for rank, _, _ in ended] == list(range(len(ended)))
+    assert len({axes for _, axes, _ in ended}) == 1
+    assert not refused or lose  # too few are left for the layout
+
+
+# Where a member may be lost in a change.
+PLACES = {
+    "agrees": (session.Session, "_agree"),
+    "adopts": (machine.Machine, "concluded"),
+    "leaves": (world.EpochWorld, "close"),
+    "enters": (world.EpochWorld, "_install"),
+    "holds": (session.Session, "hold"),
+    "moves": (session, "restore"),
+}
+
+
+@pytest.mark.parametrize("who", [0, 2, 4])
+@pytest.mark.parametrize("place", PLACES)
+def test_a_member_is_lost_in_the_change(place, who, monkeypatch):
+    """4 ranks that become 5, and a spare: one is lost on the way, and the job goes on under one of both plans."""
+    owner, name = PLACES[place]
+    call, counts, lost = getattr(owner, name), Counter(), []
+
+    def dies(*given_, **how):
+        context = sim.simulation.current_context()
+        counts[context.rank] += 1
+        first = counts[context.rank] == 1 + (place in ("enters", "holds") and context.rank < 4)
+        if context.rank == who and first and not lost:
+            lost.append(who)
+            context.simulation.members.lost([who])
+        return call(*given_, **how)
+
+    monkeypatch.setattr(owner, name, dies)
+    ended = changed(6, {3: "ep=5"}, spares=2, redundancy=1)
+    assert lost == [who]
+    assert len({axes for _, axes, _ in ended}) == 1
+    assert ended[0][1] in ("ep=5", "dp=4")
+
+
+def refusals(ask, budget=None, **how):
+    """The errors of 4 ranks and a spare that ask for a layout after step 3, and go on; what they returned."""
+    errors = {}
+
+    def train(job):
+        numbers = Numbers(job)
+        job.hold(numbers.tensors, numbers.shardings)
+        for step in range(job.step, STEPS):
+            numbers.step(step)
+            job.commit(step + 1)
+            if step == 3 and job.rank not in errors:
+                try:
+                    job.relayout(ask(job.rank), budget=budget)
+                except rm.RankmeshError as error:
+                    errors[job.rank] = error
+        numbers.check(STEPS)
+        return job.epoch
+
+    values = sim.run(lambda: rm.survive(train, "dp=4", spares=1, **how), 5, initialise=False)
+    return errors, values
+
+
+@pytest.mark.parametrize(
+    ("ask", "how"),
+    [
+        (lambda _: "tp=2,dp=4", {}),
+        (lambda _: "tp=4", {"shrink": "dp"}),
+        (lambda _: "dp=2", {"redundancy": 2}),
+        (lambda _: "tp=", {}),
+        (lambda _: rm.Mesh(tp=2, offset=2), {}),
+        (lambda _: "tp=4", {"budget": 639}),
+        (lambda rank: "tp=4" if rank == 2 else "tp=2,dp=2", {}),
+        (lambda rank: "tp=9" if rank == 2 else "tp=2,dp=2", {}),
+    ],
+    ids=["members", "shrink", "redundancy", "spec", "offset", "budget", "different", "one does not fit"],
+)
+def test_what_is_refused_changes_nothing(ask, how):
+    """Every rank raises, nothing is destroyed, and the job goes on in the same epoch."""
+    errors, values = refusals(ask, **how)
+    assert errors.keys() == {0, 1, 2, 3}
+    assert {isinstance(error, rm.PlanError | rm.LayoutError) for error in errors.values()} == {True}
+    assert values == [0, 0, 0, 0, None]
+
+
+def test_before_hold():
+    """relayout() before hold(): there is no state to move."""
+
+    def train(job):
+        job.relayout("tp=2")
+
+    with pytest.raises(sim.RanksFailed, match=r"relayout\(\) was called before hold\(\)"):
+        sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)
+
+
+def test_a_tensor_of_no_snapshot():
+    """Under the new plan hold() names one more tensor: every rank raises, and says which."""
+
+    def train(job):
+        names = ["w"] if not job.epoch else ["w", "more"]
+        sharding = rm.Sharding(job.plan.mesh, (next(iter(job.plan.mesh.axes)),), (4,), "float64")
+        zeros = torch.zeros(4 // job.plan.mesh.size, dtype=torch.float64)
+        job.hold({name: zeros.clone() for name in names}, dict.fromkeys(names, sharding))
+        job.commit(1)
+        job.relayout("tp=2")
+
+    with pytest.raises(sim.RanksFailed, match="'more'") as raised:
+        sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)
+    assert {type(error) for error in raised.value.failures.values()} == {rm.PlanError}
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
+
+
+def changing(me, port, folder):
+    """A member of a job that somebody asks for a layout, that then asks for two itself, and loses a rank."""
+    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    me.meet("every member has reached the store that rank 0 serves")
+    served_once()
+    before, plans, found = kept(), [], {}
+
+    def train(job):
+        numbers = Numbers(job)
+        job.hold(numbers.tensors, numbers.shardings)
+        numbers.check(job.step)
+        plans.append([job.epoch, job.step, str(job.plan.mesh)])
+        for step in range(job.step, MANY):
+            numbers.step(step)
+            if (job.rank, step, job.epoch) == (1, 3, 0):
+                first = f"{(at := job._session._peers.contacts[0]).address}:{at.heartbeat}"
+                os.environ["RANKMESH_JOB_KEY"] = job.key
+                for layout in ("dp=7", "tp=2,dp=*"):
+                    with suppress(rm.PlanError):
+                        ask.request_layout(first, layout)
+                        found["accepted"] = layout
+                found["status"] = ask.status(first)
+            if (job.rank, step) == (2, 25):
+                (Path(folder) / f"dead-{me.rank}").write_text(f"{os.getpid()} 0", encoding="utf-8")
+                os.kill(os.getpid(), signal.SIGKILL)
+            job.commit(step + 1)
+            if step + 1 in (10, 20):
+                job.relayout("ep=5" if step + 1 == 10 else "pp=3")
+        numbers.check(MANY)
+        return job.rank
+
+    result = rm.survive(train, "dp=4", spares=1, timeout=60)
+    return {**left_behind(folder, before), "result": result, "plans": plans, **found}
+
+
+def test_processes_change_their_layout(outcomes, tmp_path):
+    """5 processes: 4 ranks and a spare, then tp=2,dp=2 from outside, 5 ranks, 3 ranks; one of those is killed."""
+    ended = outcomes(5, changing, free_port(), str(tmp_path), world=None, limit=100.0)
+    assert not ended[2].ok
+    others = [one.value for one in ended if one.rank != 2]
+    assert all(others), text_of(ended)
+    assert sorted(str(one["result"]) for one in others) == ["0", "1", "2", "None"]
+    assert all(max(one["left"]) <= 0 for one in others), text_of(ended)
+    (epoch, step, plan), *later = ended[0].value["plans"]
+    assert (epoch, step, plan) == (0, 0, "dp=4")
+    assert [plan for _, _, plan in later] == ["tp=2,dp=2", "ep=5", "pp=3", "pp=3"]
+    assert 4 <= later[0][1] <= 10
+    assert [step for _, step, _ in later[1:]] == [10, 20, 25]
+    assert ended[1].value["accepted"] == "tp=2,dp=*"
+    status = ended[1].value["status"]
+    assert (status["epoch"], status["members"], status["spares"]) == (0, [0, 1, 2, 3, 4], [4])
+    assert (status["plan"], status["last_change"]["what"]) == ("dp=4", "start")
+
+
+# -- from outside ---------------------------------------------------------------------------------------------------
+
+
+def asked_for(layout, size):
+    """The message of somebody outside."""
+    sizes = Sizes.of(layout, plan_of(layout, size), None)
+    return {"what": "relayout", "sizes": {"spec": sizes.data["spec"], "plan": sizes.data["plan"]}}
+
+
+def member(number, **how):
+    """A member of a job of 4 ranks and a spare."""
+    one = Machine()
+    one.begin(number, Members.first("dp=4", world_size=5, spares=1, **how))
+    one.entered()
+    return one
+
+
+def test_a_request_from_outside_waits_for_a_commit():
+    """A rank ends the epoch after its next commit, and all go on in that layout, by its report alone."""
+    one = member(2)
+    assert one.received(asked_for("tp=2,dp=2", 4), None) == ({"epoch": "0", "refused": ""}, [])
+    assert not one.has_ended
+    assert Abort(one.epoch) in one.committed(7)
+    reports = {number: Report(steps={0: (6, 7)}, committed=True) for number in range(5)}
+    reports[2] = one.report(Left(), {0: (6, 7)}, {}, 7)
+    outcome = conclude(one.history, 0, {number: Report.read(of.text) for number, of in reports.items()}, ())
+    one.concluded(outcome, Left(), took_part=True)
+    assert (str(one.members.plan.mesh), one.members.ranks, one.members.spares) == ("tp=2,dp=2", (0, 1, 2, 3), (4,))
+    assert (one.step, one.source, one.last_change) == (7, 0, "relayout")
+    assert one.committed(8) == []
+    assert one.received({"what": "status"}, None)[0] == {
+        "epoch": str(one.epoch),
+        "plan": "tp=2,dp=2",
+        "step": 8,
+        "members": [0, 1, 2, 3, 4],
+        "spares": [4],
+        "last_change": "relayout",
+    }
+
+
+def test_a_spare_that_is_asked_ends_the_epoch_at_once():
+    """It commits nothing."""
+    one = member(4)
+    reply, actions = one.received(asked_for("tp=4", 4), None)
+    assert (reply["refused"], Abort(one.epoch) in actions) == ("", True)
+
+
+@pytest.mark.parametrize(("layout", "how", "why"), [("dp=6", {}, "6 ranks"), ("tp=4", {"shrink": "dp"}, "shrink='dp'")])
+def test_a_request_that_does_not_fit(layout, how, why):
+    """The reply states why, and nothing changes."""
+    one = member(2, **how)
+    reply, actions = one.received(asked_for(layout, 6), None)
+    assert why in reply["refused"]
+    assert (actions, one.committed(7)) == ([], [])
+
+
+def test_a_request_for_the_plan_that_the_job_has():
+    """Nothing happens."""
+    one = member(2)
+    assert one.received(asked_for("dp=4", 4), None) == ({"epoch": "0", "refused": ""}, [])
+    assert one.committed(7) == []
+
+
+@settings(max_examples=60)
+@given(
+    layouts=st.lists(st.sampled_from(LAYOUTS), min_size=2, max_size=4),
+    lost=st.lists(st.sets(st.integers(0, 7), max_size=2), min_size=4, max_size=4),
+)
+def test_members_of_layouts(layouts, lost):
+    """Whoever lives is a member once; a layout that too few are left for leaves the one before."""
+    members = Members.first("dp=4", world_size=8, spares=4)
+    for layout, gone in zip(layouts, lost, strict=False):
+        here = gone & {*members.all}
+        arrived = {one: Report(steps={0: (1,)}, committed=True) for one in {*members.all} - here}
+        sizes = Sizes.of(layout, plan_of(layout, 8), None)
+        arrived[min(arrived)] = Report(steps={0: (1,)}, committed=True, relayout={"sizes": sizes.data, "budget": 5})
+        outcome = conclude({0: members}, 0, arrived, here)
+        if not outcome.agreed:
+            assert len(arrived) < members.plan.mesh.size
+            return
+        following = members.following(outcome.value)
+        assert sorted(following.all) == sorted(arrived)
+        fits = sizes.first.mesh.size <= len(arrived)
+        assert following.plan == (sizes.first if fits else members.plan)
+        assert members.following(following.data) == following
+        members = following
+
+
+def test_layouts_as_data():
+    """Members that are read are those that were written, also with views that follow the axis that shrinks."""
+    first = Members.first("tp=1,dp=*/expert:ep=4,edp=*", world_size=8, shrink="dp")
+    steps = [first, first.without({2}), first.without({2}).relaid(Sizes.of("dp=4,tp=1", plan_of("dp=4,tp=1", 4), "dp"))]
+    for before, after in pairwise(steps):
+        assert before.following(after.data) == after
