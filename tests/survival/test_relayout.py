@@ -138,6 +138,8 @@ def test_any_sequence_of_layouts_and_losses(changes, lose, shrink, order):
     """Up to three layouts, each with a loss or not, in any order of ranks: bit-equal to a run that never changed."""
     if shrink:
         changes = {step: layout for step, layout in changes.items() if "dp" in layout}
+    elif len(lose) > 1:  # five are left
+        changes = {step: layout for step, layout in changes.items() if rm.Mesh.parse(layout).size < 6}
     refused = []
     ended = changed(7, changes, lose, order=order, refused=refused, shrink=shrink, spares=3, redundancy=1)
     assert [rank for rank, _, _ in ended] == list(range(len(ended)))
@@ -275,7 +277,7 @@ def changing(me, port, folder):
                         ask.request_layout(first, layout)
                         found["accepted"] = layout
                 found["status"] = ask.status(first)
-            if (job.rank, step) == (2, 25):
+            if (me.rank, step) == (2, 25):
                 (Path(folder) / f"dead-{me.rank}").write_text(f"{os.getpid()} 0", encoding="utf-8")
                 os.kill(os.getpid(), signal.SIGKILL)
             job.commit(step + 1)
@@ -284,7 +286,7 @@ def changing(me, port, folder):
         numbers.check(MANY)
         return job.rank
 
-    result = rm.survive(train, "dp=4", spares=1, timeout=60)
+    result = rm.survive(train, "dp=4", spares=1, redundancy=1, timeout=60)
     return {**left_behind(folder, before), "result": result, "plans": plans, **found}
 
 
@@ -300,7 +302,8 @@ def test_processes_change_their_layout(outcomes, tmp_path):
     assert (epoch, step, plan) == (0, 0, "dp=4")
     assert [plan for _, _, plan in later] == ["tp=2,dp=2", "ep=5", "pp=3", "pp=3"]
     assert 4 <= later[0][1] <= 10
-    assert [step for _, step, _ in later[1:]] == [10, 20, 25]
+    assert [step for _, step, _ in later[1:3]] == [10, 20]
+    assert later[3][1] in (24, 25)
     assert ended[1].value["accepted"] == "tp=2,dp=*"
     status = ended[1].value["status"]
     assert (status["epoch"], status["members"], status["spares"]) == (0, [0, 1, 2, 3, 4], [4])
