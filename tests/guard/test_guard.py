@@ -181,6 +181,24 @@ def test_a_value_that_some_ranks_do_not_name():
     sim.run(program, LAYOUT)
 
 
+def test_values_of_a_step_that_raises():
+    """They are gone with the step: the next check does not look at them."""
+
+    def program(groups):
+        tensors, shardings = model(groups)
+        guard = rm.Guard(groups, tensors, shardings, every=1)
+        guard.sum("norm", float(groups.rank == 1), over="tp")
+        guard.step(0)
+        guard.step(1)  # the sums are compared meanwhile
+        guard.sum("norm", float(groups.rank == 2), over="tp")
+        with pytest.raises(rm.Diverged):
+            guard.step(2)
+        guard.check(3)
+        return guard.equal_at
+
+    assert sim.run(program, LAYOUT) == [3] * 12
+
+
 @pytest.mark.parametrize("given", [True, False])
 def test_who_made_a_value_that_is_not_finite(given):
     """Where the input was finite; with the input unknown, the first rank that has it."""

@@ -122,7 +122,7 @@ def _sentence(values: Mapping[str, Any], wrong: int, tensors: int) -> str:
     if not count:
         return f"{start}, on {in_words(odd)}, and is equal again by now; {before}"
     where = "" if box is None else f" at [{', '.join(str(low) for low, _ in box)}]"
-    many = f" ({count} element{'s differ' if count > 1 else ' differs'})"
+    many = "" if box is None and count == 1 else f" ({count} element{'s differ' if count > 1 else ' differs'})"
     more = f"; {in_words(odd)} differ" if len(odd) > 1 else ""
     more += f"; it is the first of {tensors} tensors" if tensors > 1 else ""
     got = f"{in_words([wrong])} has {values['got']} where {values['expected']} is expected"

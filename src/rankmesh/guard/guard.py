@@ -168,17 +168,16 @@ class Guard:
 
         Raises ``Diverged`` for what that check found. Every rank calls it with the same step.
         """
+        values, self._values, self._step = self._values, _Values(), step
         for _ in range(len(self._pending)):
             self._look()
-        self._step = step
-        values, self._values = self._values, _Values()
         if step % self._every == 0:
             self._begin(step, self._kinds, self._tensors, values)
 
     def check(self, step: int | None = None) -> None:
         """Compare now, and wait for the result; every rank calls it. ``step`` is by default the last one."""
-        self._step = self._step if step is None else step
         values, self._values = self._values, _Values()
+        self._step = self._step if step is None else step
         self._begin(self._step, self._kinds, self._tensors, values)
         while self._pending:
             self._look()
