@@ -249,6 +249,8 @@ def test_one_wrong_element_of_any_tensor(fault):
     found = on_each(program, sharding.mesh)
     world = range(sharding.mesh.size)
     local_of = {one: local(sharding, one) for one in world if sharding.holds(one)}
+    if rank in local_of and at is not None and (local_of[rank] < 0).all():
+        return  # padding alone, as others have: which of it are copies, brute force does not tell
     copies = [one for one in local_of if rank in local_of and (local_of[one].shape, *local_of[one].reshape(-1)) ==
              (local_of[rank].shape, *local_of[rank].reshape(-1)) and sharding.of(one) == sharding.of(rank)]  # fmt: skip
     if at is None or len(copies) < 2:

@@ -25,8 +25,8 @@ __all__ = ["combined", "digest", "digests"]
 
 # Words of a piece: what a core's cache holds, and what keeps a GPU busy.
 _CPU, _GPU = 2**16, 2**22
-# Of a generator whose outputs look random (splitmix64): its step, and what it multiplies by.
-_STEP, _FIRST, _SECOND = 0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB
+# Of a generator whose outputs look random (splitmix64): its step, and what it multiplies by, as signed numbers.
+_STEP, _FIRST, _SECOND = (one - 2**64 for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
 
 def digest(tensor: Tensor) -> Tensor:
@@ -96,9 +96,9 @@ def _words(piece: Tensor) -> Tensor:
 @lru_cache(maxsize=32)
 def _numbers(count: int, device: torch.device) -> Tensor:
     """So many odd numbers, the same on every rank."""
-    x = torch.arange(1, count + 1, device=device) * _signed(_STEP)
-    x = (x ^ _shifted(x, 30)) * _signed(_FIRST)
-    x = (x ^ _shifted(x, 27)) * _signed(_SECOND)
+    x = torch.arange(1, count + 1, device=device) * _STEP
+    x = (x ^ _shifted(x, 30)) * _FIRST
+    x = (x ^ _shifted(x, 27)) * _SECOND
     found: Tensor = (x ^ _shifted(x, 31)) | 1
     return found
 
@@ -107,7 +107,3 @@ def _shifted(x: Tensor, bits: int) -> Tensor:
     """Shift to the right, as of numbers without a sign."""
     found: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
     return found
-
-
-def _signed(number: int) -> int:
-    return number - 2**64 if number >= 2**63 else number

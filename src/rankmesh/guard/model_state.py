@@ -46,16 +46,18 @@ def model_state(
     Raises ``PlanError`` for DTensors on other ranks than the plan's axes have, and for a tensor that ranks describe
     differently.
     """
-    plan, rank = groups.plan, groups.rank
-    separate = _separate_axes(plan.mesh, replicated)
-    suffix = "".join(f"@{axis}{plan.mesh.coordinate(rank)[axis]}" for axis in separate)
+    plan, rank, sizes = groups.plan, groups.rank, groups.plan.mesh.axes
+    shared = sizes if replicated is None else plan.mesh.axis_pairs(replicated) if replicated else {}
+    place = plan.mesh.coordinate(rank)
+    suffix = "".join(f"@{axis}{place[axis]}" for axis in sizes if sizes[axis] > 1 and axis not in shared)
     tensors: dict[str, Tensor] = {}
     described: dict[str, _Described] = {}
     for name, tensor, is_shard in _tensors(model, optimizer):
         is_dtensor = hasattr(tensor, "placements")
         full = name if is_dtensor or not is_shard else name + suffix
         tensors[full] = tensor
-        described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else _whole(tensor)
+        whole = (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None
+        described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else whole
     return tensors, _merged(groups, described)
 
 
@@ -105,42 +107,35 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
             step.zero_()
 
 
-def _separate_axes(mesh: Mesh, replicated: str | None) -> list[str]:
-    """The axes along which plain tensors are not replicated."""
-    if replicated is None:
-        return []
-    taken = mesh.axis_pairs(replicated) if replicated else {}
-    return [axis for axis, size in mesh.axes.items() if size > 1 and axis not in taken]
-
-
-def _whole(tensor: Tensor) -> _Described:
-    return (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None
-
-
 def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
-    """The cuts of a DTensor by axes of the plan: those of the names of its DeviceMesh, an axis or a kind each."""
+    """The cuts of a DTensor by axes of the plan: those along which the ranks are those of its DeviceMesh."""
     from rankmesh.transfer.dtensors import cut_of  # loads DTensor, a third of torch's time
 
-    mesh = tensor.device_mesh
-    dims = tuple(mesh.mesh_dim_names or ())
-    kinds = {spec.name: spec for spec in plan.specs}
-    view = next((kinds[dim].view for dim in dims if dim in kinds and dim not in plan.mesh.axes), None)
+    mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
+    along = {}
+    for number, dim in enumerate(mesh.mesh_dim_names):
+        row = mesh.mesh[tuple(slice(None) if other == number else at for other, at in enumerate(place))]
+        along[dim] = row.tolist()
+    for view in (None, *plan.mesh.views):
+        axes = {dim: _axes_along(plan, view, rank, ranks) for dim, ranks in along.items()}
+        if None not in axes.values():
+            cut = ("-".join(axes[dim] or "" for dim in (one or "").split("-") if one) for one in cut_of(tensor))
+            return tuple(axes or None for axes in cut), tuple(tensor.shape), str(tensor.dtype), view
+    raise PlanError(
+        f"{quoted(name)} is a DTensor whose DeviceMesh has ranks {quoted(along)}; the plan has no axes with these "
+        "ranks; make it with groups.device_mesh()",
+        name=name,
+    )
+
+
+def _axes_along(plan: Plan, view: str | None, rank: int, ranks: Sequence[int]) -> str | None:
+    """The axes, outermost first, along which a rank's group has these ranks: "" for one rank, None for no axes."""
     viewed = plan.mesh.view(view)
-    axes = {}
-    for number, dim in enumerate(dims):
-        of_kind = kinds[dim].axes if dim in kinds and dim not in viewed.axes else (dim,)
-        axes[dim] = [axis for axis in reversed(viewed.axes) if axis in of_kind]
-        place = mesh.get_coordinate()
-        along = mesh.mesh[tuple(slice(None) if other == number else at for other, at in enumerate(place))].tolist()
-        is_along = bool(axes[dim]) and {*axes[dim]} <= {*viewed.axes}
-        if not is_along or along != [*plan.mesh.groups("-".join(axes[dim]), view=view).of(rank)]:
-            raise PlanError(
-                f"{quoted(name)} is a DTensor whose DeviceMesh has ranks {along} along {dim!r}; the plan has no axis "
-                f"or kind of that name with these ranks; make it with groups.device_mesh({dim!r})",
-                name=name,
-            )
-    cut = [None if one is None else "-".join(a for dim in one.split("-") for a in axes[dim]) for one in cut_of(tensor)]
-    return tuple(cut), tuple(tensor.shape), str(tensor.dtype), view
+    kinds = [(axis,) for axis in viewed.axes] + [spec.axes for spec in plan.specs if spec.view == view]
+    for axes in kinds if len(ranks) > 1 else ():
+        if [*plan.mesh.groups(axes, view=view).of(rank)] == [*ranks]:
+            return "-".join(axis for axis in reversed(viewed.axes) if axis in axes)
+    return "" if len(ranks) == 1 else None
 
 
 def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> dict[str, Sharding]:
