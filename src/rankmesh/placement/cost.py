@@ -17,19 +17,19 @@ w               all-to-all 1,  ring of two members 1,  all-gather of two members
 S               a sum of k coins: 1 and −1 with p / 2 each, 0 with 1 − p;  p = 3/4
 ```
 
-A member of gloo sends data once the receiver has said that it is ready, and it says so itself on the connection on
-which it sends, behind its own data. Of two members that send to each other, one that comes more than a latency later
-sends everything before it receives (1 or −1); only members that come together use both directions at once (0). After a
+A member of gloo sends data once the receiver has reported that it is ready, which it reports on the connection on which
+it sends, behind its own data. Of two members that send to each other, one that is more than a latency behind sends
+everything before it receives (1 or −1); only members that start together use both directions at once (0). After a
 call that aligns them, either is as likely. Members that took turns do so again, as one of them has its data later: of
 four calls after that, 1/2, 3/4, 7/8, 15/16 on average, and p is 3/4. Groups that wait for each other in other kinds,
-those of one pipeline stage, have one order and count as one. An all-gather sends its data in two halves, of which one
+as on one pipeline stage, have one order and count as one. An all-gather sends its data in two halves, of which one
 waits. An all-reduce receives before it sends.
 
 ``l`` is the slowest level that a hop of any group of the kind crosses. ``edges(u)`` counts the hops of *all* groups of
 the kind that leave a unit (a host, a rack) at once, as in a step: its uplink is shared by them. NCCL orders a ring so
 that each host is entered and left once; gloo takes the members in the order of the group.
 
-What this leaves out: kinds overlap neither with each other nor with computation; nothing is congested but uplinks; all
+Left out: kinds overlap neither with each other nor with computation; nothing is congested but uplinks; all
 devices of a level are alike; protocols, channels, and in-network reduction. Formulas: Thakur, Rabenseifner and Gropp,
 "Optimization of Collective Communication Operations in MPICH" (2005); nccl-tests, doc/PERFORMANCE.md.
 """
@@ -84,7 +84,7 @@ class HopCounts:
     """How the groups of one kind lie on a machine under each of several placements.
 
     ``groups`` are positions ``(groups, size)``, ``devices`` the device of each position ``(placements, positions)``.
-    What is asked for is counted for each placement. ``stages``: the pipeline stage of each group, whose members come to
+    Each method returns a value for each placement. ``stages``: the pipeline stage of each group, whose members come to
     their calls in one order; all groups have one where it is not given.
     """
 
@@ -104,7 +104,7 @@ class HopCounts:
         self._seconds: dict[tuple[str, float], FloatArray] = {}
 
     def one(self, collective: str, size: float) -> FloatArray:
-        """Return the seconds of one collective of so many bytes under each placement."""
+        """Return the seconds of one collective of ``size`` bytes under each placement."""
         if (collective, size) not in self._seconds:
             self._seconds[collective, size] = _one(collective, size, self)
         return self._seconds[collective, size]

@@ -64,7 +64,7 @@ def widest(groups: Groups, cluster: Cluster) -> Level:
 
 
 def crossings(groups: Groups, cluster: Cluster | int, level: str | None = None) -> Crossings:
-    """Count the crossings of one kind on a cluster, or on hosts of so many consecutive ranks.
+    """Count the crossings of one kind on a cluster; a number is the consecutive ranks of each host.
 
     ``level`` counts the units of another level in place of hosts: boards, blocks.
     """

@@ -13,7 +13,7 @@ activations      per block and token of every microbatch in flight; h below is h
   experts        the same for top_k tokens in place of one, and these, 2 · top_k · hidden; shared experts
   fp8            inputs of matrix products, but attended values, take 1 byte in place of 2
   selective      without scores (unfused); without the outputs of norms and activation functions (flash), and without
-                 q, k and v where they come from latents (MLA)
+                 q, k and v where they are computed from latents (MLA)
   operators      2 (2 h + q + k / tp + attended / tp + first of f / tp)     every second product is kept
   full           2 h, and one whole block while it is computed again
 logits           last stage: T · vocabulary / tp · LOGITS
@@ -24,7 +24,7 @@ fragments        what the allocator keeps beside: FRAGMENTS of activations, logi
 
 Microbatches in flight: of stage i of p, ``p − i`` with 1F1B; with ``v`` virtual stages the warm-up's
 ``2 (p − 1 − i) + (v − 1) p + 1`` parts of ``1 / v`` (Narayanan et al. 2021); with dualpipe ``(p + 1) / 2`` of each of
-the two stages that a device holds, and all else of both (DeepSeek-AI 2024, table 2). Activations are those of
+the two stages that a device holds, and all else of both (DeepSeek-AI 2024, table 2). Activations are as in
 Korthikanti et al. 2022, whose 34 h + 5 · heads · sequence a test states.
 """
 

@@ -368,7 +368,7 @@ def _unmet(costing: Costing, found: Sequence[Bound]) -> PlacementError:
 
 
 def _evaluated(costing: Costing, filler: Filler, orders: Sequence[Order], limit: float = np.inf) -> FloatArray:
-    """Return the cost of each order; of one that is no better than the best so far, a part of its cost."""
+    """Return the cost of each order, of one that is not better than the best so far only a part."""
     found: list[float] = []
     for order in orders:
         found.append(float(costing.costs(filler.of(order)[None], min(found, default=limit))[0]))
@@ -376,7 +376,7 @@ def _evaluated(costing: Costing, filler: Filler, orders: Sequence[Order], limit:
 
 
 def _least(costing: Costing, devices: IntArray) -> tuple[IntArray, float]:
-    """Return the first of the placements that costs least: one that comes earlier is kept where nothing is gained."""
+    """Return the first of the placements that cost least."""
     costs = costing.costs(devices)
     least = float(costs.min())
     chosen = int(np.argmax(costs <= least * _SAME))

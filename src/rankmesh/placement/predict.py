@@ -6,7 +6,7 @@ u(i)   the same where no other stage is active: less than t(i) if groups of diff
 m      microbatches of a replica            v   virtual stages
 
 step = (m − 1) max t + max u + (Σ u − max u) / v + what is not hidden of dp + optimizer
-(1F1B; interleaved: Narayanan 2021; the first microbatch passes the stages alone, and each further one comes t later)
+(1F1B; interleaved: Narayanan 2021; the first microbatch passes the stages alone, and each further one follows t later)
 
 dualpipe: a device holds stages i and p − 1 − i, t(i) is the mean of both, and the bubble is (p / 2 − 1) (F + B / 2)
 of a forward and a backward pass, half of which (gradients of weights) fills it (DeepSeek-AI 2024, table 2).

@@ -169,7 +169,7 @@ def settled(
 def _none(
     world_size: int, model: Transformer, training: Training, tight: list[float], capacity: float
 ) -> PlacementError:
-    """Explain why there is no layout: none fits into the memory, or no sizes divide what they cut."""
+    """Return the error for a search without a layout: none fits into memory, or no sizes divide what they cut."""
     if not tight:
         return PlacementError(
             f"no sizes fit {world_size} ranks: tp divides {model.heads} heads and a host, pp is at most "

@@ -2,7 +2,7 @@
 
 ```
 run          a function on every rank, one thread each; what each returned
-scheduler    one rank runs at a time: who is next, and who waits for what
+scheduler    one rank runs at a time: which is next, and what each waits for
 channel      the calls of one group's members, matched and compared; what looks at them, and may change them
 compute      what each collective gives
 group        a process group as torch.distributed calls it; works, store: what it returns, what it waits at

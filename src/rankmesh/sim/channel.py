@@ -2,7 +2,7 @@
 
 ```
 member 0   all_reduce ─┐
-member 1   all_reduce ─┼─ collective 0: equal calls, computed when the last one comes
+member 1   all_reduce ─┼─ collective 0: equal calls, computed when the last one joins
 member 2   all_reduce ─┘
 member 0   send to 1 ──── recv of member 1: a pair, matched in the order of their posting, by tag
 ```

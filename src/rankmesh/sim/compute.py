@@ -14,8 +14,8 @@ barrier           nothing                 nothing
 ```
 
 Calls with one large tensor, such as all_gather_single, give and take its parts. Sums are made in the tensors' own
-dtype, one after the other: every run gives the same bits. ``fit`` says in words why calls whose signatures are equal
-still cannot be computed together.
+dtype, one after the other: every run gives the same bits. ``fit`` returns in words why calls with
+equal signatures cannot be computed together.
 """
 
 from __future__ import annotations

@@ -56,7 +56,7 @@ class _Answers:
 
 
 class Hooks:
-    """Counts who needs the hooks."""
+    """Counts the simulations and threads that need the hooks."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()

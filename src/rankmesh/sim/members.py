@@ -40,7 +40,7 @@ _LONG = 3600.0
 
 
 class SimulatedMembers:
-    """The members of the job of a simulation: those that live, what their stores hold, and who is to be ``lose``d."""
+    """The members of the job of a simulation, what their stores hold, and which to ``lose`` at which step."""
 
     def __init__(self, simulation: Simulation) -> None:
         self.simulation = simulation
@@ -155,7 +155,7 @@ class SimulatedPeers:
         return 0.0
 
     def start_over(self) -> None:
-        """Do nothing: there are no seconds to count."""
+        """Do nothing: no seconds are counted."""
 
     def client(self, server: int, seconds: float) -> MemberStore:
         if server not in self._members.living:
@@ -207,7 +207,7 @@ class SimulatedEvent:
             self._scheduler.wake(self._rank)
 
     def wait(self, timeout: float | None = None) -> bool:
-        """Wait until it is set, for so many simulated seconds; whether it is."""
+        """Wait until it is set, at most ``timeout`` simulated seconds, and return whether it is."""
         while not self._set and self._scheduler.block(self._rank, self, limit=timeout):
             pass
         return self._set

@@ -80,7 +80,7 @@ def run(
     ``ranks_per_node``     for LOCAL_RANK and LOCAL_WORLD_SIZE; default: all ranks on one node
     ``backend``            what ``torch.distributed.get_backend()`` returns
     ``initialise``         False: ``function`` calls ``init_process_group`` itself, with any backend, as a program does
-    ``return_exceptions``  True: an error stands in the list where its rank's value would
+    ``return_exceptions``  True: the list has an error in place of its rank's value
     ``observer``           sees every collective, one-rank groups included, and may change it (``sim.channel.Observer``)
     ``lose``               ranks that end as if their processes were killed, each with the step whose ``commit`` it
                            does not survive, in a job that goes on (``rm.survive``). Ranks with the same step end at

@@ -10,7 +10,7 @@
 
 So a run is deterministic, what ranks share needs no lock, and that *every* rank waits is known at once, without a
 timeout. Time is simulated: when nobody can run, the earliest deadline of a waiting rank passes. Where there is no
-deadline either, the ranks are stuck, and the owner of the scheduler gets who waits for what.
+deadline either, the ranks are stuck, and the owner of the scheduler gets their waits.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Waiting:
 
 
 class Chooser:
-    """Who runs next: the one that has been ready longest, or, with a seed, any of them.
+    """Choice of the next rank: the one that has been ready longest, or, with a seed, any of them.
 
     >>> chooser = Chooser("deterministic")
     >>> [chooser.next([3, 1, 2]) for _ in range(2)]
@@ -180,7 +180,7 @@ class Scheduler:
         self._hand_over(None)
 
     def abandon(self, error: Callable[[int], BaseException]) -> int | None:
-        """Give up the rank that runs and does not come back; the others go on with an error. That rank."""
+        """Give up the rank that runs, and return it; the others go on with an error."""
         with self._state:
             hung, self.holder = self.holder, None
             if hung is not None:

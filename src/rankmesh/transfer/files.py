@@ -2,7 +2,7 @@
 
 ```
 DIR/rank-00003.safetensors       boxes of whole tensors, each written by one of the ranks that hold it
-DIR/rankmesh.json                which box of which tensor is where; written last: without it this is no checkpoint
+DIR/rankmesh.json                which box of which tensor is where; written last: without it no checkpoint
 ```
 
 Three kinds of folder are read: this one, safetensors as Hugging Face has them (whole tensors, in one file or several),

@@ -7,7 +7,7 @@ noise        how far values move when sums are taken in another order
 session      one run: values kept or compared, collectives recorded or repaired
 runner       runs of the program
 stacks       which lines led to a collective
-aligned      whether the results of a line are those of the reference
+aligned      whether the results of a line equal the reference
 repairs      changes that may make a run right
 blame        which collective made a value differ, and which repair works
 result       what compare returns

@@ -11,7 +11,7 @@ unless the program has a second defect, everything that is seen after it. A tria
 factor that is a formula in sizes is repeated with the formula: a sum over another group is divided by another size.
 
 Where no repair works, a collective is named only if it gets the right numbers and its result is wrong.
-Sends and receives have nothing on one process to be compared with: of these only a repair that worked says anything.
+One process makes no sends and receives, so none of them is named.
 """
 
 from __future__ import annotations
@@ -89,7 +89,7 @@ class _Search:
         """Return the cause that a repair shows; None where it does not help, or was tried before.
 
         It does not help where the first value still differs, or the program fails under the layout that is looked
-        into. Other layouts say nothing where the program fails because its tensors have the shape of the former
+        into. Other layouts do not count where the program fails because its tensors have the shape of the former
         group, or does not make the collective because that group has one rank.
         """
         if repair in self.tried or time.monotonic() > self.deadline:
@@ -148,7 +148,7 @@ def find(
     runner: Runner,
     seconds: float,
 ) -> Difference:
-    """Return the first difference with what made it, within about so many seconds of trials."""
+    """Return the first difference with its cause, after at most about ``seconds`` of trials."""
     single, key = Session(runner.reference, None, trace=True), (first.name, first.number)
     runner.run(single)
     layout, record = _looked_into(runs, layout, key, reference, runner)

@@ -31,7 +31,7 @@ WORLD, UNNAMED = "world", "new_group"
 
 @dataclass(frozen=True, eq=False)
 class Layout:
-    """One layout: the name by which the user knows it, and its plan."""
+    """One layout: the name that the user gave it, and its plan."""
 
     name: str
     plan: Plan
@@ -120,7 +120,7 @@ def _mesh_or_plan(one: object) -> Mesh | Plan:
 
 
 def _filled(meshes: Sequence[tuple[str, Mesh]]) -> Iterator[Mesh]:
-    """Yield each mesh with the axes of all; those that it lacks have size 1 and come last."""
+    """Yield each mesh with the axes of all; axes that it lacks have size 1 and are last."""
     axes = dict.fromkeys(axis for _, mesh in meshes for axis in mesh.axes)
     views: dict[str, Mapping[str, int]] = {}
     for _, mesh in meshes:

@@ -69,7 +69,7 @@ class PermutedReductions(TorchDispatchMode):
     """
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        """Run one operation of torch; a DTensor's comes back as one of its shard."""
+        """Run one operation of torch; a DTensor's operation is dispatched again as one of its shard."""
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented
         plain = all(kind in (torch.Tensor, torch.nn.Parameter) for kind in types)

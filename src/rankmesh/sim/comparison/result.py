@@ -97,7 +97,7 @@ class Difference:
     def worst(self) -> tuple[list[int], float, float] | None:
         """The element that differs most: where it is, what one process has there, what the rank got.
 
-        None where there is no such number: the shapes differ, a side is missing, or the values are complex.
+        None where the shapes differ, a side is missing, or the values are complex.
         """
         expected, got = (torch.as_tensor(one) if isinstance(one, float) else one for one in (self.expected, self.got))
         if expected is None or got is None or expected.shape != got.shape:

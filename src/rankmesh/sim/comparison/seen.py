@@ -67,7 +67,7 @@ def see(
 
     ``value``      a tensor, an array or a number: without a ``cut`` the same on every rank that sees it
     ``cut``        for each dimension the axes that cut it, as in ``rm.Sharding``, with its ``view``, ``at``, ``parts``
-                   and ``padded``; of a DTensor its placements count. ``at`` says nothing of axes of size 1.
+                   and ``padded``; of a DTensor its placements count. ``at`` does not count for axes of size 1.
     ``module``     see every parameter and its gradient instead, as ``name.weight`` and ``name.weight.grad``
     ``optimizer``  see what it keeps for each parameter of ``module``, as ``name.weight.exp_avg``
     ``table``      cuts (or Shardings) by parameter name or pattern, ``{"*.up": ("tp", None)}``; others are whole

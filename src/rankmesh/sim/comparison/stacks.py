@@ -60,7 +60,7 @@ class Node:
 
     @property
     def site(self) -> Site:
-        """The line that the node stands for."""
+        """The outermost line of the node."""
         return self.sites[-1]
 
     def matches(self, stack: Sequence[Site], kind: str) -> bool:
@@ -81,7 +81,7 @@ def stack_here(pg: object) -> Stack:
 def _lines(frame: FrameType | None) -> Iterator[_Line]:
     """Yield the user's lines from a frame outwards; from a backward pass on, those that made what it differentiates.
 
-    Where nothing says who made it, as in the hooks of DistributedDataParallel, the line that started the pass is one.
+    Where no lines are recorded, as in the hooks of DistributedDataParallel, the line that started the pass is one.
     """
     while frame is not None:
         code = frame.f_code

@@ -29,7 +29,7 @@ _REQUIRED = re.compile(r"['\"`]([A-Za-z0-9][\w.-]*)[<>=!~]=")
 
 
 def missing(side: EntryPoint) -> list[str]:
-    """Return the packages that a side needs and that are not installed: those of the extra with the side's name."""
+    """Return the packages that are not installed of those that the extra with the side's name lists."""
     requirements = (side.dist.requires if side.dist is not None else None) or ()
     wanted = [text for text in requirements if side.name in _EXTRA.findall(text)]
     return [name for name in (_NAME.match(text).group() for text in wanted) if not _is_installed(name)]  # type: ignore[union-attr]
@@ -94,7 +94,7 @@ def _package(error: ImportError) -> str | None:
 
 
 def _why(error: BaseException) -> str:
-    """Return what an error says, of which pydantic has the point in the second line; else where it was raised."""
+    """Return the first two lines of an error, as pydantic has the point in the second; else where it was raised."""
     words = " ".join(line.strip() for line in str(error).splitlines()[:2]).strip()
     if words:
         return words

@@ -1,10 +1,10 @@
-"""Before and after a transfer its ranks agree, through the store of the world, on how things stand.
+"""Agreement of the ranks before and after a transfer, through the store of the world.
 
 ```
 start   rank 0  ── digest, arrive ─────────┐ wait          agreed: one transfer, and the tensors of it on all
         rank 1  ── digest, arrive: complete ── conclude
 end     rank 0  ── arrive ─────────────────┐ wait          agreed: all have sent and received everything
-        rank 1  ── failure: conclude now ──┘               failed: who, and why; the same on every rank
+        rank 1  ── failure: conclude now ──┘               failed: which ranks and why, equal on every rank
 ```
 
 A rank that waits at the end gives up when no other makes progress for the timeout. Of ranks that accuse each other, the

@@ -9,7 +9,7 @@ meanwhile     copies     unpack 0   unpack 1        the messages of the round be
 
 At most two rounds with buffers are underway at a time, so this takes the memory of two messages for each peer, at most
 ``budget`` in all: the longest message is chosen for the rank with the most peers, the same on all ranks. Rounds without
-buffers are posted further ahead. What one rank sends another goes in the order of the plan, so only the bytes are sent.
+buffers are posted further ahead. The boxes between two ranks are sent in the order of the plan, so only bytes are sent.
 
 A rank that fails in between goes on sending and receiving, so that no rank waits for it, and reports its failure at the
 end (`agreement`).

@@ -89,7 +89,7 @@ def apart(
 ) -> set[str]:
     """Return the sources to copy first, since a target in the same memory would overwrite them.
 
-    ``same_sharding``: names whose source and target shards are the same, so that where they share memory, each element
+    ``same_sharding``: names with equal source and target shards, so that where they share memory, each element
     of the target is at its own place.
     """
     ranges = sorted((*_memory(tensor), name, tensor) for name, tensor in targets if tensor.numel())

@@ -11,7 +11,7 @@ The sets of one *block* share no ranks, so the best shares of a whole block, giv
 one pass: fill the least busy members of each set up to one level. Passing over the blocks again and again ends where
 no load can be lowered, since the sum of squared loads is convex and what one set gives does not bind another.
 
-How near that is to the least possible, the loads say themselves: whatever is asked of sets that lie wholly inside the
+The loads give a bound of the least possible: whatever is asked of sets that lie wholly inside the
 k busiest ranks must be sent by these, so 1/k of it is a bound (by duality the best k makes it exact at the end).
 """
 

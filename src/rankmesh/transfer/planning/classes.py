@@ -1,7 +1,7 @@
 """Tensor classes: tensors that have the same shape, dtype and shardings on both sides are planned once.
 
-A model has thousands of names and few classes. What a class asks for is closed form: the shards of source and target
-meet in each dimension by themselves, and a pair of shards has in common the product of what it has in each:
+A model has thousands of names and few classes. The bytes that a class needs are closed form: the shards of source and
+target meet in each dimension by themselves, and a pair of shards has in common the product of what it has in each:
 
 ```
 source ("tp", None) of tp=2            target (None, "tp") of tp=2          pairs (source, target, elements)

@@ -1,7 +1,7 @@
 """Cost of a transfer on a cluster: bytes over each link, and seconds by its latencies and bandwidths.
 
 ```
-level leaf     node0 ──▶ 3.0 MiB       what leaves the unit below, and what comes into it
+level leaf     node0 ──▶ 3.0 MiB       bytes that leave the unit below, and that enter it
                node1 ◀── 3.0 MiB
 ```
 

@@ -1,16 +1,16 @@
 """Flows: everything that has to travel, laid end to end, and cut among the ranks that can send it.
 
-What a rank needs and does not hold is asked of the *set* of ranks that hold copies of it: of those nearest to it by
-cluster level, where there is a cluster. All that is asked of a set is one stretch of the sequence, by the rank that
-asks and then by tensor class; the set's members take consecutive pieces of it, as long as `balance` gives each:
+A rank asks for what it lacks from the *set* of ranks that hold copies of it: with a cluster, from the nearest of them.
+All that is asked of a set is one stretch of the sequence, by the rank that asks and then by tensor class; the set's
+members take consecutive pieces of it, as long as `balance` gives each:
 
 ```
 asked of set {0, 4}       | rank 8: qkv qkv up up | rank 9: qkv qkv up up |
 sent by                   |          rank 0       |         rank 4        |
 ```
 
-So each byte has one sender, most ranks receive from one member of a set, and every rank
-computes the same: nothing is negotiated. The sequence is made of classes, not of tensors, in a few passes of numpy.
+So each byte has one sender, most ranks receive from one member of a set, and every rank computes equal flows:
+nothing is negotiated. The sequence is made of classes, not of tensors, in a few passes of numpy.
 
 Lost ranks are members of no set; what is asked of a set without members is missing, and no part of the sequence.
 """

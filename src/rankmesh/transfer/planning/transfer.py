@@ -7,7 +7,7 @@ target shardings ─┤              digest       equal on all ranks, or nothing
 cluster ──────────┘              run(...)     live
 ```
 
-Every element that a rank needs comes from the rank itself where it has it, else from one of the nearest that have it,
+A rank copies each element that it has itself, and receives any other from one of the nearest ranks that have it,
 and the busiest sender sends as little as it can.
 
 >>> from rankmesh.core.mesh import Mesh
@@ -62,8 +62,8 @@ class Transfer:
     Every name of ``target`` is one of ``source``, of the same shape and dtype; further names of ``source`` do not
     move. The meshes may be disjoint, overlap or be equal. With a ``cluster`` the nearest holder sends.
 
-    Ranks that are ``lost`` send nothing: what they held comes from others that hold it too, or keep a copy of it.
-    ``copies`` says who keeps some, by tensor and by the rank whose source shard it is: ``{"up": {3: [5]}}`` where
+    Ranks that are ``lost`` send nothing: others that hold their shards, or keep copies of them, send these.
+    ``copies``: which ranks keep copies, by tensor and by the rank whose source shard it is: ``{"up": {3: [5]}}`` where
     rank 5 has rank 3's shard beside its own. Boxes that no rank has any more are ``missing``.
 
     >>> from rankmesh.core.mesh import Mesh
@@ -139,7 +139,7 @@ class Transfer:
 
     @property
     def flows(self) -> Flows:
-        """Who sends what to whom, all ranks, by tensor class: what everything else is read from.
+        """The flows between all ranks, by tensor class, from which everything else is read.
 
         Raises ``LostState`` where something is missing, unless the transfer is ``partial``.
         """

@@ -1,7 +1,7 @@
 """Versions over process groups: one for each engine, of the trainer's ranks and its own.
 
 ```
-engine    request/ENGINE     "I hold version 3, over group g1"      stands until it is served
+engine    request/ENGINE     "I hold version 3, over group g1"      stays until it is served
 trainer   go/ENGINE/7        "version 4, over group g1, these boxes"    written by the coordinator of a publish alone
 both      group g1           the messages of the transfer, over gloo or NCCL
 ```

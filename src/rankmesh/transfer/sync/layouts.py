@@ -1,4 +1,4 @@
-"""Both layouts of a sync as one transfer: an engine's ranks, which are other processes, come after the trainer's.
+"""Both layouts of a sync as one transfer: an engine's ranks are numbered after the trainer's.
 
 ```
 trainer  ranks 0..15                       trainer  ranks 0..15

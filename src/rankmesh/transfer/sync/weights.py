@@ -1,7 +1,7 @@
 """The weights of one rank of an engine: of one version whole, whatever arrives.
 
-The tensors stay the same ones, as engines need them. What arrives waits in staging (over a group: as much memory again)
-or in the trainer's files.
+The tensors stay the same objects, as engines need them. A version that arrives waits in staging (over a group: as much
+memory again) or in the trainer's files.
 """
 
 from __future__ import annotations
