@@ -73,7 +73,7 @@ nitpick_ignore_regex = [
     # Values of the inside that a public one holds.
     (
         r"py:class",
-        r"Weights|rankmesh\.transfer\.(layouts\.strided\.Fragment|sync\.direct\.Group|torch_checkpoint\.Chunk)",
+        r"Weights|rankmesh_engines\.strided\.Fragment|rankmesh\.transfer\.(sync\.direct\.Group|torch_checkpoint\.Chunk)",
     ),
     (r"py:class", r"rankmesh\.debug\.doctor\.(history\.History|waits\.Waits)"),
     (r"py:class", r"rankmesh\.placement\.(cost\.HopCounts|steps\.Roles)"),
