@@ -109,6 +109,6 @@ def test_an_axis_without_a_group_is_refused(ranks):
     kinds = [rm.GroupSpec("tp"), rm.GroupSpec("pp"), rm.GroupSpec("ep", view="expert")]
     for unknown, without, view, closed in ranks(8, _refused, rm.Plan(mesh, kinds)):
         assert unknown["name"] == "dpp"
-        assert "GroupSpec('cp')" in without["message"]
+        assert "GroupSpec('cp', 'cp')" in without["message"]
         assert view == [[0, 1, 2, 3], [4, 5, 6, 7]]
         assert "closed" in closed["message"]

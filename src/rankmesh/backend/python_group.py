@@ -12,7 +12,7 @@ group_name, group_desc                    given by whoever registers it
 """
 
 # torch's stubs lack these private parts.
-# mypy: disable-error-code="attr-defined,override"
+# mypy: disable-error-code="attr-defined,no-any-return,override"
 
 from __future__ import annotations
 
@@ -25,38 +25,13 @@ __all__ = ["PythonGroup", "PythonWork"]
 
 
 class PythonGroup(dist.ProcessGroup):
-    """The group of ``size`` ranks in which this one is at ``position``."""
+    """The group of ``size`` ranks in which this one is at ``position``; a subclass has the methods on the right."""
 
     supports_coalescing = True
 
     def __init__(self, position: int, size: int) -> None:
         super().__init__(position, size)  # type: ignore[call-arg]  # the stubs lack this overload
         self._name = self._desc = ""
-
-    # -- what a subclass does -----------------------------------------------------------------------------------
-
-    @property
-    def calls_made(self) -> int:
-        """How many calls this rank has made on the group."""
-        raise NotImplementedError
-
-    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *rest: Any) -> dist.Work:
-        """Every member gets one tensor that holds those of all."""
-        raise NotImplementedError
-
-    def reduce_scatter_single(
-        self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *rest: Any
-    ) -> dist.Work:
-        """Every member gets its part of the reduction of all."""
-        raise NotImplementedError
-
-    def start_together(self) -> None:
-        """Make one call of those that follow, until ``end_together``."""
-        raise NotImplementedError
-
-    def end_together(self) -> dist.Work:
-        """Return the work of all calls since ``start_together``."""
-        raise NotImplementedError
 
     # -- how torch asks for it ----------------------------------------------------------------------------------
 
@@ -115,11 +90,7 @@ class PythonGroup(dist.ProcessGroup):
 
 
 class PythonWork(dist.Work):
-    """What a call on such a group returns."""
-
-    def source_rank(self) -> int:
-        """Return the position of the member that sent what was received."""
-        raise NotImplementedError
+    """What a call on such a group returns; ``source_rank`` is the position of who sent what was received."""
 
     def _source_rank(self) -> int:
         return self.source_rank()

@@ -17,68 +17,40 @@ import numpy as np
 
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import ConnectError, RankmeshError, quoted
+from rankmesh.errors import ConnectError, UnknownAxis, quoted
 
-__all__ = ["block", "kind_along", "kind_over"]
-
-
-def kind_along(plan: Plan, axis: str, view: str | None, local_kinds: Container[str]) -> str:
-    """Return the kind along an axis, of those that this rank is in: the one of that name, else the only one.
-
-    ``ConnectError`` where there is none, and where several have process groups of their own.
-    """
-    if axis not in plan.kinds:
-        plan.mesh.groups(axis, view=view)  # raises UnknownAxis, with a suggestion
-    if axis in local_kinds and _along(plan, axis, axis, view):
-        return axis
-    found = [name for name in plan.kinds if name in local_kinds and _along(plan, name, axis, view)]
-    if not found:
-        raise ConnectError(
-            f"no group of the plan is along axis {axis!r} alone, as a device mesh needs; "
-            f"add GroupSpec({axis!r}) to the plan",
-            axis=axis,
-        )
-    if len({plan.canonical[name] for name in found}) > 1:
-        raise ConnectError(
-            f"axis {axis!r} of a device mesh is ambiguous: the groups {', '.join(found)} are along it, each with a "
-            "process group of its own; name one of them instead",
-            axis=axis,
-            found=tuple(found),
-        )
-    return found[0]
+__all__ = ["block", "kind_over"]
 
 
 def kind_over(plan: Plan, name: str, axes: tuple[str, ...], view: str | None, local_kinds: Container[str]) -> str:
-    """Return the kind along several axes together, of those that this rank is in: the one of that name, else the only.
+    """Return the kind along these axes together, of those that this rank is in: the one of that name, else the only.
 
-    ``ConnectError`` where there is none, and where several have process groups of their own.
+    A name that is not an axis is a kind of the plan. ``ConnectError`` where there is none, and where several have
+    process groups of their own.
     """
-    wanted = plan.mesh.groups(axes, view=view).partition
-    found = [kind for kind in plan.kinds if kind in local_kinds and plan.groups(kind).partition == wanted]
+    try:
+        wanted = plan.mesh.groups(axes, view=view).partition
+        found = [kind for kind in plan.kinds if kind in local_kinds and plan.groups(kind).partition == wanted]
+    except UnknownAxis:
+        if axes != (name,) or name not in plan.kinds:
+            raise
+        found = [name] if name in local_kinds and plan.spec(name).pick is None else []
     if name in found:
         return name
     if not found:
         raise ConnectError(
-            f"no group of the plan is along {'-'.join(axes)}, to flatten them; "
+            f"no group of the plan is along {'-'.join(axes)}, as dimension {name!r} of a device mesh needs; "
             f"add GroupSpec({name!r}, {'-'.join(axes)!r}) to the plan",
             axes=axes,
         )
     if len({plan.canonical[kind] for kind in found}) > 1:
         raise ConnectError(
-            f"{'-'.join(axes)} cannot be flattened as {name!r}; the groups {', '.join(found)} are all along them, each "
-            "with a process group of its own, and none has that name; flatten under the name of one of them",
+            f"dimension {name!r} of a device mesh is ambiguous: the groups {', '.join(found)} are along "
+            f"{'-'.join(axes)}, each with a process group of its own; name one of them instead",
             axes=axes,
             found=tuple(found),
         )
     return found[0]
-
-
-def _along(plan: Plan, kind: str, axis: str, view: str | None) -> bool:
-    """Whether a kind is along an axis, or is the kind of this name, which is not an axis."""
-    try:
-        return plan.groups(kind).partition == plan.mesh.groups(axis, view=view).partition
-    except RankmeshError:
-        return kind == axis and plan.spec(kind).pick is None
 
 
 def block(plan: Plan, kinds: Sequence[str], rank: int, axes: Sequence[str]) -> IntArray:

@@ -95,11 +95,11 @@ class LiveGroups(ByKind[LiveGroup]):
         Raises ``ConnectError`` for axes without a group, and in the order of a SPEC: the reverse of torch's.
         """
         from rankmesh.backend import meshes
-        from rankmesh.runtime.blocks import block, kind_along, kind_over
+        from rankmesh.runtime.blocks import block, kind_over
 
         self._connection.check_open()
         names = axes or tuple(self.plan.mesh.view(view).axes)[::-1]
-        groups = {axis: self._handles[kind_along(self.plan, axis, view, self._handles)] for axis in names}
+        groups = {axis: self._handles[kind_over(self.plan, axis, (axis,), view, self._handles)] for axis in names}
         ranks = block(self.plan, [group.name for group in groups.values()], self.rank, names)
         made = meshes.device_mesh([group.pg for group in groups.values()], ranks, names, device_type)
         for name, joined in (flattened or {}).items():
