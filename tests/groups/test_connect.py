@@ -328,24 +328,6 @@ def test_the_embedding_pattern_does_not_hang(ranks):
         _check(EMBEDDING_FIRST, rank, seen)
 
 
-def _names_of_torch(me):
-    """The same pattern with torch's own member-only creation, whose names count what a rank has."""
-    me.store.set_timeout(SHORT)  # not before the world is complete: a rank may start late
-    if me.rank in (0, 3):
-        dist.new_group([0, 3], use_local_synchronization=True, timeout=SHORT)
-    try:
-        pair = dist.new_group([me.rank // 2 * 2, me.rank // 2 * 2 + 1], use_local_synchronization=True, timeout=SHORT)
-        dist.all_reduce(torch.ones(1), group=pair)
-    except RuntimeError as error:
-        return str(error)
-    return "worked"
-
-
-def test_the_trap_is_real(ranks):
-    """4 ranks: torch's own member-only groups wait for each other until the timeout, here 1 s."""
-    assert "worked" not in ranks(4, _names_of_torch)
-
-
 def _random_plan(random):
     """Up to eight kinds of group in a random order over 6 to 8 ranks, most of them picked from."""
     sizes = random.choice([(2, 2, 2), (4, 2), (2, 3), (6,), (7,), (8,), (3, 2), (2, 4), (5,)])

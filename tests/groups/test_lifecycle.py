@@ -1,7 +1,5 @@
 import gc
 import time
-import warnings
-from pathlib import Path
 
 import pytest
 import torch
@@ -225,25 +223,6 @@ def _wrong_world(me):
     with rm.connect(_plan(dp=1)) as groups:
         _use(groups)
     return [larger, ""]
-
-
-def _never_closed(me, count):
-    """Connect again and again, and close at the end; what was warned of, with the file that the warning points to."""
-    with warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("always")
-        for _ in range(count):
-            rm.connect("tp=2", timeout=limits.LONG)
-    rm.close_all()
-    return [[str(one.message), Path(one.filename).name] for one in caught if "connected at once" in str(one.message)]
-
-
-def test_plans_that_are_never_closed_are_warned_of(ranks):
-    """2 ranks that connect 34 times without close: the first rank warns once, at the 32nd, with the caller's line."""
-    first, second = ranks(2, _never_closed, 34)
-    assert second == []
-    ((message, file),) = first
-    assert message.startswith("32 plans are connected at once")
-    assert file == "test_lifecycle.py"
 
 
 # -- options --------------------------------------------------------------------------------------

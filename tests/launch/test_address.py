@@ -75,7 +75,7 @@ def test_slurm_does_not_know_it(scontrol, lines, output):
 
 
 def test_slurm_is_asked_only_where_it_may_know(scontrol):
-    """A name that resolves, a rank outside of a Slurm job, and what is no name of a node: Slurm is not asked."""
+    """A name that resolves, a rank outside of a Slurm job, and what is not the name of a node: Slurm is not asked."""
     requested = scontrol(GETADDRS % "127.0.0.9:6818")
     here = {**SRUN, "MASTER_ADDR": "127.0.0.1"}
     assert resolved(started_by(here), environment=here).address == "127.0.0.1"
@@ -83,7 +83,7 @@ def test_slurm_is_asked_only_where_it_may_know(scontrol):
     with pytest.raises(ConnectError, match=r"^MASTER_ADDR=gpu-a\.invalid on rank 0 does not resolve"):
         resolved(started_by(outside), environment=outside)
     odd = {**SRUN, "MASTER_ADDR": "--all.invalid"}
-    with pytest.raises(ConnectError, match=r"'--all\.invalid' is no name of a node"):
+    with pytest.raises(ConnectError, match=r"'--all\.invalid' is not the name of a node"):
         resolved(started_by(odd), environment=odd)
     assert not requested.exists()
 

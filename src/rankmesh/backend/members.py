@@ -9,7 +9,7 @@ from __future__ import annotations
 import time
 from collections.abc import Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -20,25 +20,15 @@ from rankmesh.backend import registries
 from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.gloo import GlooDevices, delete_address, put_gloo_under
 from rankmesh.backend.options import check_backend, config, kinds_of, nccl_options
-from rankmesh.backend.protocol import GroupRequest, Kind
+from rankmesh.backend.protocol import Backend, GroupRequest, Kind
 from rankmesh.backend.single_rank import fake_backend, put_under, single_rank_group
 from rankmesh.backend.versions import minor
-
-if TYPE_CHECKING:
-    from rankmesh.backend.drain import Drain
 
 __all__ = ["MemberBackend", "destroy"]
 
 
-class MemberBackend:
+class MemberBackend(Backend):
     """The groups of one world, made by their members alone under rankmesh's own names."""
-
-    collective = False
-    # Set where the connection to the store was ended: nothing is deleted there.
-    store_lost = False
-    # Up to how many members a group of gloo connects when it is made; None: as many as is fastest.
-    eager_size: int | None = None
-    drain: Drain | None = None
 
     def __init__(self, default: DefaultGroup) -> None:
         self._default = default
@@ -126,11 +116,6 @@ class MemberBackend:
         if source is not None:  # torch splits nothing
             source.perform_nocolor_split(self._default.bound_device)
 
-    @property
-    def shares(self) -> bool:
-        """Always: a process group is one, whatever its kinds."""
-        return True
-
     # -- the end --------------------------------------------------------------------------------------------------
 
     def destroy(self, pg: dist.ProcessGroup, *, connected: bool = True) -> None:
@@ -164,7 +149,7 @@ class MemberBackend:
 def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> bool:
     """Destroy a group that was made from private pieces; a world that was destroyed before took it along already.
 
-    ``addresses``: delete those of gloo from the store, too. Returns whether the store answered, where it was needed.
+    ``addresses``: delete gloo's from the store, too. Returns whether the store answered, where it was needed.
     """
     known = registries.place_of(pg)
     if known is None:

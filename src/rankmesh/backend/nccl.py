@@ -136,7 +136,7 @@ def device_done_within(device: torch.device, timeout: timedelta) -> None:
 
 @contextmanager
 def _watchdog_off() -> Iterator[None]:
-    """Make communicators whose failures do not end the process; those of others are as they were."""
+    """Make communicators whose failures do not end the process; communicators of others are as they were."""
     before = os.environ.setdefault(_HANDLING, _ENDS_THE_PROCESS)  # what is there changes in place in memory
     os.environ[_HANDLING] = _WATCHDOG[_HANDLING]
     try:

@@ -61,20 +61,19 @@ class GroupRequest:
 class Backend(Protocol):
     """Everything that rankmesh does with torch's process groups."""
 
-    @property
-    def collective(self) -> bool:
-        """Whether every rank of the world takes part in making every group."""
+    # Whether every rank of the world takes part in making every group.
+    collective: bool = False
+    # Set where the connection to the store was ended: nothing is deleted there.
+    store_lost: bool = False
+    # Up to how many members a group of gloo connects when it is made; None: as many as is fastest.
+    eager_size: int | None = None
+    # What reads on connections that an abort cut; None: one of its own.
+    drain: Drain | None = None
 
     @property
     def shares(self) -> bool:
-        """Whether kinds of group with the same members and options are one process group."""
-
-    # Set where the connection to the store was ended: nothing is deleted there.
-    store_lost: bool
-    # Up to how many members a group of gloo connects when it is made; None: as many as is fastest.
-    eager_size: int | None
-    # What reads on connections that an abort cut; None: one of its own.
-    drain: Drain | None
+        """Whether kinds of group with equal members and options are one process group."""
+        return True
 
     def check(self, kind: Kind) -> None:
         """Raise ``PlanError`` or ``ConnectError`` for a kind that this backend cannot make; nothing is made here."""

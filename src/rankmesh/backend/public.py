@@ -19,23 +19,18 @@ import torch
 import torch.distributed as dist
 
 from rankmesh.backend.default import DefaultGroup
-from rankmesh.backend.drain import Drain
 from rankmesh.backend.nccl import abort_together
 from rankmesh.backend.options import check_backend, kinds_of, nccl_options
-from rankmesh.backend.protocol import GroupRequest, Kind
+from rankmesh.backend.protocol import Backend, GroupRequest, Kind
 from rankmesh.errors import ConnectError, listed
 
 __all__ = ["PublicBackend"]
 
 
-class PublicBackend:
+class PublicBackend(Backend):
     """The groups of one world, each made by all of its ranks together."""
 
     collective = True
-    shares = True
-    store_lost = False
-    eager_size: int | None = None
-    drain: Drain | None = None
 
     def __init__(self, default: DefaultGroup) -> None:
         self._default = default
@@ -104,7 +99,7 @@ class PublicBackend:
         abort_together(groups)
 
     def release(self) -> None:
-        """Nothing is kept."""
+        """Do nothing: nothing is kept."""
 
 
 def _keeps_order() -> bool:

@@ -85,7 +85,7 @@ class Ranks(Protocol):
         """Return the registrations of this thread's rank; None for a thread that is not a rank."""
 
     def identity(self) -> object:
-        """Return what tells this rank's device meshes from those of the others."""
+        """Return what tells this rank's device meshes from the others' meshes."""
 
     def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> Any:
         """Return a process group of these ranks; with ``meet`` its members wait for each other."""
@@ -156,7 +156,7 @@ def registries_by_thread() -> Iterator[None]:
 
 
 class _Worlds:
-    """Torch's registrations: those of the rank that this thread is, else the process's own."""
+    """Torch's registrations: of the rank that this thread is, else the process's own."""
 
     def __init__(self, outside: Any, ranks: Ranks) -> None:
         vars(self).update(_outside=outside, _ranks=ranks)
@@ -203,7 +203,7 @@ def _for_ranks(original: Any, instead: Any) -> Any:
 
 
 def _maker(original: Any) -> Any:
-    """Torch's maker of process groups, which makes those of ranks by asking for them."""
+    """Return torch's maker of process groups, which asks the simulation for the groups of ranks."""
 
     def hook(
         size: int, rank: int, members: Sequence[int], backend: Any, store: Any, name: Any, *rest: Any, **more: Any

@@ -27,7 +27,7 @@ def init(
     Without ``backend`` it is NCCL where every rank has a GPU of its own, else gloo, on all ranks alike. ``timeout``
     (seconds, or a timedelta) is how long ranks wait for each other here and in the world's collectives; without it
     that is 300 s here, and torch's own default there. Where a world is initialised already, as in Ray's workers, it is
-    taken as it is, and stays when this closes. No environment variable is changed, but for those of the recorder.
+    taken as it is, and stays when this closes. No environment variable is changed but the recorder's.
 
     ``record`` keeps the calls of this rank, with their lines of code, and watches over them until the world is left:
     when one takes longer than half of its group's timeout, every responsive rank writes its recording, and the log

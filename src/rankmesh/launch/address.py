@@ -3,7 +3,7 @@
 ```
 getaddrinfo(node1)          resolves                    the launch as it is
 scontrol getaddrs node1     node1: 10.0.0.1:6818        the launch with 10.0.0.1, since Slurm 23.11
-scontrol show node node1    NodeAddr=10.0.0.1 ...       the same, of any Slurm
+scontrol show node node1    NodeAddr=10.0.0.1 ...       the launch with 10.0.0.1, of any Slurm
 ```
 """
 
@@ -61,7 +61,7 @@ def _of_slurm(node: str, seconds: float) -> tuple[str | None, str]:
     if scontrol is None:
         return None, "scontrol is not on the PATH"
     if not _NAME.fullmatch(node):
-        return None, f"{quoted(node)} is no name of a node"
+        return None, f"{quoted(node)} is not the name of a node"
     end = time.monotonic() + seconds
     for asked, pattern in ((("getaddrs", node), _ADDRESS), (("show", "node", node), _NODE_ADDRESS)):
         try:

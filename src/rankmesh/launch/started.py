@@ -103,7 +103,7 @@ class Variables:
         if text is None or not re.fullmatch(r"\d{1,10}", text, re.ASCII) or not least <= int(text) <= most:
             received = self._environment.get(name, "")
             raise ConnectError(
-                f"{name}={quoted(received.strip())} in the environment is no whole number from {least} to {most}; "
+                f"{name}={quoted(received.strip())} in the environment is not a whole number from {least} to {most}; "
                 "start the ranks with torchrun or srun, which set it, or unset it",
                 variable=name,
                 received=received,
@@ -121,7 +121,7 @@ class Variables:
             return task_counts(text) if text else None
         except ClusterError as error:
             raise ConnectError(
-                f"{name}={quoted(text)} in the environment is no list of tasks per node, which Slurm writes as 4 or "
+                f"{name}={quoted(text)} in the environment is not a list of tasks per node, which Slurm writes as 4 or "
                 "4(x2),2; start the ranks with srun, or unset it",
                 variable=name,
                 received=text,
@@ -135,7 +135,7 @@ _STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NO
 def started_by(environment: Mapping[str, str] = os.environ, host: str | None = None) -> Launch:
     """Return what started this process, from its environment; ``host`` is what the machine calls itself.
 
-    Raises ``ConnectError`` for variables that are no numbers, that are missing, or that contradict each other; its
+    Raises ``ConnectError`` for variables that are not numbers, are missing, or contradict each other; its
     ``evidence`` holds what was read until then.
 
     >>> slurm = {"SLURM_PROCID": "5", "SLURM_STEP_NUM_TASKS": "8", "SLURM_LOCALID": "1", "SLURM_STEP_ID": "0",

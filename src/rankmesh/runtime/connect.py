@@ -9,7 +9,6 @@ plans  ->  check the world  ->  agree  ->  make own groups, in one order  ->  co
 from __future__ import annotations
 
 import sys
-import warnings
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import ExitStack
 from datetime import timedelta
@@ -30,8 +29,6 @@ from rankmesh.runtime.world import World
 __all__ = ["DEFAULT_TIMEOUT", "LiveJob", "connect"]
 
 DEFAULT_TIMEOUT = 300.0
-# So many plans that are connected at once look like a loop that closes none of them.
-_MANY = 32
 
 PlanLike = Plan | Mesh | str
 
@@ -117,15 +114,7 @@ def _connected(given: Mapping[str, PlanLike], limit: timedelta) -> dict[str, Liv
         _check_started(given.values())
     plans = {key: _plan(one, world.default.size) for key, one in given.items()}
     with world.diagnosed("connect"):
-        live = world.connect(plans, limit)
-    now = len(world.live)
-    if now - len(live) < _MANY <= now and all(one.rank == one.plan.mesh.rank_range.offset for one in live.values()):
-        warnings.warn(
-            f"{now} plans are connected at once, each with connections and threads of its own; close those that are "
-            "not needed: `with rm.connect(...)` does so, and rm.close_all() closes all of them",
-            stacklevel=3,
-        )
-    return live
+        return world.connect(plans, limit)
 
 
 def _check_started(given: Iterable[PlanLike]) -> None:

@@ -103,7 +103,7 @@ def loopback_address() -> str:
 
 
 def _network() -> str:
-    """Which loopback interface this process has: that of a machine, and of a network namespace of it."""
+    """Return the loopback interface of this process, by its machine and its network namespace."""
     try:
         boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
         return f"{boot}/{Path('/proc/self/ns/net').readlink()}"
@@ -112,7 +112,7 @@ def _network() -> str:
 
 
 def ranks_share() -> bool:
-    """Whether several ranks may use one GPU: NCCL is configured so, and supports it."""
+    """Return whether several ranks may use one GPU: NCCL is configured so, and supports it."""
     shared = os.environ.get("NCCL_MULTI_RANK_GPU_ENABLE") == "1"
     return shared and dist.is_available() and dist.is_nccl_available() and torch.cuda.nccl.version() >= (2, 30)
 

@@ -235,7 +235,7 @@ class _Call:
             work.wait()
 
     def _hop(self) -> None:
-        """Round the ring; this rank's time is that of the message that comes to it."""
+        """Send round the ring; this rank's time ends when the message to it has come."""
         group = self._group
         *sent, received = dist.batch_isend_irecv(
             [

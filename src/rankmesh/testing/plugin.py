@@ -264,7 +264,7 @@ def _short_report(order: int | str, in_full: bool) -> Iterator[None]:
 def _orders(config: pytest.Config, options: dict[str, Any]) -> list[int | str]:
     given = config.getoption("rankmesh_order")
     if given is not None and given != "deterministic" and not given.isdecimal():
-        raise pytest.UsageError(f"--rankmesh-order={given} is no order; give a seed, or 'deterministic'")
+        raise pytest.UsageError(f"--rankmesh-order={given} is not an order; give a seed, or 'deterministic'")
     if given is not None:
         return [int(given) if given.isdecimal() else given]
     first = options.get("order", "deterministic")

@@ -44,7 +44,7 @@ def run_test(item: pytest.Function, size: int, backend: str, seconds: float) -> 
 
 
 def _check_skipped(results: Mapping[int, Result]) -> None:
-    """Skip where the first rank that did not pass was skipped; its effect on the other ranks is no failure."""
+    """Skip where the first rank that did not pass was skipped; its effect on the other ranks is not a failure."""
     __tracebackhide__ = True
     others = [rank for rank, result in results.items() if result["outcome"] != "passed"]
     if not others or any(results[rank]["outcome"] == "lost" for rank in others):

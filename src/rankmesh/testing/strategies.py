@@ -2,7 +2,7 @@
 
 ```
 meshes()    axes with sizes, an offset, and ranks in an order of their own where asked for
-views()     the same with a view: the same ranks factorised once more
+views()     meshes with a view: their ranks factorised once more
 plans()     kinds of group over either, with picks, levels and options
 ```
 

@@ -129,7 +129,7 @@ def _shapes(sizes: object, dtypes: object) -> list[tuple[tuple[int, ...], str]]:
 
 
 def merged(parts: Sequence[Signature]) -> Signature:
-    """Return one call that stands for these: its facts are those of all of them, one after the other."""
+    """Return one call that stands for these, with the facts of all of them, one after the other."""
     first, *others = parts
     parts = [first, *(part for part in others if part.operation != "coalesced")][:_MOST]
     facts: dict[str, tuple[Any, ...]] = dict.fromkeys(first.signature, ())

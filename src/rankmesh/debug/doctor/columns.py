@@ -64,7 +64,7 @@ class GroupName:
 
 @dataclass(eq=False)
 class Columns:
-    """The columns of collectives, and by name those of exchanges; the groups, signatures and sites that they number."""
+    """The columns of collectives and, by name, of exchanges; the groups, signatures and sites that they number."""
 
     group: Ints
     number: Ints
@@ -81,7 +81,7 @@ class Columns:
 def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
     """Return the columns of these entries; ``stacks`` are those that entries name by number.
 
-    Whatever is no entry raises one of Python's own errors.
+    Whatever is not an entry raises one of Python's own errors.
     """
     table = _table(entries)
     names, group = _numbered(map(tuple, table["process_group"]))

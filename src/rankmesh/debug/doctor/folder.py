@@ -109,7 +109,7 @@ def _of_one_request(recordings: list[Recording]) -> list[Recording]:
 
 
 def _of_one_time(recordings: list[Recording]) -> list[Recording]:
-    """Return the recordings without those of an earlier attempt (``_is_older``)."""
+    """Return the recordings that are not of an earlier attempt (``_is_older``)."""
     newest = max(recordings, key=lambda recording: int(recording.created[-1]) if len(recording) else 0)
     return [recording for recording in recordings if not _is_older(recording, newest)]
 

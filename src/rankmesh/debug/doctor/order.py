@@ -179,7 +179,7 @@ def _odd(history: History, group: KnownGroup, number: int, calls: dict[int, Sign
 
 
 def _with_same_calls(history: History, group: KnownGroup, number: int) -> list[KnownGroup]:
-    """Return the groups of a kind that made the same calls before this one; those of another stage need not."""
+    """Return the groups of a kind that made equal calls before this one; groups of another stage need not."""
 
     def before(one: KnownGroup) -> list[set[Signature]]:
         return [set(_calls(history, one, earlier).values()) for earlier in range(max(1, number - _AHEAD), number)]

@@ -116,7 +116,7 @@ class HostRanks:
         return came
 
     def look(self, ranks: Collection[int]) -> dict[int, Look]:
-        """Return those of the ranks that are on this host, as they look from outside."""
+        """Return what each of the ranks on this host looks like from outside."""
         found = {}
         for rank, about in _ranks(self._folder) if ranks else ():
             if rank in ranks and rank != self._rank:

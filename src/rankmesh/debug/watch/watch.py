@@ -272,7 +272,7 @@ def _clock(epoch: int) -> float:
 
 
 def start(folder: str | os.PathLike[str] | None = None, *, timeout: float | timedelta | None = None) -> Watch:
-    """Watch over this rank, in a world that is initialised; called by every rank, in the same order of watches.
+    """Watch over this rank, in a world that is initialised; called by every rank, in one order of watches.
 
     ``folder`` takes the recordings (else the environment's ``RANKMESH_RECORD``, else ``recordings``). A call may take
     ``timeout`` seconds before every responsive rank writes its recording: by default half of its group's timeout.
