@@ -34,8 +34,8 @@ POINTS = {
         session:Session._begin session:Session._enter session:Session._agree session:Session._adopt
         session:Session._announce session:Session._abort session:Session._reply session:Session._leave_world
         session:Session._finished session:Session._restored session:Session._all_hold session:Session._follow
-        session:Session._enter_as_new session:Session.hold session:Session.commit machine:Machine.received
-        machine:Machine.report machine:Machine.concluded
+        session:Session._enter_as_new session:Session.hold session:Session.commit session:Session.relayout
+        machine:Machine.received machine:Machine.report machine:Machine.concluded machine:Machine.relayout
         session:Session.close session:restore session:same_step
         rounds:Rounds._round rounds:Rounds._server rounds:Rounds._connected rounds:conclude
         world:EpochWorld.enter world:EpochWorld._enter world:EpochWorld._install world:EpochWorld._abort
@@ -142,7 +142,7 @@ def member(me, port, folder, faults, layout, how):
     os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
     me.meet("every member has reached the store that rank 0 serves")
     columns, regroups, joins, pause = (how.pop(name) for name in ("columns", "regroups", "joins", "pause"))
-    beside = how.pop("beside", "")
+    beside, relayouts = how.pop("beside", ""), dict(how.pop("relayouts", ()))
     if beside == "stranger" and me.rank == me.size - 1:
         contacts = [address.rsplit(":", 1) for address in (contact_of(Path(folder)) or [])[:-1]]
         return stranger([(host, int(port)) for host, port in contacts], seed=port)
@@ -186,6 +186,9 @@ def member(me, port, folder, faults, layout, how):
             program.step(step)
             program.check(step + 1)
             job.commit(step + 1)
+            if step + 1 in relayouts:
+                with suppress(rm.PlanError):  # of as many ranks as it does not fit
+                    job.relayout(relayouts[step + 1])
         return job.rank
 
     outcome = {}

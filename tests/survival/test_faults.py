@@ -43,6 +43,7 @@ def drawn(seed):
             fault = {"at": pick.choice(points()), "n": n, "latest": pick.randint(3, 7)}
         fault |= {"member": who, "how": kind, "after": pick.random() < 0.4}
         faults.append(fault | ({"again": round(pick.uniform(0.3, 2.5) * timeout, 2)} if kind == "wake" else {}))
+    how["relayouts"] = [[pick.randint(1, 6), f"tp={3 - tp},dp=*"]] if pick.random() < 0.5 else []
     return size, f"tp={tp},dp=*", faults, how
 
 
@@ -53,7 +54,10 @@ def test_each_point_exists():
 
 def must_go_on(size, layout, had, how):
     """Whether what is left suffices, whatever became of the members that had a fault."""
-    tp, ended = 1 if "tp=1" in layout else 2, sum(kind in ("SIGKILL", "raise") for kind in had.values())
+    tp, ended = (
+        1 if "tp=1" in layout and not how["relayouts"] else 2,
+        sum(kind in ("SIGKILL", "raise") for kind in had.values()),
+    )
     left, ranks = size - len(had), size - how["spares"]
     copies = min(ranks // tp - 1, 1) if how["redundancy"] else ranks // tp - 1
     several = sum(kind in ("wake", "cut") for kind in had.values()) > 1  # they may end one step twice
@@ -100,7 +104,8 @@ def test_faults(outlived, seed):
     outlived(*drawn(seed))
 
 
-PLAIN = {"timeout": 3.0, "redundancy": 0, "shrink": None, "columns": 1, "regroups": False, "joins": False, "pause": 0.0}
+PLAIN = {"timeout": 3.0, "redundancy": 0, "shrink": None, "columns": 1, "regroups": False, "joins": False}
+PLAIN |= {"pause": 0.0, "relayouts": []}
 
 
 @pytest.mark.long
