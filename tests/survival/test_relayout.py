@@ -2,6 +2,7 @@
 
 import os
 import signal
+import statistics
 from collections import Counter
 from contextlib import suppress
 from itertools import pairwise
@@ -15,6 +16,7 @@ from hypothesis import strategies as st
 from tests.sockets import free_port, kept, served_once
 from tests.survival.deaths import left_behind
 from tests.survival.program import text_of
+from tests.survival.test_simulated import Costs
 
 import rankmesh as rm
 from rankmesh import sim
@@ -249,6 +251,34 @@ def test_a_tensor_of_no_snapshot():
     with pytest.raises(sim.RanksFailed, match="'more'") as raised:
         sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)
     assert {type(error) for error in raised.value.failures.values()} == {rm.PlanError}
+
+
+def costs_of(size, monkeypatch):
+    """What a job of so many ranks, which changes its layout once, asks of the stores."""
+    with monkeypatch.context() as patched:
+        costs = Costs(patched, whole=True)
+
+        def train(job):
+            weights = torch.zeros(2)
+            job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, ("tp",), (2 * job.groups["tp"].size,))})
+            for step in range(job.step, 3):
+                job.commit(step + 1)
+                if step == 1:
+                    job.relayout(rm.Mesh(tp=4, dp=size // 8, pp=2))
+            return job.epoch
+
+        layout = rm.Mesh(tp=4, dp=size // 4)
+        values = sim.run(lambda: rm.survive(train, layout), size, initialise=False, timeout=60)
+    assert set(values) == {1}
+    return costs
+
+
+def test_what_a_change_asks_of_the_store(monkeypatch):
+    """16 and 64 ranks: each asks as much of the stores, but for a few that conclude a round, and sends no more."""
+    few, many = costs_of(16, monkeypatch), costs_of(64, monkeypatch)
+    assert statistics.mode(few.calls.values()) == statistics.mode(many.calls.values())
+    assert max(many.calls.values()) <= max(few.calls.values()) + 64 // 2
+    assert statistics.median(many.messages.values()) <= 4
 
 
 # -- processes ------------------------------------------------------------------------------------------------------
