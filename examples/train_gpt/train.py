@@ -26,6 +26,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from torch.distributed import HashStore  # type: ignore[attr-defined]  # absent from its __all__
 
 import gpt.survive
+import rankmesh as rm
 from gpt.layout import Refused, Sizes
 from gpt.loop import DTYPES, GROUPS, Run, Step, Trainer
 from gpt.model import Shape
@@ -74,6 +75,12 @@ def train(
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a sign of life.", rich_help_panel=LOSSES)
     ] = 10.0,
+    relayout: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="STEP:SIZES", help="With --survive: go on with other sizes; repeat.", rich_help_panel=LOSSES
+        ),
+    ] = None,
     figure: Annotated[
         Path | None, typer.Option(help="The loss curve, a PNG: loss.png, with --json none.", rich_help_panel=FILES)
     ] = None,
@@ -100,6 +107,10 @@ def train(
     torchrun ends all ranks when one is lost; with **--survive** start them by a launcher that does not:
 
     * srun --no-kill --kill-on-bad-exit=0 -n 9 python train.py --layout tp=2,pp=2 --survive --spares 1
+
+    In such a job **--relayout** changes the sizes while it runs:
+
+    * torchrun --nproc-per-node 8 train.py --layout tp=2,pp=2 --survive --relayout 20:tp=2 --relayout 40:cp=2,ep=2
     """
     shape = Shape(layers, hidden, heads, experts, top, sequence, batch, microbatches)
     figure = Path("loss.png") if figure is None and not json else figure
@@ -107,8 +118,11 @@ def train(
     with refusals():
         ranks = WORLD_SIZE - spares if survive else WORLD_SIZE
         sizes = _checked(run, layout, groups, checkpoint, resume, ranks, draws=figure is not None)
+        if relayout and not survive:
+            raise Refused("--relayout needs --survive; add it, and start the ranks as it says")
         if survive:
-            _survive(run, layout, sizes, (spares, shrink, timeout), figure, json)
+            changes = _changes(run, relayout or [], ranks)
+            _survive(run, layout, sizes, (spares, shrink, timeout), changes, figure, json)
             return
         with world() as device, GROUPS[groups](sizes) as made:
             trainer = Trainer(run, made, device)
@@ -184,8 +198,28 @@ def _steps(trainer: Trainer, start: int, sizes: Sizes) -> tuple[list[Step], floa
     return result, time.perf_counter() - began
 
 
+def _changes(run: Run, given: list[str], ranks: int) -> dict[int, str]:
+    """The sizes to go on with after some steps; without dp they are of as many ranks as the first ones."""
+    found = {}
+    for one in given:
+        step, _, text = one.partition(":")
+        if not step.isdecimal():
+            raise Refused(f"--relayout {one} is not a step and sizes; give them, such as 10:tp=2,pp=2")
+        axes = rm.Mesh.parse(text).axes if text else {}
+        world = axes["dp"] * axes.get("tp", 1) * axes.get("cp", 1) * axes.get("pp", 1) if "dp" in axes else ranks
+        run.shape.check(Sizes.parse(text, world))
+        found[int(step)] = text
+    return found
+
+
 def _survive(
-    run: Run, layout: str, sizes: Sizes, how: tuple[int, bool, float], figure: Path | None, json: bool
+    run: Run,
+    layout: str,
+    sizes: Sizes,
+    how: tuple[int, bool, float],
+    changes: dict[int, str],
+    figure: Path | None,
+    json: bool,
 ) -> None:
     """Train in a job that survives; the bar and the report are of whichever process is the first rank."""
     spares, shrink, timeout = how
@@ -197,7 +231,7 @@ def _survive(
             text = f"{now}  loss {step.loss:.4f}"
             progress.update(task, completed=step.index + 1, description=text, visible=True)
 
-        result = gpt.survive.survive(run, layout, spares, shrink, timeout, done)
+        result = gpt.survive.survive(run, layout, spares, shrink, timeout, done, changes)
     if result is not None:
         _report(run, *result, time.perf_counter() - began, figure, json)
 

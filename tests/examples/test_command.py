@@ -87,6 +87,8 @@ def test_refusal_is_one_sentence(tmp_path):
         (["--groups", "x"], "error: --groups x is unknown; give one of rankmesh"),
         (["--dtype", "x"], "error: --dtype x is unknown; give one of float32"),
         (["--resume"], "error: --resume needs --checkpoint"),
+        (["--relayout", "2:tp=1", "--json"], "error: --relayout needs --survive"),
+        (["--survive", "--relayout", "x:tp=1", "--json"], "error: --relayout x:tp=1 is not a step and sizes"),
         (["--heads", "3"], "error: 2 · heads = 6 does not divide hidden = 64"),
     ],
 )

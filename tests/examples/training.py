@@ -84,7 +84,7 @@ def move(me, layouts):
     return result
 
 
-def survives(me, port, folder, deaths, layout, spares, shrink):
+def survives(me, port, folder, deaths, layout, spares, shrink, changes=()):
     """One member of a training in a job that survives: sizes and steps, on the first rank; and what it leaves.
 
     ``sizes`` has, of each epoch in which it had a rank, the step at which that began and its data-parallel size.
@@ -106,7 +106,7 @@ def survives(me, port, folder, deaths, layout, spares, shrink):
         sizes[self.epoch] = self.step, self.plan.mesh.axes["dp"]
 
     Trainer.step, Job.hold = dies, hooked
-    found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None)
+    found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None, dict(changes))
     outcome = None if found is None else [str(found[0]), arguments_of(found[1])]
     return {"outcome": outcome, "sizes": sizes, **left_behind(folder, before), "pid": os.getpid()}
 

@@ -1,4 +1,4 @@
-"""The same training in a job that loses ranks and goes on: rm.survive calls ``train`` again after each loss.
+"""The same training in a job that loses ranks or changes its layout; rm.survive calls ``train`` again each time.
 
 ```
 state    every weight and its moments, whole on each replica     the loss and the norm of each step, on every rank
@@ -9,7 +9,7 @@ Moments are gathered for each commit. A job that cannot afford that holds its pa
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import Tensor
@@ -24,9 +24,18 @@ RECORD = "record"
 
 
 def survive(
-    run: Run, layout: str, spares: int, shrink: bool, timeout: float, progress: Callable[[Sizes, Step], object]
+    run: Run,
+    layout: str,
+    spares: int,
+    shrink: bool,
+    timeout: float,
+    progress: Callable[[Sizes, Step], object],
+    changes: Mapping[int, str] | None = None,
 ) -> tuple[Sizes, list[Step]] | None:
-    """Train; on the first rank the sizes at the end, and the steps. ``progress`` gets each step there."""
+    """Train; on the first rank the sizes at the end, and the steps. ``progress`` gets each step there.
+
+    ``changes`` are the sizes to go on with after some steps.
+    """
 
     def train(job: Job) -> tuple[Sizes, list[Step]] | None:
         sizes = Sizes(**{axis: job.plan.mesh.axes[axis] for axis in ("tp", "cp", "dp", "pp")}, ep=_ep(job.plan))
@@ -45,6 +54,8 @@ def survive(
             job.commit(step.index + 1)
             if job.rank == 0:
                 progress(sizes, step)
+            if changes and step.index + 1 in changes:
+                job.relayout(f"megatron:{changes[step.index + 1]}")
         if job.rank:
             return None
         return sizes, [Step(index, loss, norm) for index, (loss, norm) in enumerate(record.tolist())]
