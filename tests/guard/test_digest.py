@@ -70,10 +70,10 @@ def test_several_flipped_bits_show(size, seed, data):
 
 @given(size=st.integers(1, 40), seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "int8", "complex64"]))
 def test_it_is_a_sum_of_products(size, seed, dtype):
-    """A tensor of one piece: words times odd numbers, and that times the first of them."""
+    """A tensor of one piece: words times odd numbers."""
     tensor = raw(dtype, size, seed)
     data = bytes(tensor.view(torch.uint8).tolist())
-    assert int(digest(tensor)) == signed(of_bytes(data) * next(numbers(1)))
+    assert int(digest(tensor)) == signed(of_bytes(data))
 
 
 @given(shape=st.lists(st.integers(0, 9), max_size=4), seed=st.integers(0, 2**32), data=st.data())

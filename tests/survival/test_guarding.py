@@ -13,6 +13,7 @@ from torch import nn
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.guard import Guard
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.guarding import Suspicion
@@ -243,6 +244,26 @@ def test_ranks_that_begin_with_other_numbers():
         sim.run(lambda: rm.survive(train, "dp=3", guard=1), 3, initialise=False)
 
 
+@pytest.mark.parametrize(("guard", "error"), [(None, rm.PlanError), (1, rm.Diverged)])
+def test_a_model_is_compared_once(guard, error, monkeypatch):
+    """At its first `hold`, guarded or not; where ranks have seeded differently, the error tells what to do."""
+    checked = []
+    check = Guard.check
+    monkeypatch.setattr(Guard, "check", lambda self, *step: (checked.append(self), check(self, *step)))
+
+    def train(job):
+        torch.manual_seed(0 if seeded else job.rank)
+        job.hold(model=nn.Linear(2, 2))
+        return len({id(one) for one in checked})
+
+    seeded = True
+    assert sim.run(lambda: rm.survive(train, "dp=2", guard=guard), 2, initialise=False) == [2, 2]
+    seeded = False
+    with pytest.raises(sim.RanksFailed, match="seed every rank equally") as raised:
+        sim.run(lambda: rm.survive(train, "dp=2", guard=guard), 2, initialise=False)
+    assert {type(one) for one in raised.value.failures.values()} == {error}
+
+
 def test_a_guard_of_no_steps_is_refused():
     """``guard`` is how many steps lie between two checks."""
     with pytest.raises(sim.RanksFailed, match="guard"):
@@ -348,14 +369,3 @@ def test_a_model_and_its_optimizer_survive(lose):
     values = sim.run(lambda: rm.survive(train, "dp=3", spares=1), 4, lose=lose, initialise=False)
     expected = sim.run(lambda: rm.survive(train, "dp=3", spares=1), 4, initialise=False)
     assert {one[0]: one[1] for one in values if one} == {one[0]: one[1] for one in expected if one}
-
-
-def test_a_model_that_is_no_copy_is_refused():
-    """Ranks that have seeded differently, before the first step: by name, with what to do."""
-
-    def train(job):
-        torch.manual_seed(job.rank)
-        job.hold(model=nn.Linear(2, 2))
-
-    with pytest.raises(sim.RanksFailed, match=r"'bias' differs .* seed every rank equally, or say over which axes"):
-        sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)

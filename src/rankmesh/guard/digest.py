@@ -4,7 +4,7 @@ A digest is a sum of the tensor's 32-bit words, each times an odd number of its 
 
 ```
 word 0 · c0 + word 1 · c1 + ...          a piece of at most 2^16 words (on a CPU)
-piece 0 · d0 + piece 1 · d1 + ...        the tensor; tensors make one digest in the same way
+piece 0 · d0 + piece 1 · d1 + ...        a tensor of several; tensors make one digest in the same way
 ```
 
 Odd numbers have an inverse modulo 2^64, so a difference in one word always shows, whichever bits of it differ; one in
@@ -43,7 +43,7 @@ def digest(tensor: Tensor) -> Tensor:
     for words in _pieces(tensor.detach(), 4 * size):
         count = len(words)
         parts.append(torch.sum(torch.mul(words, numbers[:count], out=product[:count])))
-    return combined(parts, tensor.device)
+    return parts[0] if len(parts) == 1 else combined(parts, tensor.device)
 
 
 def digests(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
