@@ -75,10 +75,3 @@ def test_type_checkers_see_what_is_loaded_later():
         for alias in line.names
     }
     assert seen == loaded
-
-
-def test_public_names_resolve():
-    """Every public name exists, the lazily loaded ones too, and is listed by dir()."""
-    for name in rankmesh.__all__:
-        assert getattr(rankmesh, name) is not None
-    assert set(rankmesh.__all__) <= set(dir(rankmesh))

@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import json
 import resource
 import subprocess
 import sys
@@ -43,20 +42,6 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         assert running.wait(timeout=30) == 141
 
 
-def test_the_planning_commands_do_not_import_torch() -> None:
-    """No command of this kind loads torch, in the time or in the memory of a user."""
-    program = (
-        "import sys\n"
-        "from typer.testing import CliRunner\n"
-        "from rankmesh.cli.app import app\n"
-        "for words in ('show tp=2,dp=2', 'groups tp=2 tp', 'explain tp=2 1', 'diff tp=2 tp=4', 'presets'):\n"
-        "    CliRunner().invoke(app, words.split())\n"
-        "print('torch' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    assert done.stdout == "False\n"
-
-
 def test_show_of_131072_ranks_costs_little_more_than_of_128(process) -> None:
     """The whole command, start of the interpreter included: less than twice the processor time of the small one."""
 
@@ -68,9 +53,3 @@ def test_show_of_131072_ranks_costs_little_more_than_of_128(process) -> None:
 
     pairs = [(seconds(LARGE), seconds("megatron:world=128,tp=2,pp=2,ep=2")) for _ in range(2)]
     assert min(large for large, _ in pairs) < 2 * max(small for _, small in pairs)
-
-
-def test_json_of_every_group_of_131072_ranks_parses(process) -> None:
-    """All groups of a kind at that size, as JSON."""
-    data = json.loads(process("groups", LARGE, "pp", "--json").out)
-    assert (data["count"], len(data["groups"]), data["groups"][-1][-1]) == (16384, 16384, 131071)

@@ -8,7 +8,6 @@ from tests.docs.pages import ROOT
 from rankmesh import errors, sim
 from rankmesh.cli.app import PANELS
 from rankmesh.cli.shell import ExitCode
-from rankmesh.readers.source import RECIPES
 
 
 def _page(name):
@@ -41,13 +40,6 @@ def test_every_command_shows_its_help(command):
     """Each command has a heading with its help, which the test of the page compares, and a row in the first table."""
     assert f"](#{command}) |" in _page("command_line").partition("\n## ")[0]
     assert f"## {command}\n\n```console\n$ rankmesh {command} --help\n" in _page("command_line")
-
-
-def test_every_recipe_and_dialect_is_named():
-    """SPEC names every recipe; the pages on migration are all in their table and in the comparison's text."""
-    assert all(f"`{name}`" in _page("command_line") for name in RECIPES)
-    for page in (ROOT / "docs" / "migrate").glob("*.md"):
-        assert page.stem == "index" or f"({page.name})" in _page("migrate/index")
 
 
 def test_the_house_is_that_of_the_import_contract():

@@ -1,8 +1,6 @@
 """The commands with a training config as SPEC: the plan on stdout, the lines that were read on stderr and as data."""
 
 import json
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -80,16 +78,3 @@ def test_a_refused_config_is_one_line_and_exit_3(tmp_path):
     result = run("show", path)
     assert (result.exit_code, result.stdout, result.stderr.count("\n")) == (3, "", 1)
     assert result.stderr.startswith(f"error: {path}:1: --tensor-model-parallel-size = $TP; ")
-
-
-def test_configs_are_read_without_torch():
-    """Reading any of the formats loads no torch."""
-    names = [(str(FILES / name), 16) for name in ("megatron.yaml", "torchtitan.toml", "deepspeed.json")]
-    names += [(str(FILES / name), None) for name in ("megatron.sh", "nanotron.yaml", "accelerate.yaml")]
-    program = (
-        "import sys\nfrom rankmesh.readers.source import read\n"
-        f"for name, world in {names!r}:\n    read(name, world_size=world)\n"
-        "print('torch' in sys.modules)\n"
-    )
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=60)
-    assert done.stdout == "False\n"

@@ -74,6 +74,7 @@ REFUSED = [
     ("#!/bin/bash\ncolossalai run --nproc_per_node 8 train.py", "a.sh", None, "of ColossalAI"),
     ("distributed: {strategy: fsdp2, tp_size: 1, ep_size: 64}", "run.yaml", None, "of NeMo Automodel"),
     (ACCELERATE + "parallelism_config: {parallelism_config_tp_size: 2}\n", "one.yaml", 5, "NO starts one process"),
+    (ACCELERATE, "one.yaml", 2, "distributed_type = NO makes a world of 1 ranks, but the world size is 16"),
 ]  # fmt: skip
 
 

@@ -1,12 +1,13 @@
 """``rankmesh presets``: the published layouts of real runs.
 
->>> preset_row("llama3-405b").sizes
+>>> preset_row("llama3-405b")["sizes"]
 'tp=8,cp=1,pp=16,dp=128'
 """
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import Any
 
 from rankmesh.cli.columns import Column, print_columns, print_facts
 from rankmesh.cli.console import out, write_json
@@ -14,7 +15,7 @@ from rankmesh.cli.options import Json, PresetName
 from rankmesh.core import presets
 from rankmesh.readers.source import read
 
-__all__ = ["EXAMPLES", "PresetRow", "command", "preset_row"]
+__all__ = ["EXAMPLES", "command", "preset_row"]
 
 EXAMPLES = """\
 $ rankmesh presets
@@ -22,58 +23,42 @@ $ rankmesh presets llama3-405b
 """
 
 
-@dataclass(frozen=True)
-class PresetRow:
-    """One preset: ``spec`` is its text, ``sizes`` the axes of its mesh and its views."""
-
-    name: str
-    title: str
-    spec: str
-    sizes: str
-    world_size: int
-    gpus_per_node: int
-    source: str
-    note: str
-
-
-def preset_row(name: str) -> PresetRow:
-    """Return one preset with the world size and the sizes that follow from its spec."""
-    preset, mesh = presets.get(name), read(name).plan.mesh
+def preset_row(name: str) -> dict[str, Any]:
+    """Return one preset as data: ``spec`` is its text, ``sizes`` the axes of its mesh and its views."""
+    mesh = read(name).plan.mesh
     sizes = "/".join([str(mesh), *(f"{view}:{layout}" for view, layout in mesh.views.items())])
-    return PresetRow(
-        name, preset.title, preset.spec, sizes, mesh.size, preset.gpus_per_node, preset.source, preset.note
-    )
+    return {**asdict(presets.get(name)), "sizes": sizes, "world_size": mesh.size}
 
 
 def command(name: PresetName = None, json: Json = False) -> None:
     """List the published layouts, or one of them in detail; any SPEC may be a preset's name."""
-    rows = tuple(map(preset_row, presets.names() if name is None else [name]))
+    rows = list(map(preset_row, presets.names() if name is None else [name]))
     if json:
-        write_json([asdict(row) for row in rows] if name is None else asdict(rows[0]))
+        write_json(rows if name is None else rows[0])
     elif name is None:
         _print_table(rows)
     else:
         _print_one(rows[0])
 
 
-def _print_table(rows: tuple[PresetRow, ...]) -> None:
+def _print_table(rows: list[dict[str, Any]]) -> None:
     columns = [
-        Column("name", [row.name for row in rows], style="bold"),
-        Column("world", [f"{row.world_size:,}" for row in rows], right=True),
-        Column("spec", [row.spec for row in rows]),
-        Column("title", [row.title for row in rows], fit=True, least=40),
-        Column("source", [row.source for row in rows], fit=True, least=50),
+        Column("name", [row["name"] for row in rows], style="bold"),
+        Column("world", [f"{row['world_size']:,}" for row in rows], right=True),
+        Column("spec", [row["spec"] for row in rows]),
+        Column("title", [row["title"] for row in rows], fit=True, least=40),
+        Column("source", [row["source"] for row in rows], fit=True, least=50),
     ]
     print_columns(out(), columns)
 
 
-def _print_one(row: PresetRow) -> None:
+def _print_one(row: dict[str, Any]) -> None:
     lines = {
-        row.name: row.title,
-        "spec": row.spec,
-        "sizes": row.sizes,
-        "world": f"{row.world_size:,} ranks, nodes of {row.gpus_per_node}",
-        "source": row.source,
-        "note": row.note,
+        row["name"]: row["title"],
+        "spec": row["spec"],
+        "sizes": row["sizes"],
+        "world": f"{row['world_size']:,} ranks, nodes of {row['gpus_per_node']}",
+        "source": row["source"],
+        "note": row["note"],
     }
     print_facts(out(), lines.items())

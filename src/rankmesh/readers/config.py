@@ -212,7 +212,8 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
         settled = _overruled(settled, world_size)
         stated = None
     if stated is not None and world_size not in (None, stated):
-        where = next(reading for reading in settled.readings if reading.argument == "world_size")
+        # Accelerate's one process follows from another line.
+        where = next((each for each in settled.readings if each.argument == "world_size"), settled.readings[0])
         raise PlanError(
             f"{place(path, where.line)}: {where} makes a world of {stated} ranks, but the world size is {world_size}; "
             "leave --world-size out, or change one of them",
