@@ -123,12 +123,12 @@ def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
 def _print(result: CheckResult) -> None:
     kinds = result.kinds
     columns = [
-        Column("group", [kind.name for kind in kinds], style="cyan"),
+        Column("group", [kind.name for kind in kinds]),
         Column("size", [str(kind.size) for kind in kinds], right=True),
         Column("proved", [f"{kind.proved} of {kind.groups}" for kind in kinds], right=True),
         Column("ranks", [f"{kind.ranks} of {kind.expected}" for kind in kinds], right=True),
         Column("slowest", [f"{kind.slowest * 1e3:.1f} ms" for kind in kinds], right=True),
-        Column("by", [", ".join(kind.operations) or "-" for kind in kinds], fit=True),
+        Column("by", [", ".join(kind.operations) or "-" for kind in kinds]),
     ]
     print_columns(out(), columns)
     groups, proved = sum(kind.groups for kind in kinds), sum(kind.proved for kind in kinds)

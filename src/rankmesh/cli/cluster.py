@@ -121,7 +121,7 @@ def print_cluster(console: Console, cluster: Cluster) -> None:
     uplinks = [level.uplink for level in levels]
     units = [len(set(row.tolist())) for row in cluster.units]
     columns = [
-        Column("level", [level.name for level in levels], style="bold"),
+        Column("level", [level.name for level in levels]),
         Column("units", [f"{count:,}" for count in units], right=True),
         Column("latency", [f"{level.latency * 1e6:.3g} µs" for level in levels], right=True),
         Column("bandwidth", [speed(level.bandwidth) for level in levels], right=True),
@@ -150,10 +150,10 @@ def _hosts(cluster: Cluster) -> list[Column]:
         for number, level in enumerate(cluster.levels[cluster.host_level + 1 :])
     ]
     return [
-        Column("host", [host.name for host in hosts], style="bold"),
+        Column("host", [host.name for host in hosts]),
         Column("devices", [f"{host.devices:,}" for host in hosts], right=True),
         *places,
-        Column("ranks", ranks, fit=True),
+        Column("ranks", ranks),
     ]
 
 

@@ -26,11 +26,13 @@ if TYPE_CHECKING:
 __all__ = ["Column", "bytes_text", "pages", "print_columns", "print_facts"]
 
 _GAP = 2
+# The last column of a table is cut to this width at the least.
+_LEAST = 24
 _UNITS = ("B", "KiB", "MiB", "GiB", "TiB", "PiB")
 
 
 def pages(columns: Sequence[Column], width: int) -> list[list[Column]]:
-    """Return the columns in tables of at most ``width``, each headed by the first column.
+    """Return the columns in tables of at most ``width``, each headed by the first; its last column takes what is left.
 
     >>> wide = [Column(head, ["x" * 30]) for head in ("a", "b", "c")]
     >>> [[column.head for column in page] for page in pages(wide, 70)]
@@ -38,25 +40,14 @@ def pages(columns: Sequence[Column], width: int) -> list[list[Column]]:
     """
     found = [[columns[0]]]
     for column in columns[1:]:
-        taken = sum(other.need + _GAP for other in found[-1])
-        if taken + column.need > width and len(found[-1]) > 1:
+        if _taken(found[-1]) + min(column.width, _LEAST) > width and len(found[-1]) > 1:
             found.append([columns[0]])
         found[-1].append(column)
-    return [_fitted(page, width) for page in found]
+    return [[*page[:-1], page[-1].fitted(max(_LEAST, width - _taken(page[:-1])))] for page in found]
 
 
-def _fitted(page: list[Column], width: int) -> list[Column]:
-    """Share what is left of the line evenly between the fitting columns; what one does not use goes on."""
-    left = width - sum(column.need + _GAP for column in page) + _GAP
-    waiting = sum(column.fit for column in page)
-    fitted = []
-    for column in page:
-        share = max(0, left) // waiting if column.fit else 0
-        waiting -= column.fit
-        done = column.fitted(column.need + share)
-        left -= done.width - column.need
-        fitted.append(done)
-    return fitted
+def _taken(columns: Sequence[Column]) -> int:
+    return sum(column.width + _GAP for column in columns)
 
 
 def print_columns(console: Console, columns: Sequence[Column]) -> None:
@@ -77,17 +68,17 @@ def print_facts(console: Console, facts: Iterable[tuple[str, str]]) -> None:
 
 
 def _lines(page: list[Column]) -> Iterator[Text]:
-    yield _line([(column, column.head, "bold") for column in page])
-    yield _line([(column, "─" * column.width, "dim") for column in page])
+    yield _line(page, [column.head for column in page], "bold", "bold")
+    yield _line(page, ["─" * column.width for column in page], "dim", "dim")
     for cells in zip(*(column.cells for column in page), strict=True):
-        yield _line([(column, cell, column.style) for column, cell in zip(page, cells, strict=True)])
+        yield _line(page, cells, "bold", "")
 
 
-def _line(cells: list[tuple[Column, str, str]]) -> Text:
+def _line(page: list[Column], cells: Sequence[str], first: str, others: str) -> Text:
     line = Text()
-    for number, (column, cell, style) in enumerate(cells):
+    for number, (column, cell) in enumerate(zip(page, cells, strict=True)):
         padded = cell.rjust(column.width) if column.right else cell.ljust(column.width)
-        line.append(" " * _GAP * bool(number)).append(padded, style)
+        line.append(" " * _GAP * bool(number)).append(padded, others if number else first)
     line.rstrip()
     return line
 

@@ -124,7 +124,7 @@ def _imported(what: object, load: Callable[[], Any]) -> Any:
 
 def _print(result: Comparison) -> None:
     (head, *heads), rows = result.table()
-    columns = [Column(head, [row[0] for row in rows], style="cyan")]
+    columns = [Column(head, [row[0] for row in rows])]
     columns += [Column(name, [row[i + 1] for row in rows], right=True) for i, name in enumerate(heads)]
     print_columns(out(), columns)
     write("")

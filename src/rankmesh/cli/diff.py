@@ -106,7 +106,7 @@ def _tables(found: Difference) -> Iterator[list[Column]]:
 
 def _table(heads: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> list[Column]:
     cells = list(zip(*rows, strict=True))
-    return [Column(head, cells[number], style="" if number else "bold") for number, head in enumerate(heads)]
+    return [Column(head, column) for head, column in zip(heads, cells, strict=True)]
 
 
 def _sides(found: Difference) -> Iterator[tuple[str, ...]]:
@@ -126,7 +126,7 @@ def _options(found: Difference) -> list[Column]:
     for item in found.options:
         kinds.setdefault((item.option, str(item.left), str(item.right)), []).append(item.kind)
     columns = _table(("option", "left", "right"), list(kinds))
-    return [*columns, Column("kinds", [", ".join(names) for names in kinds.values()], fit=True)]
+    return [*columns, Column("kinds", [", ".join(names) for names in kinds.values()])]
 
 
 def _groups(found: Difference) -> list[Column]:
@@ -137,11 +137,11 @@ def _groups(found: Difference) -> list[Column]:
         return ["" if number else text(kind) for kind, number, _ in rows]
 
     return [
-        Column("kind", heads(lambda kind: kind.name), style="bold"),
+        Column("kind", heads(lambda kind: kind.name)),
         Column("ranks", heads(lambda kind: "all" if kind.ranks == world else f"{kind.ranks:,}"), right=True),
         Column("rank", [f"{example.rank:,}" for _, _, example in rows], right=True),
-        Column("left", [_group(example.left, kind.left_size) for kind, _, example in rows], fit=True, least=16),
-        Column("right", [_group(example.right, kind.right_size) for kind, _, example in rows], fit=True, least=16),
+        Column("left", [_group(example.left, kind.left_size) for kind, _, example in rows]),
+        Column("right", [_group(example.right, kind.right_size) for kind, _, example in rows]),
     ]
 
 

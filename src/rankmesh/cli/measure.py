@@ -116,14 +116,14 @@ def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
 def _print(found: Measurement) -> None:
     rows = found.rows
     columns = [
-        Column("group", [row.name for row in rows], style="bold"),
+        Column("group", [row.name for row in rows]),
         Column("collective", [row.collective for row in rows]),
         Column("bytes", [f"{row.bytes:,}" for row in rows], right=True),
         Column("at once", [duration(row.seconds) for row in rows], right=True),
         Column("alone", [duration(row.isolated) for row in rows], right=True),
         Column("algbw", [speed(row.algbw) for row in rows], right=True),
         Column("busbw", [speed(row.busbw) for row in rows], right=True),
-        Column("slowest group", [_group(row.slowest.ranks, found) for row in rows], fit=True),
+        Column("slowest group", [_group(row.slowest.ranks, found) for row in rows]),
     ]
     print_columns(out(), columns)
     write("")

@@ -25,9 +25,10 @@ $ rankmesh presets llama3-405b
 
 def preset_row(name: str) -> dict[str, Any]:
     """Return one preset as data: ``spec`` is its text, ``sizes`` the axes of its mesh and its views."""
+    preset = presets.get(name)
     mesh = read(name).plan.mesh
     sizes = "/".join([str(mesh), *(f"{view}:{layout}" for view, layout in mesh.views.items())])
-    return {**asdict(presets.get(name)), "sizes": sizes, "world_size": mesh.size}
+    return {**asdict(preset), "sizes": sizes, "world_size": mesh.size}
 
 
 def command(name: PresetName = None, json: Json = False) -> None:
@@ -43,11 +44,11 @@ def command(name: PresetName = None, json: Json = False) -> None:
 
 def _print_table(rows: list[dict[str, Any]]) -> None:
     columns = [
-        Column("name", [row["name"] for row in rows], style="bold"),
+        Column("name", [row["name"] for row in rows]),
         Column("world", [f"{row['world_size']:,}" for row in rows], right=True),
         Column("spec", [row["spec"] for row in rows]),
-        Column("title", [row["title"] for row in rows], fit=True, least=40),
-        Column("source", [row["source"] for row in rows], fit=True, least=50),
+        Column("title", [row["title"] for row in rows]),
+        Column("source", [row["source"] for row in rows]),
     ]
     print_columns(out(), columns)
 

@@ -100,9 +100,7 @@ def _show_evidence(error: ConnectError, json: bool) -> None:
     if json:
         write_json({"missing": str(error), "evidence": dict(evidence)})
     elif evidence:
-        print_columns(
-            out(), [Column("variable", list(evidence), style="cyan"), Column("value", list(evidence.values()))]
-        )
+        print_columns(out(), [Column("variable", list(evidence)), Column("value", list(evidence.values()))])
 
 
 def _print(found: Whereabouts) -> None:
@@ -119,9 +117,9 @@ def _print(found: Whereabouts) -> None:
     evidence[0] = evidence[0] or ("no launcher's variables" if launch.launcher == NO_LAUNCHER else "")
     evidence[3] = evidence[3] or "what the machine calls itself"
     columns = [
-        Column("what", list(rows), style="cyan"),
+        Column("what", list(rows)),
         Column("this process", list(rows.values())),
-        Column("evidence", [line or "-" for line in evidence], fit=True),
+        Column("evidence", [line or "-" for line in evidence]),
     ]
     print_columns(out(), columns)
 

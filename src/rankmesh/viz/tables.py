@@ -19,30 +19,20 @@ __all__ = ["Column", "axes", "communicators", "cut", "header", "kinds", "ranks_t
 
 @dataclass(frozen=True)
 class Column:
-    """A heading and its cells. A column with ``fit`` takes what is left of the line, ``least`` or more."""
+    """A heading and its cells."""
 
     head: str
     cells: Sequence[str]
     right: bool = False
-    style: str = ""
-    fit: bool = False
-    least: int = 24
 
     @cached_property  # each line asks for it
     def width(self) -> int:
         """The width that every cell needs."""
         return max(map(len, (self.head, *self.cells)))
 
-    @property
-    def need(self) -> int:
-        """The width below which the column goes to another table."""
-        return min(self.width, self.least) if self.fit else self.width
-
     def fitted(self, width: int) -> Column:
         """Return the column no wider than ``width``."""
-        if not self.fit or self.width <= width:
-            return self
-        return replace(self, cells=[cut(cell, width) for cell in self.cells])
+        return self if self.width <= width else replace(self, cells=[cut(cell, width) for cell in self.cells])
 
 
 def cut(text: str, width: int) -> str:
@@ -87,7 +77,7 @@ def axes(facts: Overview) -> list[Column]:
         for number, axis in enumerate(layout.axes)
     ]
     columns = [
-        Column("layout", [name for name, _ in rows], style="bold"),
+        Column("layout", [name for name, _ in rows]),
         Column("axis", [axis.name for _, axis in rows]),
         Column("size", [f"{axis.size:,}" for _, axis in rows], right=True),
         Column("stride", [f"{axis.stride:,}" for _, axis in rows], right=True),
@@ -100,7 +90,7 @@ def kinds(facts: Overview) -> list[Column]:
     rows = facts.kinds
     options = [", ".join(f"{name} {value}" for name, value in kind.options.items()) for kind in rows]
     return [
-        Column("group", [kind.name for kind in rows], style="bold"),
+        Column("group", [kind.name for kind in rows]),
         Column("axes", ["-".join(kind.axes) for kind in rows]),
         *_if_any(Column("view", [kind.view or "" for kind in rows])),
         *_if_any(Column("part", [kind.part or "" for kind in rows])),
@@ -109,8 +99,8 @@ def kinds(facts: Overview) -> list[Column]:
         Column("stride", [kind.stride for kind in rows]),
         Column("communicator", [str(kind.communicator) for kind in rows]),
         *_crossings(rows),
-        *_if_any(Column("options", options, fit=True)),
-        Column("members", [_members(kind) for kind in rows], fit=True),
+        *_if_any(Column("options", options)),
+        Column("members", [_members(kind) for kind in rows]),
     ]
 
 
