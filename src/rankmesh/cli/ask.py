@@ -73,6 +73,4 @@ def _print(found: dict[str, Any]) -> None:
         "spares": len(found["spares"]),
         "last change": f"{change['what']}: {seconds}" if seconds else change["what"],
     }
-    print_columns(
-        out(), [Column("what", list(rows), style="cyan"), Column("the job", [str(one) for one in rows.values()])]
-    )
+    print_columns(out(), [Column("what", list(rows)), Column("the job", [str(one) for one in rows.values()])])
