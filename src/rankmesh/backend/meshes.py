@@ -11,12 +11,12 @@ import torch.distributed as dist
 from torch.distributed import device_mesh as torch_meshes
 from torch.distributed.device_mesh import DeviceMesh
 
-from rankmesh.errors import ConnectError, first_line
+from rankmesh.errors import ConnectError
 
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["device_mesh", "flatten", "forget_meshes", "strided_shard", "symmetric_memory", "unfold"]
+__all__ = ["device_mesh", "flatten", "forget_meshes", "strided_shard", "unfold"]
 
 
 def device_mesh(
@@ -118,19 +118,3 @@ def forget_meshes() -> None:
         in_native()
     if _RESOURCES is not None:
         _RESOURCES.__init__()
-
-
-def symmetric_memory(size: int, pg: dist.ProcessGroup) -> tuple[torch.Tensor, Any]:
-    """``size`` bytes that every GPU of the group maps, and their handle; ``ConnectError`` where there can be none."""
-    if not torch.cuda.is_available():
-        raise ConnectError("symmetric memory is memory of GPUs, and there is none here; use another buffer")
-    import torch.distributed._symmetric_memory as symmetric
-
-    try:
-        memory = symmetric.empty(size, dtype=torch.uint8, device=torch.device("cuda"))
-        return memory, symmetric.rendezvous(memory, pg)
-    except RuntimeError as error:
-        first = first_line(error)
-        raise ConnectError(
-            f"the {pg.size()} GPUs of the group share no symmetric memory ({first}); it needs NVLink between them all"
-        ) from error

@@ -12,7 +12,7 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 from rankmesh.backend.registries import registries
 from rankmesh.dialects.megatron import ParallelState, parallel_state
 from rankmesh.dialects.megatron.refusals import NotInitialized, Refused, UnknownName
-from rankmesh.errors import ConnectError, NotAMember, PlanError
+from rankmesh.errors import NotAMember, PlanError
 
 
 def start(rank, size, **arguments):
@@ -357,17 +357,10 @@ def _buffers(me):
     again = buffer.get_tensor((2, 2), torch.float32, "x")
     me.error(Refused, ps._set_global_memory_buffer)
     me.error(NotInitialized, ps.get_global_symmetric_memory_buffer)
-    ps._set_global_symmetric_memory_buffer()
-    symmetric = ps.get_global_symmetric_memory_buffer()
-    me.error(ConnectError, symmetric.get_tensor, (2, 2), torch.float32)
-    found = [large.shape == (4, 3), again.data_ptr() == large.data_ptr()]
-    found.append(symmetric.maybe_get_tensor((2, 2), torch.float32))
     ps.destroy_global_memory_buffer()
-    ps.destroy_global_symmetric_memory_buffer()
-    return [*found, ps._GLOBAL_MEMORY_BUFFER, ps._GLOBAL_SYMMETRIC_MEMORY_BUFFER]
+    return [large.shape == (4, 3), again.data_ptr() == large.data_ptr(), ps._GLOBAL_MEMORY_BUFFER]
 
 
-@pytest.mark.skipif(torch.cuda.is_available(), reason="says what a machine without GPU answers")
 def test_buffers(ranks):
-    """Memory by name is reused; symmetric memory is None where it may be, and an error where it is needed."""
-    assert ranks(1, _buffers, world=None) == [[True, True, {"tensor": None, "handle": None}, None, None]]
+    """Memory by name is reused, until the buffer is destroyed."""
+    assert ranks(1, _buffers, world=None) == [[True, True, None]]

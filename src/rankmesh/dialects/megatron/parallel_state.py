@@ -36,7 +36,7 @@ from typing import Any, Callable, List, cast  # noqa: UP035
 import torch.distributed as dist
 
 from rankmesh.dialects.megatron import lifecycle
-from rankmesh.dialects.megatron.buffers import SYMMETRIC_MEGABYTES, GlobalMemoryBuffer, GlobalSymmetricMemoryBuffer
+from rankmesh.dialects.megatron.buffers import GlobalMemoryBuffer
 from rankmesh.dialects.megatron.getters import Getters
 from rankmesh.dialects.megatron.nccl import get_nccl_options, overwrite_nccl_comm_cfgs  # noqa: F401
 from rankmesh.dialects.megatron.rank_generator import (  # noqa: F401
@@ -552,13 +552,13 @@ def destroy_global_memory_buffer():
 
 
 def _set_global_symmetric_memory_buffer():
-    """Make the global symmetric memory buffer."""
+    """Make the global symmetric memory buffer: Megatron's own, over our group, for Megatron's inference."""
     global _GLOBAL_SYMMETRIC_MEMORY_BUFFER
     if _GLOBAL_SYMMETRIC_MEMORY_BUFFER is not None:
         raise second_buffer("symmetric memory buffer")
-    _GLOBAL_SYMMETRIC_MEMORY_BUFFER = GlobalSymmetricMemoryBuffer(
-        SYMMETRIC_MEGABYTES, get_tensor_model_parallel_group()
-    )
+    from megatron.core.utils import GlobalSymmetricMemoryBuffer
+
+    _GLOBAL_SYMMETRIC_MEMORY_BUFFER = GlobalSymmetricMemoryBuffer(256, get_tensor_model_parallel_group())
 
 
 def get_global_symmetric_memory_buffer():
