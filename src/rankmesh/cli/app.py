@@ -21,7 +21,7 @@ PANELS = {
     "Run": ("check", "measure", "where", "ask"),
     "Plan": ("cluster", "place", "search"),
     "Weights": ("layout", "transfer", "checkpoint"),
-    "Debug": ("doctor", "compare"),
+    "Debug": ("watch", "doctor", "compare"),
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 

@@ -32,21 +32,24 @@ def init(
     ``record`` keeps the calls of this rank, with their lines of code, and watches over them until the world is left:
     when one takes longer than half of its group's timeout, every responsive rank writes its recording, and the log
     (``rankmesh.watch``) says what hangs. It is True, or the folder for the recordings; the environment's
-    ``RANKMESH_RECORD`` is such a folder too. Every rank records, or none.
+    ``RANKMESH=watch`` and ``RANKMESH_RECORD``, a folder, take its place. Every rank records, or none.
 
     Raises ``ConnectError`` for variables that contradict each other, a meeting place that does not resolve or answer,
     ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
     the ranks that did not come.
     """
-    recorded = bool(record) or bool(os.environ.get("RANKMESH_RECORD"))
-    if not recorded:
+    switched = bool(os.environ.get("RANKMESH") or os.environ.get("RANKMESH_RECORD"))
+    if not record and not switched:
         return enter(backend=backend, timeout=timeout)
+    from rankmesh.debug.watch import switch
     from rankmesh.debug.watch.recorder import prepare
     from rankmesh.debug.watch.watch import start
 
     prepare()
     live = enter(backend=backend, timeout=timeout)
-    live.before_leaving.append(start(None if isinstance(record, bool) else record).close)
+    # The initialisation has started the watch that the environment asks for, where torch loads entry points.
+    watches = switch.start() if switched else [start(None if isinstance(record, bool) else record)]
+    live.before_leaving += [watch.close for watch in watches]
     return live
 
 

@@ -7,6 +7,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -23,13 +24,15 @@ from rankmesh.debug.doctor.timeouts import in_time
 from rankmesh.debug.doctor.waits import Waits, waits_of
 from rankmesh.errors import in_words
 
-__all__ = ["Diagnosis", "diagnose", "doctor", "report"]
+__all__ = ["Diagnosis", "diagnose", "doctor", "report", "summary"]
 
 # For how many causes the ranks that wait because of them are counted, and for how many it is searched where a rank left
 # the order.
 _COUNTED, _DEPARTED = 64, 8
 # How many causes a report lists, and how many lines of code of each.
 _SHOWN = 8
+# How many lines of code the log shows.
+_PLACES = 4
 # Causes that lie with a single rank, and causes by which the minority of a group left the others.
 _OF_A_RANK, _DIVERGED = ("dead", "absent", "late"), ("different", "order")
 # What a divergence of the same ranks or the same group explains, and what may have begun at an earlier call.
@@ -203,6 +206,30 @@ def _reached(history: History, waits: Waits, cause: Cause) -> set[int]:
                 reached.update(fresh)
                 pending += fresh
     return ranks
+
+
+# -- three lines -----------------------------------------------------------------------------------------------------
+
+
+def summary(diagnosis: Diagnosis) -> list[str]:
+    """Return who, where and since when, a line each, for a log; only the first line where nothing is known to hang.
+
+    ```
+    late: rank 3 behind by 1 call of dp@tp1: it is in no call at train.py:8 in load; rank 1 waits in all_reduce, ...
+    rank 1 is at train.py:31 in step; rank 3 is at train.py:8 in load
+    since 14:03:22, for 60 s
+    ```
+    """
+    lines = [diagnosis.verdict]
+    sites = diagnosis.causes[0].sites if diagnosis.causes else {}
+    if sites:
+        lines.append("; ".join(f"rank {rank} is at {site}" for rank, site in sorted(sites.items())[:_PLACES]))
+    began = min((call.since for call in diagnosis.waits.calls if 0 < call.since < 2**63 - 1), default=0)
+    written = max((recording.written for recording in diagnosis.history.recordings.values()), default=0)
+    if diagnosis.causes and 0 < began < written:
+        since = time.strftime("%H:%M:%S", time.localtime(began / 1e9))
+        lines.append(f"since {since}, for {(written - began) / 1e9:.0f} s")
+    return lines
 
 
 # -- the report ------------------------------------------------------------------------------------------------------

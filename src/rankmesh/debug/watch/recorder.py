@@ -26,6 +26,7 @@ from rankmesh.debug.doctor.reader import parsed
 from rankmesh.debug.doctor.sites import is_library
 from rankmesh.debug.watch import stacks
 from rankmesh.debug.watch.host import Look
+from rankmesh.debug.watch.live_names import live_names
 from rankmesh.errors import first_line
 from rankmesh.launch.started import host_name
 
@@ -34,6 +35,8 @@ __all__ = ["CALLS", "Recorder", "prepare"]
 # Calls that torch keeps for each rank, some three kilobytes each with their frames.
 CALLS = 2000
 _FRAMES = 16
+# Descriptions that name nothing.
+_UNNAMED = ("", "undefined")
 # Behind the name of a group whose calls on the CPU and on the GPU are counted apart.
 _OTHER = " on the CPU"
 _KEPT = (
@@ -80,7 +83,13 @@ class Recorder:
         kept = self._kept(frames=calls.frames_are_ready())
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
-        groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in self._groups.items()}
+        named = live_names()
+        described = {
+            name: named.get(name, desc) if desc in _UNNAMED else desc for name, (desc, _) in self._groups.items()
+        }
+        groups = {
+            name: {"name": name, "desc": described[name], "ranks": list(r)} for name, (_, r) in self._groups.items()
+        }
         about = self._about(reason) | ({"ended": True, "failure": self.failure()} if ended else self._now(mark))
         return {
             **kept,

@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rankmesh.backend import recorder as calls
-from rankmesh.debug.doctor.diagnosis import diagnose, report
+from rankmesh.debug.doctor.diagnosis import diagnose, summary
 from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
@@ -33,8 +33,8 @@ __all__ = ["SESSION", "Diagnosed", "DumpRequests", "Pace"]
 
 _log = logging.getLogger("rankmesh.watch")
 
-# Takes the diagnosis in one sentence, the ranks at fault, and the whole report on the rank that made it, else "".
-Diagnosed = Callable[[str, tuple[int, ...], str], None]
+# Takes the diagnosis in one sentence, the ranks at fault, and on the rank that made it the lines for the log.
+Diagnosed = Callable[[str, tuple[int, ...], list[str]], None]
 
 # Where the ranks of a session find its token.
 SESSION = "session/token"
@@ -129,7 +129,7 @@ class DumpRequests:
         outcome = among.reported(_DIAGNOSIS, reporter, lambda _: self._diagnose(reports), seconds)
         if outcome.agreed:
             self.hung = self.hung or bool(outcome.value)
-            diagnosed(outcome.message, outcome.ranks, "".join(reports))
+            diagnosed(outcome.message, outcome.ranks, reports)
         for rank in described:
             self._recordings.unshare(rank, self.number)
         among.leave(outcome)
@@ -148,7 +148,7 @@ class DumpRequests:
         # Whatever the reason of the request: what was found is evidence, which the end of the program does not replace.
         hangs = bool(diagnosis.causes) or any(self._round.arrivals(_RECORDINGS).texts.values())
         self._recordings.conclude(diagnosis)
-        reports.append(report(diagnosis))
+        reports += summary(diagnosis)
         return Outcome(ranks=diagnosis.at_fault, message=diagnosis.verdict, value=hangs)
 
     def close(self) -> None:

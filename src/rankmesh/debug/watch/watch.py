@@ -49,8 +49,8 @@ class Watch:
     """The watch of this rank: ``close`` it before the world is destroyed, or leave that to the end of the program.
 
     ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is the last diagnosis as a sentence,
-    None before the first. ``diagnosed`` takes that and the ranks at fault, in place of the log. ``anew``: what was
-    recorded until now is of another world.
+    None before the first. ``diagnosed`` takes that and the ranks at fault, in place of the log. ``then`` is called on
+    each responsive rank once a hang is diagnosed. ``anew``: what was recorded until now is of another world.
     """
 
     def __init__(
@@ -59,12 +59,13 @@ class Watch:
         timeout: timedelta | None = None,
         *,
         diagnosed: Callable[[str, tuple[int, ...]], None] | None = None,
+        then: Callable[[], None] | None = None,
         anew: bool = False,
     ) -> None:
         world = default_group()
         self.folder = folder
         self.verdict: str | None = None
-        self._diagnosed = diagnosed
+        self._diagnosed, self._then = diagnosed, then
         patience = (timeout or world.timeout / 2).total_seconds()
         self._recorder = Recorder(anew=anew)
         self._slow = SlowCall(self._recorder, patience, limited=timeout is not None)
@@ -185,13 +186,19 @@ class Watch:
             # Who asked meanwhile has the answer of this request; another one would wait for ranks that have gone on.
             self._requests_over, self._wanted = requests.number, None
             self._responded.notify_all()
+        if requests.hung and self._then is not None:
+            # The rank that logs the diagnosis is ended by its launcher as soon as another one ends.
+            time.sleep(_MOMENT)
+            self._then()
 
-    def _report(self, diagnosis: str, at_fault: tuple[int, ...], text: str) -> None:
+    def _report(self, diagnosis: str, at_fault: tuple[int, ...], lines: list[str]) -> None:
         self.verdict = diagnosis
         if self._diagnosed is not None:
             self._diagnosed(diagnosis, at_fault)
-        elif text:
-            _log.warning("rankmesh: %s\nrankmesh: the recordings are in %s", text, self.folder)
+        elif lines:
+            more = f"rankmesh doctor {self.folder}"
+            text = [*lines[:-1], f"{lines[-1]}; {more}"] if len(lines) > 1 else [*lines, more]
+            _log.warning("\n".join(f"rankmesh: {line}" for line in text))
 
     def ask(self, reason: str) -> str | None:
         """Ask all ranks for their recordings now; the diagnosis in one sentence, None if there was none in time."""

@@ -1,0 +1,52 @@
+"""What starts the watch in a job that was not written for rankmesh (``setting``), and what follows a diagnosis."""
+
+from __future__ import annotations
+
+import logging
+import os
+import sys
+from collections.abc import Mapping
+from datetime import timedelta
+
+from rankmesh.backend.default import default_group
+from rankmesh.debug.watch.setting import SWITCH, setting
+from rankmesh.debug.watch.watch import Watch
+from rankmesh.runtime.world import World
+
+__all__ = ["EXIT", "start"]
+
+# The status of a process that ends because its job hangs, as `rankmesh doctor` has it.
+EXIT = 7
+_log = logging.getLogger("rankmesh.watch")
+
+
+def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
+    """Watch over this rank of the world that was just initialised, if the environment asks for it.
+
+    Returns its watch, and none for a world of one, of a backend without recordings, or that is watched already; a job
+    that survives watches over each of its worlds itself.
+    """
+    wanted = setting(environment)
+    if wanted is None:
+        return []
+    world = default_group()
+    if world.size == 1 or not {"gloo", "nccl"} & {*world.backend.replace(",", ":").split(":")}:
+        return []
+    if World.current().diagnosing or "rankmesh.survival" in sys.modules:
+        return []
+    after = None if wanted.after is None else timedelta(seconds=wanted.after)
+    return [Watch(wanted.folder.absolute(), after, then=_ACTIONS[wanted.then])]
+
+
+def _abort() -> None:
+    _log.warning("rankmesh: %s=watch:then=abort has blocked calls return with an error", SWITCH)
+    World.current().abort()
+
+
+def _exit() -> None:
+    _log.warning("rankmesh: %s=watch:then=exit ends this process with status %s", SWITCH, EXIT)
+    logging.shutdown()
+    os._exit(EXIT)
+
+
+_ACTIONS = {"log": None, "abort": _abort, "exit": _exit}

@@ -1,0 +1,70 @@
+"""``RANKMESH=watch`` in the environment of a job: the watch of rankmesh, without a change of code.
+
+torch calls ``load`` when it is imported: it is an entry point of the group ``torch.backends``. Without the variable it
+returns at once, and nothing else of rankmesh is imported. With it, a process is watched from ``init_process_group`` to
+``destroy_process_group``, whichever framework calls them. Nothing here ends a program or keeps it from starting.
+"""
+
+import functools
+import os
+import sys
+
+__all__ = ["load"]
+
+
+def load():
+    """Have this process's worlds watched if the environment asks for it."""
+    if not (os.environ.get("RANKMESH") or os.environ.get("RANKMESH_RECORD")):
+        return
+    import torch.distributed as dist
+
+    if not dist.is_available():
+        return
+    watches = []
+
+    def joins(join):
+        @functools.wraps(join)
+        def init_process_group(*args, **options):
+            _safely(_prepare)
+            joined = join(*args, **options)
+            _safely(_start, watches)
+            return joined
+
+        return init_process_group
+
+    def leaves(leave):
+        @functools.wraps(leave)
+        def destroy_process_group(group=None):
+            if group is None or group is dist.group.WORLD:
+                while watches:
+                    _safely(watches.pop().close)
+            return leave(group)
+
+        return destroy_process_group
+
+    for name, around in (("init_process_group", joins), ("destroy_process_group", leaves)):
+        original = getattr(dist, name)
+        watched = around(original)
+        for module in ("", ".distributed_c10d", ".device_mesh"):
+            place = sys.modules.get(f"torch.distributed{module}")
+            if getattr(place, name, None) is original:
+                setattr(place, name, watched)
+
+
+def _prepare():
+    from rankmesh.debug.watch.recorder import prepare
+
+    prepare()
+
+
+def _start(watches):
+    from rankmesh.debug.watch.switch import start
+
+    watches += start(os.environ)
+
+
+def _safely(step, *args):
+    try:
+        step(*args)
+    except Exception as error:  # noqa: BLE001  - a job runs on without its watch
+        print(f"rankmesh: this process is not watched: {error}", file=sys.stderr)  # noqa: T201

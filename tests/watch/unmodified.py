@@ -1,0 +1,82 @@
+"""Programs that know nothing of rankmesh, on 4 ranks: ``unmodified.py PROGRAM MISTAKE``; rank 3 makes the mistake.
+
+A step is a function of ``mistake``, which is called before the last collective of rank 3's second step.
+"""
+
+import os
+import signal
+import sys
+import time
+
+import torch
+import torch.distributed as dist
+
+
+def plain():
+    """Groups of torch's own: pairs, and the world."""
+    made = [dist.new_group([0, 1]), dist.new_group([2, 3])]
+    group = made[dist.get_rank() // 2]
+
+    def step(mistake):
+        dist.all_reduce(torch.ones(4), group=group)
+        if mistake():
+            dist.all_reduce(torch.ones(4))
+
+    return step
+
+
+def megatron():
+    """Megatron-Core's parallel state: tp=2, dp=2."""
+    from megatron.core import parallel_state
+
+    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
+
+    def step(mistake):
+        dist.all_reduce(torch.ones(4), group=parallel_state.get_tensor_model_parallel_group())
+        if mistake():
+            dist.all_reduce(torch.ones(4), group=parallel_state.get_data_parallel_group())
+
+    return step
+
+
+def fsdp():
+    """FSDP2 over dp and tensor parallelism over tp, on a DeviceMesh."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
+    model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.ReLU(), torch.nn.Linear(8, 8))
+    parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "2": RowwiseParallel()})
+    fully_shard(model, mesh=mesh["dp"])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+
+    def step(mistake):
+        loss = model(torch.ones(2, 8)).sum()
+        if mistake():
+            loss.backward()
+            optimizer.step()
+
+    return step
+
+
+def main():
+    """Three steps of a program, in the second of which rank 3 makes its mistake."""
+    program, mistake = sys.argv[1:]
+    dist.init_process_group("gloo")
+    step, rank = globals()[program](), dist.get_rank()
+
+    def makes_it():
+        if mistake == "late":
+            time.sleep(60)
+        elif mistake == "dead":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        return mistake != "absent"
+
+    for number in range(3):
+        step(makes_it if rank == 3 and number == 1 else lambda: True)
+    dist.destroy_process_group()
+
+
+if __name__ == "__main__":
+    main()
