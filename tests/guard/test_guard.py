@@ -129,10 +129,11 @@ def test_warnings_and_functions_instead_of_an_error(caplog):
 
 
 def test_a_value_that_is_reduced():
-    """It is compared on the ranks over which it is reduced; other groups may have other values."""
+    """It is compared on the ranks over which it is reduced, as others are, and apart from a tensor of that name."""
 
     def program(groups):
-        guard = rm.Guard(groups, {}, {}, every=3)
+        tensors, shardings = {"norm": torch.zeros(2)}, {"norm": rm.Sharding(groups.plan.mesh, shape=(2,))}
+        guard = rm.Guard(groups, tensors, shardings, every=3)
 
         def train():
             for step in range(9):
@@ -145,6 +146,7 @@ def test_a_value_that_is_reduced():
 
     found = on_each(program)
     assert (found["tensor"], found["step"], found["ranks"], found["group"]) == ("norm", 6, (2, 3), "tp@pp0,dp1")
+    assert found["since"] == 3
     assert {found["expected"], found["got"]} == {3.0, 4.0}
 
 

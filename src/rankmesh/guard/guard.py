@@ -125,8 +125,8 @@ class Guard:
         self._digests: Mapping[int, Tensor] = {}
         self._values, self._step = _Values(), 0
         self._pending: deque[_Comparison] = deque()
-        # By the names of a kind the last step at which each set was equal; -1 for none.
-        self._since: dict[tuple[str, ...], IntArray] = {}
+        # By kind, of tensors or of sums, the last step at which each set was equal; -1 for none.
+        self._since: dict[tuple[object, ...], IntArray] = {}
 
     @classmethod
     def of(
@@ -247,7 +247,8 @@ class Guard:
         """The last step at which the sets that differ were equal, by slot; the others are equal at this one."""
         found: dict[int, int | None] = {}
         for kind in one.kinds:
-            steps = self._since.setdefault(kind.names, np.full(len(kind.sets), -1))
+            key = one.kinds is self._kinds, kind.names, kind.sets.shape
+            steps = self._since.setdefault(key, np.full(len(kind.sets), -1))
             places = [kind.slots.index(slot) for slot in differ if slot in kind.slots]
             before = steps[places]
             steps[:] = one.step
