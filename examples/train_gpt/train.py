@@ -119,7 +119,7 @@ def train(
         ranks = WORLD_SIZE - spares if survive else WORLD_SIZE
         sizes = _checked(run, layout, groups, checkpoint, resume, ranks, draws=figure is not None)
         if relayout and not survive:
-            raise Refused("--relayout needs --survive; add it, and start the ranks as it says")
+            raise Refused("--relayout needs --survive; add it")
         if survive:
             changes = _changes(run, relayout or [], ranks)
             _survive(run, layout, sizes, (spares, shrink, timeout), changes, figure, json)

@@ -39,7 +39,7 @@ POINTS = {
         session:Session.close session:restore session:same_step
         rounds:Rounds._round rounds:Rounds._server rounds:Rounds._connected rounds:conclude
         world:EpochWorld.enter world:EpochWorld._enter world:EpochWorld._install world:EpochWorld._abort
-        world:EpochWorld.close world:EpochWorld.meet world:EpochWorld.first world:EpochWorld.finish
+        world:EpochWorld.close world:EpochWorld.meet world:EpochWorld.first world:EpochWorld.is_last
         world:EpochWorld.give world:EpochWorld.taken world:connect
         peers:Peers.client peers:Peers.prepare peers:Peers._connected peers:Peers.announce peers:Peers.admit
         peers:Peers.watch peers:Peers.close

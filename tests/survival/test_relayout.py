@@ -418,7 +418,7 @@ def test_members_of_layouts(layouts, lost):
         arrived[min(arrived)] = Report(steps={0: (1,)}, committed=True, relayout={"sizes": sizes.data, "budget": 5})
         outcome = conclude({0: members}, 0, arrived, here)
         if not outcome.agreed:
-            assert len(arrived) < members.plan.mesh.size
+            assert len(arrived) < members.plan.mesh.size or not arrived.keys() & {*members.ranks}
             return
         following = members.following(outcome.value)
         assert sorted(following.all) == sorted(arrived)

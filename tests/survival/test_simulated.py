@@ -129,18 +129,18 @@ def dying(monkeypatch, place, member, times):
 @pytest.mark.parametrize("spares", [0, 1])
 def test_the_last_to_return_ends_before_the_others_know(spares, without_loss, monkeypatch):
     """8 ranks: the store knows that ``train`` has returned on all of them, so nobody does a step again."""
-    finish = world.EpochWorld.finish
+    is_last = world.EpochWorld.is_last
     ended = []
 
-    def finishes(self):
-        last = finish(self)
+    def comes(self, key):
+        last = is_last(self, key)
         if last and not ended:
             context = sim.simulation.current_context()
             ended.append(context.rank)
             context.simulation.members.lost([context.rank])
         return last
 
-    monkeypatch.setattr(world.EpochWorld, "finish", finishes)
+    monkeypatch.setattr(world.EpochWorld, "is_last", comes)
     values = survived(8 + spares, {}, spares=spares)
     (last,) = ended
     assert values[last] is None

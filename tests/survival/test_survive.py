@@ -217,7 +217,7 @@ class _CutStore:
         ("taken", ["key"]),
         ("first", ["key", "text"]),
         ("meet", ["key"]),
-        ("finish", []),
+        ("is_last", ["key"]),
         ("wait_for", [lambda: _CutStore().wait]),
     ],
 )

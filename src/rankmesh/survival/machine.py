@@ -147,12 +147,12 @@ class Machine:
     def _changed(self) -> list[Action]:
         return self.end() if self._asked or self.newcomers.let_grow(self.members) else []
 
-    def relayout(self, sizes: Sizes, budget: int | None) -> list[Action]:
-        """All ranks ask for another layout."""
+    def relayout(self, sizes: Sizes, budget: int | None) -> bool:
+        """All ranks ask for another layout; return whether it is another one."""
         if sizes.first == self.members.plan:
-            return []
+            return False
         self._asked = {"sizes": sizes.data, "budget": budget}
-        return self.end()
+        return True
 
     @property
     def status(self) -> dict[str, Any]:
@@ -226,8 +226,6 @@ class Machine:
 
     def _ended(self, message: Mapping[str, Any]) -> list[Action]:
         epoch = Epoch.read(message["epoch"])
-        if epoch.number < self.epoch.number:
-            return []
         end = self._end_of(epoch)
         end.suspects.update(message["suspects"])
         end.evicted.update({int(member): str(reason) for member, reason in message["evicted"].items()})

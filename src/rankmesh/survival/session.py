@@ -45,7 +45,7 @@ from rankmesh.survival.redundancy import checked
 from rankmesh.survival.rounds import Rounds
 from rankmesh.survival.state import EpochState, Load, load_all, restore
 from rankmesh.survival.transport import Connection, Transport
-from rankmesh.survival.world import EpochWorld
+from rankmesh.survival.world import FINISHED, EpochWorld
 from rankmesh.transfer.planning.transfer import BUDGET
 
 __all__ = ["Session"]
@@ -253,7 +253,7 @@ class Session:
                 rank=self._rank,
             )
         world = self._world
-        if world is not None and world.finish():
+        if world is not None and world.is_last(FINISHED):
             self._announce(over=True)
 
     @property
@@ -393,7 +393,12 @@ class Session:
         if refused is not None:
             raise refused
         state.settle(self._entered.wait_for, partial(self._check, job))
-        if self._do(self._machine.relayout, sizes, budget):
+        with self._lock:
+            changes = self._machine.relayout(sizes, budget)
+        if changes:
+            if self._entered.is_last("relayout"):  # nobody waits for the store when its connections are cut
+                self._announce()
+            self._ended.wait()
             self._check(job)
 
     def _state(self, job: Job, call: str) -> EpochState:

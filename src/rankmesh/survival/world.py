@@ -37,12 +37,12 @@ from rankmesh.survival.members import Members
 if TYPE_CHECKING:
     from rankmesh.survival.transport import Connection
 
-__all__ = ["EpochWorld", "has_finished"]
+__all__ = ["FINISHED", "EpochWorld", "has_finished"]
 
 _Result = TypeVar("_Result")
 
 # How many ranks have returned from ``train``.
-_FINISHED = "finished"
+FINISHED = "finished"
 
 # Seconds between two cuts: a connection may be made while the others are cut.
 _AGAIN = 0.05
@@ -216,10 +216,10 @@ class EpochWorld:
                 self.store.set(key, "")
             wait_for(self.store, [key], _LONG)
 
-    def finish(self) -> bool:
-        """Say that ``train`` has returned on this rank; whether it has on every rank."""
+    def is_last(self, key: str) -> bool:
+        """Return whether this rank is the last one of the plan that calls this; every rank calls it once."""
         with self._reaching():
-            return self.store.add(_FINISHED, 1) == self._members.plan.mesh.size
+            return self.store.add(key, 1) == self._members.plan.mesh.size
 
     # -- out --------------------------------------------------------------------------------------------------------
 
@@ -278,4 +278,4 @@ def has_finished(store: Store, epoch: Epoch, size: int) -> bool:
 
     ``ChannelLost`` where that does not answer.
     """
-    return int(StoreChannel(store, _prefix(epoch)).read(_FINISHED) or 0) >= size
+    return int(StoreChannel(store, _prefix(epoch)).read(FINISHED) or 0) >= size
