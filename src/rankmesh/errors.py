@@ -309,7 +309,7 @@ class UnknownGroup(PlanError, KeyError):
 
 
 def _suggestion(name: object, known: tuple[str, ...], joined: str = "") -> str:
-    """What was meant: a name that is spelt otherwise, or several, of which ``joined`` says how they are written."""
+    """Return the known name that was meant, or several names; ``joined`` is how several are written."""
     plain = {_plain(other): other for other in known}
     near = [plain[_plain(name)]] if _plain(name) in plain else get_close_matches(str(name), known, n=1, cutoff=0.75)
     if not near and joined and (parts := _parts(_plain(name), plain)):
@@ -323,7 +323,7 @@ def _plain(name: object) -> str:
 
 
 def _parts(text: str, plain: Mapping[str, str]) -> list[str]:
-    """The known names that a text is made of, in order; none if something is left over."""
+    """Return the known names that a text consists of, in order; none if something is left over."""
     for name in sorted(plain, key=len, reverse=True):
         if name and text.startswith(name):
             rest = text[len(name) :]
@@ -347,7 +347,7 @@ def in_words(ranks: Iterable[int]) -> str:
 
 
 def listed(ranks: Sequence[int]) -> str:
-    """The members of a group for a message, in their order, the first of many.
+    """Format the members of a group for a message, in their order; of many the first ones.
 
     >>> listed((0, 4)), listed(range(18))
     ('[0, 4]', '[0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15] and 2 more')
@@ -357,7 +357,7 @@ def listed(ranks: Sequence[int]) -> str:
 
 
 def quoted(value: object, most: int = _QUOTED) -> str:
-    """A value as a message quotes it: its repr, at most ``most`` characters of it.
+    """Return a value as a message quotes it: at most ``most`` characters of its repr.
 
     >>> quoted("tp=2"), len(quoted("tp" * 1000))
     ("'tp=2'", 80)
@@ -367,7 +367,7 @@ def quoted(value: object, most: int = _QUOTED) -> str:
 
 
 def quoted_path(path: object) -> str:
-    """The path of a file as a message quotes it: whole, unless it is longer than a screen is wide three times.
+    """Return the path of a file as a message quotes it: whole up to 240 characters.
 
     >>> quoted_path("run.sh")
     "'run.sh'"
@@ -376,7 +376,7 @@ def quoted_path(path: object) -> str:
 
 
 def cut(text: str) -> str:
-    """A text as a message shows it without quotes: at most 80 characters of it.
+    """Return a text as a message shows it without quotes: at most 80 characters.
 
     >>> cut("tp" * 1000)[-6:], len(cut("tp" * 1000))
     ('tpt...', 80)
@@ -385,7 +385,7 @@ def cut(text: str) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    r"""What an error says first: one line, its kind where it says nothing.
+    r"""Return the first line of an error, or its type where it has no text.
 
     >>> first_line(ValueError("one\ntwo")), first_line(KeyError())
     ('one', 'KeyError')

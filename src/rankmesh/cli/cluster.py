@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
-from contextlib import suppress
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -16,14 +13,13 @@ from rankmesh.cli.options import DevicesPerHost, Hosts, Json, Timeout, cluster_o
 from rankmesh.errors import ClusterError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement import Cluster
-from rankmesh.placement.read import machine_of
 from rankmesh.placement.report import speed
 from rankmesh.placement.slurm import slurm_job
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["EXAMPLES", "command", "described", "print_cluster"]
+__all__ = ["EXAMPLES", "command", "print_cluster"]
 
 EXAMPLES = """\
 $ rankmesh cluster host=8:450GB,nvlink=9,leaf=4:50GB
@@ -35,28 +31,6 @@ $ torchrun --nproc-per-node 8 -m rankmesh cluster --json > cluster.json
 """
 
 _SHOWN = 32
-
-
-def described(
-    text: str | None,
-    *,
-    hosts: str | None = None,
-    gpus_per_node: int | None = None,
-    world_size: int | None = None,
-    placed_on: Sequence[str] = (),
-) -> Cluster:
-    """Return the cluster of a string or a file; of None, the one of this process's Slurm job.
-
-    ``placed_on``: the hosts of a saved placement, see ``cluster_of``. A topology file inside a Slurm job is read for
-    the hosts of the job. Raises ``ClusterError``.
-    """
-    if text is None:
-        return slurm_job(os.environ)
-    if "=" in text or hosts is not None or gpus_per_node is not None or "SLURM_JOB_NODELIST" not in os.environ:
-        return cluster_of(text, world_size or 0, hosts, gpus_per_node, placed_on=placed_on)
-    with suppress(ClusterError):
-        return slurm_job(os.environ, machine_of(Path(text)))
-    return cluster_of(text, world_size or 0, hosts, gpus_per_node, placed_on=placed_on)
 
 
 def command(
@@ -86,7 +60,7 @@ def command(
             "file, or run the command on the ranks of a job (srun, torchrun)"
         )
     else:
-        found = described(file, hosts=hosts, gpus_per_node=gpus_per_node)
+        found = cluster_of(file, hosts=hosts, gpus_per_node=gpus_per_node)
     for text in found.notes:
         note(f"note: {text}")
     if json:

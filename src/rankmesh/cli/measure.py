@@ -11,7 +11,6 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.check import ask_no_name_server, source_in_job
-from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, progress_bar, write, write_json
 from rankmesh.cli.options import (
@@ -23,6 +22,7 @@ from rankmesh.cli.options import (
     Timeout,
     Variables,
     WorldSize,
+    cluster_of,
     noted,
     words_of,
 )
@@ -107,7 +107,7 @@ def command(
 def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
     """Return the cluster to calibrate: as it is given, else the hosts as the ranks call them."""
     if text is not None:
-        return described(text, world_size=plan.world_size)
+        return cluster_of(text, plan.world_size)
     from rankmesh.placement.discovered import Witness, discovered
 
     return discovered([Witness(rank, host, "", rank) for rank, host in enumerate(found.hosts)])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -139,20 +140,29 @@ def config_of(source: Source | None, name: str = "config") -> dict[str, Any]:
 
 
 def cluster_of(
-    text: str,
-    world_size: int,
+    text: str | None,
+    world_size: int = 0,
     hosts: str | None = None,
     gpus_per_node: int | None = None,
     *,
     placed_on: Sequence[str] = (),
 ) -> placement.Cluster:
-    """Return the cluster that the user means; a string fills a ``*`` with what the world leaves.
+    """Return the cluster of a string or a file; of None, the one of this process's Slurm job. Raises ``ClusterError``.
 
-    ``placed_on``: the hosts of a saved placement, whose order counts if the cluster has these hosts and none is given.
+    A string fills a ``*`` with what the world leaves. A topology file inside a Slurm job is read for the hosts of the
+    job. ``placed_on``: the hosts of a saved placement, whose order counts if the cluster has these hosts.
 
     >>> str(cluster_of("host=2,leaf=*", 8))
     '8 devices, 4 hosts of 2, levels host leaf'
     """
+    from rankmesh.placement.read import machine_of
+    from rankmesh.placement.slurm import slurm_job
+
+    if text is None:
+        return slurm_job(os.environ)
+    if "=" not in text and hosts is None and gpus_per_node is None and "SLURM_JOB_NODELIST" in os.environ:
+        with suppress(ClusterError):
+            return slurm_job(os.environ, machine_of(Path(text)))
     if hosts is None and placed_on:
         try:
             return _cluster(text, world_size, placed_on, gpus_per_node)

@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh.cli.cluster import described
 from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.options import (
     DevicesPerHost,
@@ -17,6 +16,7 @@ from rankmesh.cli.options import (
     Spec,
     Variables,
     WorldSize,
+    cluster_of,
     noted,
     source_of,
     words_of,
@@ -97,9 +97,7 @@ def command(
     model: then all of it costs.
     """
     source = noted(source_of(spec, world_size, variables))
-    machine = described(
-        cluster, hosts=hosts, gpus_per_node=gpus_per_node, world_size=source.plan.world_size, placed_on=source.hosts
-    )
+    machine = cluster_of(cluster, source.plan.world_size, hosts, gpus_per_node, placed_on=source.hosts)
     if model is not None and traffic is not None:
         raise typer.BadParameter("--model and --traffic both say what a step sends; give one of the two")
     unused = [name for name, value in options.items() if value is not None and name != "device_name"]

@@ -6,10 +6,9 @@ from typing import Annotated, Any
 
 import typer
 
-from rankmesh.cli.cluster import described
 from rankmesh.cli.columns import Column, print_columns, print_facts
 from rankmesh.cli.console import note, out, progress_bar, write, write_json
-from rankmesh.cli.options import Json, RequiredCluster
+from rankmesh.cli.options import Json, RequiredCluster, cluster_of
 from rankmesh.cli.training import MODEL_HELP, trained, with_training
 from rankmesh.placement.assumptions import assumptions
 from rankmesh.placement.report import duration
@@ -37,7 +36,7 @@ def command(
 ) -> None:
     """Rank sizes and orders of a layout by the predicted time of a step: predicted, not measured."""
     given = trained(model, options)
-    machine, how = described(cluster, world_size=world), given.training
+    machine, how = cluster_of(cluster, world), given.training
     with progress_bar("searching", "layouts") as (progress, _):
         rows = search(world, machine, given.model, how, top=max(top, explain), device=given.device, speed=given.speed,
                       capacity=given.capacity, free=given.free, progress=progress)  # fmt: skip
