@@ -83,10 +83,10 @@ def test_data(run):
     [
         ("program", [], ExitCode.USAGE, "no layouts are given"),
         ("nothing", ["--layouts", "tp=2"], ExitCode.USAGE, "no function 'nothing'"),
-        ("", ["nowhere.py:program", "--layouts", "tp=2"], ExitCode.USAGE, "no file"),
-        (":", ["--layouts", "tp=2"], ExitCode.USAGE, "train.py: and one of program, right, unnamed, fails"),
+        ("", ["nowhere.py:program", "--layouts", "tp=2"], ExitCode.USAGE, "No such file"),
+        (":", ["--layouts", "tp=2"], ExitCode.USAGE, "does not name a function"),
         ("", [":program", "--layouts", "tp=2"], ExitCode.USAGE, "does not name a function"),
-        ("", ["no_such_module:f", "--layouts", "tp=2"], ExitCode.USAGE, "no module"),
+        ("", ["no_such_module:f", "--layouts", "tp=2"], ExitCode.USAGE, "No module named"),
         ("program", ["--layouts", "tp=2;dp=2"], ExitCode.BAD_SPEC, "did you mean"),
         ("unnamed", ["--layouts", "tp=2"], ExitCode.LOST_RANKS, "has to be in one of them: ep=1"),
         ("unnamed", ["--layouts", "cp=2", "dp=2"], ExitCode.LOST_RANKS, "has to be in one of them: ep=1"),

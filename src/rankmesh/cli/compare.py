@@ -69,57 +69,33 @@ def command(
 
 def program_of(text: str) -> Callable[[Any], object]:
     """Return the function that FILE:FUNCTION, or MODULE:FUNCTION, names; a file is imported as a module of its name."""
-    place, _, name = text.rpartition(":") if ":" in text else (text, "", "")
-    if not place or not (name.isidentifier() or not name):
+    place, _, name = text.rpartition(":")
+    if not place or not name.isidentifier():
         raise typer.BadParameter(f"{quoted(text)} does not name a function; {_FORM}")
-    module = _file(Path(place)) if place.endswith(".py") else _module(place)
-    function = getattr(module, name, None)
-    if not callable(function):
-        what = f"has no function {name!r}" if name else "names no function"
-        raise typer.BadParameter(f"{place} {what}; {_choice(place, module)}")
-    found: Callable[[Any], object] = function
+    try:
+        module = _imported(place)
+    except Exception as error:
+        kind = type(error).__name__
+        raise Failed(f"{place} cannot be imported: {kind}: {first_line(error)}; {_FORM}", ExitCode.USAGE) from error
+    found: Callable[[Any], object] | None = getattr(module, name, None)
+    if not callable(found):
+        known = [each for each, value in vars(module).items() if inspect.isfunction(value)]
+        raise typer.BadParameter(f"{place} has no function {name!r}, but {', '.join(known[:8]) or 'none'}; {_FORM}")
     return found
 
 
-def _choice(place: str, module: Any) -> str:
-    """Return which functions a module defines, as the user may write them."""
-    known = [
-        name
-        for name, value in vars(module).items()
-        if inspect.isfunction(value) and value.__module__ == module.__name__ and not name.startswith("_")
-    ]
-    if not known:
-        return "it defines no function; write one that takes the groups of its rank"
-    return f"write {place}:{known[0]}" if len(known) == 1 else f"write {place}: and one of {', '.join(known[:8])}"
-
-
-def _file(path: Path) -> Any:
-    if not path.is_file():
-        raise typer.BadParameter(f"there is no file {quoted(str(path))}; {_FORM}")
-    spec = importlib.util.spec_from_file_location(path.stem, path)
-    if spec is None or spec.loader is None:
-        raise typer.BadParameter(f"{quoted(str(path))} is no Python file; {_FORM}")
-    module = importlib.util.module_from_spec(spec)
-    sys.modules[path.stem] = module
-    # As when Python runs the file: it can import the modules of its folder.
+def _imported(place: str) -> Any:
+    """Import a module as Python does that runs it: it can import the modules of its folder."""
+    if not place.endswith(".py"):
+        sys.path.insert(0, str(Path.cwd()))
+        return importlib.import_module(place)
+    path = Path(place)
     sys.path.insert(0, str(path.resolve().parent))
-    _imported(path, lambda: spec.loader.exec_module(module))  # type: ignore[union-attr]  # it has one, see above
+    spec = importlib.util.spec_from_file_location(path.stem, path)
+    module = importlib.util.module_from_spec(spec)  # type: ignore[arg-type]  # a name that ends in .py has a loader
+    sys.modules[path.stem] = module
+    spec.loader.exec_module(module)  # type: ignore[union-attr]
     return module
-
-
-def _module(name: str) -> Any:
-    sys.path.insert(0, str(Path.cwd()))
-    if importlib.util.find_spec(name.partition(".")[0]) is None:
-        raise typer.BadParameter(f"there is no module {quoted(name)}; {_FORM}")
-    return _imported(name, lambda: importlib.import_module(name))
-
-
-def _imported(what: object, load: Callable[[], Any]) -> Any:
-    try:
-        return load()
-    except Exception as error:
-        kind = type(error).__name__
-        raise Failed(f"{what} cannot be imported: {kind}: {first_line(error)}", ExitCode.USAGE) from error
 
 
 def _print(result: Comparison) -> None:
