@@ -14,7 +14,6 @@ Source: ``accelerate.parallelism_config``, ``accelerate.commands.launch``, ``acc
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import replace
 from math import prod
 from typing import Any
 
@@ -26,8 +25,6 @@ __all__ = ["TABLE", "from_document", "matches"]
 _SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 _DEVICES = ("GPU", "CPU", "XPU", "NPU", "MLU", "HPU", "MUSA", "SDAA")
 _REPLICAS = tuple(f"MULTI_{device}" for device in _DEVICES)
-# What a reading that is no argument of a recipe decides.
-_SETS = {"engine": "recipe", "strategy": "recipe", "machines": "dp_replicate", "megatron_tp": "tp", "megatron_pp": "pp"}
 _REPLICATED = ("NO_SHARD", 3, "3")
 _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", 4, 5, "4", "5")
 # What no other system's file has at its top: fsdp_config, say, is in those of Transformers' trainer too.
@@ -94,11 +91,7 @@ def from_document(entries: list[Entry], path: str) -> Settled:
     else:
         raise refused(path, _entry(settled, "engine"), "no recipe has the layout of this type", "describe it with axes")
     used = {"engine", *found, *(_SIZES if sizes else ()), *(_used_by(engine, strategy))}
-    settled.readings[:] = [
-        replace(reading, argument=_SETS.get(reading.argument, reading.argument))
-        for reading in settled.readings
-        if reading.argument in used
-    ]
+    settled.readings[:] = [reading for reading in settled.readings if reading.argument in used]
     return settled
 
 
