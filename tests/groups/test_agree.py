@@ -39,7 +39,7 @@ ODD = {
 
 
 def _proposal(rank, size, covered=None, **fields):
-    return PlanProposal(rank, size, RankRange.of(*(covered or (0, size)), None), fields)
+    return PlanProposal(rank, RankRange.of(*(covered or (0, size)), None), fields)
 
 
 # -- the good path ---------------------------------------------------------------------------------
@@ -225,7 +225,7 @@ def _odd_proposal(me, odd, come):
     while (me.rank == 1) == (come == "last") and _waiting(me) < (1 if come == "first" else 3):
         time.sleep(0.01)
     fields = {"plan": {}, "version": "0.1", "live_world_size": 4} | (odd if me.rank == 1 else {})
-    proposal = PlanProposal(me.rank, fields["live_world_size"], RankRange.of(0, 4, None), fields)
+    proposal = PlanProposal(me.rank, RankRange.of(0, 4, None), fields)
     return me.error(AgreementError, agree, me.store, proposal, LONG)
 
 

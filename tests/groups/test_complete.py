@@ -21,7 +21,7 @@ LATE = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec(spec.name, spec.axes, lazy=Tru
 
 
 def _operations(me):
-    proposal = PlanProposal(me.rank, me.size, RankRange.of(0, me.size, None), {"plan": "same"})
+    proposal = PlanProposal(me.rank, RankRange.of(0, me.size, None), {"plan": "same"})
     store = Counting(me.store)
     agreement = agree(store, proposal, 20)
     me.meet("agreed")

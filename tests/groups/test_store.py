@@ -40,7 +40,7 @@ def test_nothing_stays_in_the_store(ranks):
 def _thousand(me):
     store, before = dist.PrefixStore("own", me.store), None
     for number in range(1000):
-        proposal = PlanProposal(me.rank, me.size, RankRange(0, me.size), {"plan": number})
+        proposal = PlanProposal(me.rank, RankRange(0, me.size), {"plan": number})
         agreement = agree(store, proposal, 20)
         agreement.complete(20, 20)
         if number == 9:
@@ -62,9 +62,9 @@ def test_a_thousand_rounds_leave_what_ten_leave(ranks):
 def _after_failures(me):
     store = dist.PrefixStore("own", me.store)
     for number in range(3):
-        proposal = PlanProposal(me.rank, me.size, RankRange(0, me.size), {"plan": number, "own": me.rank})
+        proposal = PlanProposal(me.rank, RankRange(0, me.size), {"plan": number, "own": me.rank})
         me.error(AgreementError, agree, store, proposal, 20)
-    proposal = PlanProposal(me.rank, me.size, RankRange(0, me.size), {"plan": "same"})
+    proposal = PlanProposal(me.rank, RankRange(0, me.size), {"plan": "same"})
     agree(store, proposal, 20).complete(20, 20)
     me.meet("end")
     return [key for key in me.store.list_keys() if "own/" in key]
@@ -98,7 +98,7 @@ def test_who_is_missing_in_a_large_world_is_found_in_few_words(tmp_path):
     """No process, 16,384 ranks of which three did not come: one rank finds them in the store, by name."""
     size, missing = 16_384, [7, 8_000, 16_000]
     store = dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    proposal = PlanProposal(0, size, RankRange(0, size), {"plan": "same"})
+    proposal = PlanProposal(0, RankRange(0, size), {"plan": "same"})
     for block in range(-(-size // 31)):
         here = sum(
             1 << rank % 31 * 2 for rank in range(block * 31, min(size, block * 31 + 31)) if rank not in [0, *missing]

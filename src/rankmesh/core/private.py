@@ -16,7 +16,6 @@ from __future__ import annotations
 import os
 import stat
 import time
-from collections.abc import Callable
 from contextlib import ExitStack, suppress
 from pathlib import Path
 
@@ -65,9 +64,9 @@ class PrivateFolder(ExitStack):
         """Return a descriptor to read and write a new file. Raises ``FileExistsError`` where there is one."""
         return os.open(name, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=self.descriptor)
 
-    def write(self, name: str, content: bytes, move: Callable[..., object] = os.replace) -> None:
-        """Write a file that is there whole or not at all; with ``move=os.link`` only where there is none."""
-        write_whole(name, content, folder=self.descriptor, move=move)
+    def write(self, name: str, content: bytes) -> None:
+        """Write a file that is there whole or not at all."""
+        write_whole(name, content, folder=self.descriptor)
 
     def remove(self, name: str) -> None:
         """Delete a file, or a folder with the files in it, if it is there."""
@@ -104,9 +103,7 @@ def open_file(path: str | Path, folder: int | None = None) -> int:
     return opened(path, os.O_RDONLY, _check_file, folder=folder, follow=False)
 
 
-def write_whole(
-    path: str | Path, content: bytes, *, folder: int | None = None, move: Callable[..., object] = os.replace
-) -> None:
+def write_whole(path: str | Path, content: bytes, *, folder: int | None = None) -> None:
     """Write a file with mode 0600 beside its place and move it there: it is there whole or not at all.
 
     Its path may be relative to an open ``folder``.
@@ -118,7 +115,7 @@ def write_whole(
         made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
         with os.fdopen(made, "wb") as file:
             file.write(content)
-        move(draft, path, src_dir_fd=folder, dst_dir_fd=folder)
+        os.replace(draft, path, src_dir_fd=folder, dst_dir_fd=folder)
     finally:
         with suppress(OSError):
             os.unlink(draft, dir_fd=folder)

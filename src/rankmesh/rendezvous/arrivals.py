@@ -74,10 +74,6 @@ class Arrivals:
         """Whether the step has an outcome, or is about to have one."""
         return self._ask(lambda: self.round.channel.wait(self.step.key("outcome"), 0))
 
-    def announce(self, outcome: Outcome) -> Outcome:
-        """Give the outcome of the step, if none is given; the one that all get."""
-        return self.round.announce(self.step, outcome)
-
     def probe(self, seconds: float = 0.0) -> None:
         """Ask who is responsive; for so long, and a moment more, participants may take to answer.
 

@@ -37,13 +37,12 @@ class PlanProposal:
     ``stands`` is a text that is equal exactly where the fields are: with it the fields are only read to tell proposals
     apart.
 
-    >>> one, other = (PlanProposal(rank, 8, RankRange(0, 8), {"plan": "same"}) for rank in (0, 5))
-    >>> one.digest == other.digest, one.name, PlanProposal(4, 8, RankRange(4, 4), {}).name
+    >>> one, other = (PlanProposal(rank, RankRange(0, 8), {"plan": "same"}) for rank in (0, 5))
+    >>> one.digest == other.digest, one.name, PlanProposal(4, RankRange(4, 4), {}).name
     (True, '0-8', '4-8')
     """
 
     rank: int
-    world_size: int
     ranks: RankRange
     fields: Mapping[str, object] | Callable[[], Mapping[str, object]]
     stands: str = ""

@@ -156,7 +156,7 @@ class World:
         if self.backend.collective:
             common["made"] = "through torch's public API"
         if refusal is not None:
-            return PlanProposal(rank, size, ranks, common | {"refused": str(refusal)})
+            return PlanProposal(rank, ranks, common | {"refused": str(refusal)})
 
         def fields() -> dict[str, object]:
             if list(plans) == [""]:
@@ -165,7 +165,7 @@ class World:
 
         # A plan has its digest already, for the names of its groups.
         stands = repr((common, [(key, plan.digest) for key, plan in plans.items()]))
-        return PlanProposal(rank, size, ranks, fields, stands)
+        return PlanProposal(rank, ranks, fields, stands)
 
     # -- make ---------------------------------------------------------------------------------------------------
 
