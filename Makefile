@@ -83,7 +83,7 @@ test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of conne
 		tests/check/test_blame.py tests/groups/test_kill_sweep.py tests/readers/test_hostile.py \
 		tests/dialects/test_kill_sweep.py tests/rendezvous/test_schedules.py \
 		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation \
-		tests/survival/test_survive.py::test_any_moment tests/survival/test_faults.py tests/examples/test_survives.py \
+		tests/survival/test_survive.py::test_any_moment tests/survival/test_faults.py tests/guard/test_faults.py tests/survival/test_guarding.py tests/examples/test_survives.py \
 		tests/survival/test_simulated.py::test_a_thousand_members tests/transfer/test_sync_failures.py tests/compare/test_train_gpt.py tests/multihost/test_four_hosts.py) $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)

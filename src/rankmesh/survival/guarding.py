@@ -23,7 +23,7 @@ from torch import Tensor
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.doctor.recording import recording_of
 from rankmesh.debug.watch.recorder import Recorder
-from rankmesh.errors import Diverged, PlanError, in_words, quoted
+from rankmesh.errors import Diverged, PlanError, RecordingError, in_words, quoted
 from rankmesh.guard.everyone import gathered
 from rankmesh.guard.guard import Guard
 from rankmesh.runtime.live import LiveGroups
@@ -103,9 +103,10 @@ class Guarding:
         every: int,
         suspicion: Suspicion | None,
     ) -> None:
-        self._errors: list[Diverged] = []
-        self._guard = Guard(groups, tensors, shardings, every=every, action=self._errors.append)
+        self._guard = Guard(groups, tensors, shardings, every=every, action=self._note)
         self._groups, self._tensors = groups, tensors
+        # What checks have found, with this rank's digests at them.
+        self._errors: list[tuple[Diverged, Mapping[str, int]]] = []
         # When the checks since the last one that found all equal began, in nanoseconds, by step.
         self._began: dict[int, int] = {}
         self.suspicion = suspicion
@@ -113,6 +114,9 @@ class Guarding:
         self.failure: Diverged | None = None
         self.faulty: tuple[int, ...] = ()
         self.verdict = ""
+
+    def _note(self, error: Diverged) -> None:
+        self._errors.append((error, self._guard.digests))
 
     @property
     def equal_at(self) -> int | None:
@@ -123,9 +127,8 @@ class Guarding:
         """Compare what is held at the beginning of an epoch. Sets ``failure``: there is nothing to go back to."""
         self._began[step] = time.time_ns()
         self._guard.check(step)
-        if self._errors:
-            error = self._errors[0]
-            self.failure = Diverged(f"{error.message}; {_SEED}", **error.values)
+        for error, _ in self._errors[:1]:
+            self.failure = error if step else Diverged(f"{error.message}; {_SEED}", **error.values)
 
     def close(self) -> None:
         """Destroy what the guard has made."""
@@ -137,20 +140,20 @@ class Guarding:
         Sets ``found`` where all go back, ``failure`` for what the program did, and ``faulty`` where the repeated steps
         show it.
         """
-        self._began[step] = time.time_ns()
+        before, back = self.suspicion, self.equal_at or 0  # the beginning of the epoch, if nothing later
+        self._began = {one: began for one, began in self._began.items() if one >= back} | {step: time.time_ns()}
         if last:
             self._guard.check(step)
         else:
             self._guard.step(step)
-        before, back = self.suspicion, self.equal_at or 0  # the beginning of the epoch, if nothing later
-        self._began = {one: began for one, began in self._began.items() if one >= back}
         if self._errors:
-            error = self._errors.pop()
-            if before is not None:
-                self.failure = Diverged(f"{error.message}; {self._again(error, before)}", **error.values)
-                return True
+            error, digests = self._errors[0]
             what = error.step, error.tensor, tuple(error.ranks)
-            self.found = Suspicion(*what, back, error.tied, first=self._guard.digests)
+            suspicion = Suspicion(*what, back, error.tied, first=digests)
+            if before is None:
+                self.found = suspicion
+            else:
+                self.failure = Diverged(f"{error.message}; {self._again(error, before, suspicion)}", **error.values)
             return True
         if before is None or self.equal_at is None or self.equal_at < before.step:
             return False
@@ -186,31 +189,34 @@ class Guarding:
         if self._groups.rank == min(found, default=self._groups.rank):
             _log.warning("rankmesh: %s; %s: nobody is left out", what, why)
 
-    def _again(self, error: Diverged, before: Suspicion) -> str:
+    def _again(self, error: Diverged, before: Suspicion, now: Suspicion) -> str:
         """What is known of an error after the steps were repeated."""
-        is_same = error.step == before.step and before.first == self._guard.digests
-        found = gathered(self._groups, [is_same, self._last_collective(error)])
-        if (error.tensor, tuple(error.ranks)) != (before.tensor, before.ranks):
+        found = gathered(self._groups, [now.step == before.step and now.first == before.first, self._collective(error)])
+        if (now.tensor, now.ranks) != (before.tensor, before.ranks):
             return f"before the steps were repeated, {quoted(before.tensor)} differed on {in_words(before.ranks)}"
         text = "it did so before the steps were repeated, too: the program does it"
-        rank = error.ranks[0]
+        rank = now.ranks[0]
         if call := found[rank][1]:
             text += f"; the last collective of as many elements before it was {call} on rank {rank}"
         if all(same for same, _ in found.values()):
             return f"{text}; all numbers were the same both times, so `rankmesh compare` can look for the line"
         return f"{text}; its numbers were others than before, so `rankmesh compare` may not reproduce it"
 
-    def _last_collective(self, error: Diverged) -> str:
+    def _collective(self, error: Diverged) -> str:
         """The last recorded call on this rank with as many elements as its tensor, in the steps that differ, or ""."""
         if error.tensor not in self._tensors:
             return ""
         tensor, rank = local(self._tensors[error.tensor]), self._groups.rank
-        kept = recording_of(Recorder().document("diverged", ended=True), rank)
+        size, dtype = tensor.numel(), str(tensor.dtype).removeprefix("torch.")
+        try:
+            kept = recording_of(Recorder().document("diverged", ended=True), rank)
+        except RecordingError:  # a format of another torch
+            return ""
         since, until = min(self._began.values()), self._began[error.step]
         for row in np.flatnonzero((since < kept.created) & (kept.created < until))[::-1].tolist():
             call = kept.signatures[kept.signature[row]]
             facts: dict[str, Any] = {"sizes": (), **call.signature}
-            if tensor.numel() in facts["sizes"] and str(tensor.dtype).removeprefix("torch.") in facts["dtypes"]:
+            if size in facts["sizes"] and dtype in facts["dtypes"]:
                 site = kept.sites[kept.site[row]] if kept.site[row] >= 0 else ""
                 return f"{call} over {kept.groups[kept.group[row]].desc}{site and f' at {site}'}"
         return ""
