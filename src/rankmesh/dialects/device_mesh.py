@@ -31,7 +31,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-__all__ = ["AdoptedGroups", "adopt", "plan_of"]
+__all__ = ["adopt", "plan_of"]
 
 
 def plan_of(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None, options: Options | None = None) -> Plan:
@@ -98,22 +98,17 @@ class _Adopted(Connection):
         super().close()
 
 
-class AdoptedGroups(LiveGroups):
-    """Live groups over the process groups of a ``DeviceMesh``; its owner destroys them, ``close`` only forgets them."""
+def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> LiveGroups:
+    """Return live groups over the process groups that a ``DeviceMesh`` has: no new one, nothing to agree on.
 
-    def __init__(self, device_mesh: DeviceMesh, plan: Plan) -> None:
-        world = World.current()
-        super().__init__(_Adopted(device_mesh, plan, world), world, {})
-
-
-def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> AdoptedGroups:
-    """Live groups over the process groups that a ``DeviceMesh`` has: no new one, nothing to agree on.
+    The owner of the mesh destroys them; ``close`` only forgets them.
 
     Raises ``ConnectError`` where a process group lists its members in another order than the mesh, as torch's do on a
     mesh of permuted ranks, and ``LayoutError`` as ``plan_of``.
     """
     # Two dimensions with the same ranks may have two process groups; each handle has its own dimension's.
-    groups = AdoptedGroups(device_mesh, plan_of(device_mesh, names=names, options=Options(share=False)))
+    plan, world = plan_of(device_mesh, names=names, options=Options(share=False)), World.current()
+    groups = LiveGroups(_Adopted(device_mesh, plan, world), world, {})
     for group in groups.values():
         group.pg  # noqa: B018  - compared now, not at its first use
     return groups
