@@ -25,8 +25,7 @@ from tests.peers import stand_ins
 
 stand_ins.triton()
 
-from tests.dialects.megatron.test_gpt_model import megatron, without_a_gpu  # noqa: E402
-from tests.peers.megatron_training import AsOnAGpu  # noqa: E402
+from tests.peers.megatron_training import AsOnAGpu, megatron, without_a_gpu  # noqa: E402
 
 from rankmesh import sim  # noqa: E402
 from rankmesh.dialects.megatron import install, parallel_state  # noqa: E402

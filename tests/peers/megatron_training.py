@@ -1,7 +1,9 @@
 """A small GPT of Megatron's own parts, trained with its DistributedDataParallel and its optimizer on the CPU."""
 
 import contextlib
+import importlib
 import random
+import warnings
 from unittest.mock import Mock
 
 import torch
@@ -9,9 +11,34 @@ from tests.peers import stand_ins
 
 stand_ins.triton()
 
-from tests.dialects.megatron.test_gpt_model import LENGTH, VOCABULARY, OnCpu, forward, megatron, without_a_gpu  # noqa: E402
+VOCABULARY, LENGTH, STEPS, MICROBATCHES = 64, 8, 3, 2
 
-STEPS, MICROBATCHES = 3, 2
+
+def megatron(name):
+    """A module of megatron-core, without its words about what else could be installed."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        return importlib.import_module(f"megatron.core.{name}")
+
+
+class OnCpu(torch.overrides.TorchFunctionMode):
+    """Tensors that are asked for on the GPU are made on the CPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """The call, with another device."""
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
+
+
+def without_a_gpu():
+    """What megatron-core asks of CUDA on the way, answered by the CPU."""
+    torch.cuda.current_device = lambda: torch.device("cpu")
+    torch.cuda.synchronize = lambda *_: None
+    tracker = megatron("tensor_parallel.random").CudaRNGStatesTracker
+    tracker.fork = lambda *_, **__: contextlib.nullcontext()
+    megatron("transformer.moe.moe_utils").te_general_gemm = None  # 0.16.1 asks for it without Transformer Engine too
 
 
 class AsOnAGpu(OnCpu):
@@ -74,6 +101,15 @@ def batches(state):
     place = torch.Generator().manual_seed(77 + state.get_data_parallel_rank())
     while True:
         yield torch.randint(VOCABULARY, (2, LENGTH + 1), generator=place)
+
+
+def forward(iterator, model):
+    """One microbatch: the output, and how its loss is taken."""
+    tokens = next(iterator)
+    places = torch.arange(LENGTH).expand(2, -1)
+    mask = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), diagonal=1)
+    output = model(tokens[:, :-1], places, mask, labels=tokens[:, 1:])
+    return output, lambda losses: (losses.mean(), {"loss": float(losses.mean())})
 
 
 def norms_over_parts_of_a_sequence():
