@@ -64,12 +64,10 @@ nitpick_ignore_regex = [
     (r"py:class", r"rankmesh\.transfer\.torch_checkpoint\.Chunk"),
     # The types of plain data, whose keys the documents of their functions show.
     (r"py:class", r"rankmesh\.core\.(explain\.RankFacts|mesh\.MeshData|spec\.SpecData)"),
-    # The type of a default that is given back as it is.
-    (r"py:class", r"rankmesh\..*\._Default"),
+    # The type of a default that is given back as it is; of a number, or of many in an array.
+    (r"py:class", r"rankmesh\..*\.(_Default|_Number)"),
     # The type of what a user's function returns.
     (r"py:class", r"rankmesh\.survival\._Result"),
-    # The class, or one derived from it, of which a class method makes an object.
-    (r"py:class", r"rankmesh\.dialects\.torchtitan\.degrees\._Degrees"),
     # Values of the inside that a public one holds.
     (
         r"py:class",
