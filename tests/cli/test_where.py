@@ -1,9 +1,13 @@
 """``rankmesh where``: what started this process, and the evidence; what is missing, or contradicts itself."""
 
 import json
+import time
+from datetime import datetime
 
 import pytest
+import torch
 
+from rankmesh.backend.releases import missing
 from rankmesh.cli.where import where
 from rankmesh.errors import ConnectError
 from rankmesh.launch.table import LAUNCHERS, srun_variables
@@ -39,6 +43,25 @@ def test_nobody(rankmesh):
     """Started by nobody: a world of one, without evidence."""
     data = json.loads(rankmesh("where", "--json").out)
     assert (data["launcher"], data["rank"], data["world_size"], data["evidence"]) == ("none", 0, 1, {})
+
+
+def test_the_machine(rankmesh, monkeypatch):
+    """What a report of a fault needs: versions, how groups are made, interfaces, limits, the clock; no key."""
+    monkeypatch.setenv("NCCL_DEBUG", "INFO")
+    monkeypatch.setenv("RANKMESH_JOB_KEY", "secret")
+    found = json.loads(rankmesh("where", "--json").out)["machine"]
+    assert (found["torch"], found["groups"]) == (torch.__version__, "by their members")
+    assert found["interfaces"]["lo"] == "127.0.0.1"
+    assert found["limits"]["open files"] is None or found["limits"]["open files"] > 0
+    assert found["variables"]["NCCL_DEBUG"] == "INFO"
+    assert "RANKMESH_JOB_KEY" not in found["variables"]
+    assert abs(datetime.fromisoformat(found["clock"]).timestamp() - time.time()) < 60
+    monkeypatch.setenv("RANKMESH_TEST_PUBLIC", "1")
+    missing.cache_clear()
+    try:
+        assert "groups      through torch's public API: RANKMESH_TEST_PUBLIC is set" in rankmesh("where").out
+    finally:
+        missing.cache_clear()
 
 
 def test_what_is_missing(rankmesh, monkeypatch):

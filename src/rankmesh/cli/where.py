@@ -10,6 +10,7 @@ from typing import Any
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import out, write_json
+from rankmesh.cli.machine import machine
 from rankmesh.cli.options import Json
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import ConnectError
@@ -42,6 +43,7 @@ class Whereabouts:
             "devices": None if self.devices is None else list(self.devices),
             "missing": self.missing or None,
             "evidence": dict(self.launch.evidence),
+            "machine": machine(),
         }
 
 
@@ -122,6 +124,21 @@ def _print(found: Whereabouts) -> None:
         Column("evidence", [line or "-" for line in evidence]),
     ]
     print_columns(out(), columns)
+    about = machine()
+    versions = {
+        "software": f"rankmesh {about['rankmesh']}, Python {about['python']}, {about['system']}",
+        "torch": f"{about['torch']}, NCCL {about['nccl'] or 'none'}" if about["torch"] else "not installed",
+        "groups": about["groups"] or "none without torch",
+        "interfaces": ", ".join(f"{name} {address}" for name, address in about["interfaces"].items()) or "none",
+        "limits": ", ".join(f"{name} {_many(number)}" for name, number in about["limits"].items()),
+        "clock": about["clock"],
+    }
+    out().print()
+    print_columns(out(), [Column("machine", list(versions)), Column("value", list(versions.values()))])
+
+
+def _many(number: int | None) -> str:
+    return "unlimited" if number is None else f"{number:,}"
 
 
 def _unmet(found: Whereabouts) -> str:
