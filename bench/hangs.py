@@ -31,10 +31,6 @@ RESULTS = ROOT / "bench" / "hangs.json"
 RANKS, CALLS = 8192, 2000
 
 
-def _report(line: str) -> None:
-    sys.stderr.write(f"{line}\n")
-
-
 def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = CALLS) -> dict[str, Any]:
     """Time one process that reads a folder, from start to end, with the most memory of it and its readers.
 
@@ -60,7 +56,7 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
     if [cause["ranks"] for cause in found["causes"]] != [[ranks - 1]] or len(found["recordings"]) != ranks:
         raise RuntimeError(f"the doctor names another rank, or has not read them all: {found['verdict']}")
     result = {"size": size, "seconds": seconds, "processor": processor, "memory": peak, "load": load}
-    _report(f"{ranks} x {calls} {form}: {result}")
+    sys.stderr.write(f"{ranks} x {calls} {form}: {result}\n")
     return result
 
 

@@ -18,7 +18,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 from bench.processes import free_port
@@ -121,14 +120,12 @@ def _losses(folder: Path) -> list[dict[str, Any]]:
         epoch = max(line.get("epoch", 0) for line in lines if line["time"] <= death["time"])
         done = [line for line in after if line["what"] == "stepped" and line["epoch"] > epoch]
         again = {line["step"] for line in done if line["step"] < death["step"]}
-        kept = median(line["kept"] for line in after if line["what"] == "stepped")
         found.append(
             {
                 "how": death["how"],
                 "seconds": (marks["stepped"] or 0) - death["time"],
                 "phases": phases,
                 "steps": len(again) + 1,
-                "keep": kept,
             }
         )
     return found

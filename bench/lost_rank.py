@@ -76,10 +76,9 @@ def survives(log: Log, steps: int, spares: int) -> None:
         for step in range(job.step, steps):
             log.step(step)
             trainer.step(step)
-            started = time.perf_counter()
             keep(trainer, state)
             job.commit(step + 1)
-            log("stepped", epoch=job.epoch, step=step, kept=time.perf_counter() - started)
+            log("stepped", epoch=job.epoch, step=step)
 
     rm.survive(train, f"megatron:{LAYOUT}", spares=spares, timeout=TIMEOUT)
 

@@ -98,9 +98,7 @@ def main() -> None:
     for row in data["rows"]:
         done = compare(row, data["links"])
         rows.append(done)
-        parts = " ".join(f"{name} {value / done['predicted']:.0%}" for name, value in done["parts"].items() if value)
-        line = f"{done['name']:42} {done['ratio']:.2f} rank {done['rank']:>3}/{done['fitting']:<3}"
-        note(f"{line} {done['memory']:.1f}/{done['measured'] or 0:.1f} GiB {done['chosen']} {parts}")
+        note(f"{done['name']:42} {done['ratio']:.2f} rank {done['rank']:>3}/{done['fitting']:<3}")
     record(arguments.json, {"rows": rows})
 
 

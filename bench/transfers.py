@@ -8,8 +8,7 @@ make bench-transfers        as root: in a network namespace of its own, so that 
 Each case is 16 gloo ranks with one model; each round every method moves it once, and its result is checked. What is
 planned or connected once (plans, groups, first messages) is done in a round before, which does not count.
 
-Memory is the highest resident size while a method runs, less that before it. The allocator first gives back what it
-keeps of methods before: new buffers in memory that it kept would not show. The targets' pages are resident by then.
+Memory is measured as in `bench.memory`; the targets' pages are resident before.
 """
 
 from __future__ import annotations

@@ -111,12 +111,12 @@ def command(
         write_file(save, found.to_json() + "\n")
     if hostfile is not None:
         write_file(hostfile, "".join(f"{name}\n" for name in found.hostfile()))
-    for text in found.notes:
-        note(f"note: {text}")
     if json:
         write_json(found.to_dict())
     else:
         write("\n".join(lines(found, None if save is None else str(save), None if hostfile is None else str(hostfile))))
+    for text in found.notes:
+        note(f"note: {text}")
 
 
 def _work(plan: Plan, machine: Cluster, given: Trained) -> dict[str, Any]:
