@@ -9,7 +9,7 @@ import typer
 
 from rankmesh.cli.columns import Column, print_columns
 from rankmesh.cli.console import note, out, write, write_json
-from rankmesh.cli.options import DevicesPerHost, Hosts, Json, Timeout, cluster_of
+from rankmesh.cli.options import GpusPerNode, Hosts, Json, Timeout, cluster_of
 from rankmesh.errors import ClusterError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement import Cluster
@@ -44,7 +44,7 @@ def command(
         ),
     ] = None,
     hosts: Hosts = None,
-    gpus_per_node: DevicesPerHost = None,
+    gpus_per_node: GpusPerNode = None,
     timeout: Timeout = 60.0,
     json: Json = False,
 ) -> None:

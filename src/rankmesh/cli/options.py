@@ -67,14 +67,16 @@ RequiredCluster = Annotated[str, typer.Option("--cluster", "-c", metavar="CLUSTE
 GpusPerNode = Annotated[
     int | None,
     typer.Option(
-        "--gpus-per-node", "-g", min=1, max=LIMIT, metavar="N", help="Ranks a node, without --cluster; presets know N."
+        "--gpus-per-node",
+        "-g",
+        min=1,
+        max=LIMIT,
+        metavar="N",
+        help="Devices per host, if no cluster or preset gives it.",
     ),
 ]
 Hosts = Annotated[
     str | None, typer.Option(metavar="LIST", help="The job's hosts in its launcher's order: node[1-4,7].")
-]
-DevicesPerHost = Annotated[
-    int | None, typer.Option("--gpus-per-node", "-g", min=1, metavar="N", help="Where a file does not say it.")
 ]
 Backend = Annotated[
     str | None,

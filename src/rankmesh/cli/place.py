@@ -9,7 +9,7 @@ import typer
 
 from rankmesh.cli.console import note, write, write_json
 from rankmesh.cli.options import (
-    DevicesPerHost,
+    GpusPerNode,
     Hosts,
     Json,
     RequiredCluster,
@@ -77,7 +77,7 @@ def command(
     ] = None,
     options: Any = None,
     hosts: Hosts = None,
-    gpus_per_node: DevicesPerHost = None,
+    gpus_per_node: GpusPerNode = None,
     backend: Annotated[
         str, typer.Option("--backend", "-b", metavar="NAME", help="nccl or gloo: how collectives are done.")
     ] = "nccl",
