@@ -167,8 +167,8 @@ def destroy(state: State) -> None:
     owned = [*state.added[::-1], *([state.live] if state.live is not None else [])]
     state.live, state.added = None, []
     state.set_pieces(False, False)
-    names = vars(state.module)
-    names.update({name: value for name, value in state.first_values() if name in names})
+    first = {name: dict(value) if type(value) is dict else value for name, value in state.initial.items()}
+    vars(state.module).update(first)
     for live in owned:
         live.close()
     _end_symmetric_memory()

@@ -13,7 +13,6 @@ too, so each rank of a simulation has its own.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from importlib.machinery import SourceFileLoader
@@ -90,11 +89,6 @@ class State:
         """Set whether several ranks hold the pieces of one weight, dense and expert."""
         self.in_pieces = dense, experts
         self.pieces, self.expert_pieces = dense or self.has_pieces, experts or self.has_pieces
-
-    def first_values(self) -> Iterator[tuple[str, Any]]:
-        """Yield the globals as they are before initialisation."""
-        for name, value in self.initial.items():
-            yield name, value.copy() if type(value) is dict else value
 
     def given(self, kind: str, check: bool = True, *, whole: bool = False) -> Any:
         """Return the process group of a kind, an absent one being an error where it is checked.
