@@ -81,6 +81,13 @@ class Sizes:
             return self.first
         return _shrunk(self.layout, self.first, self.shrink, replicas)
 
+    def largest(self, numbers: Iterable[int]) -> Plan | None:
+        """Return the plan of the first of these numbers of replicas that has one: ep=4 takes them by fours."""
+        for replicas in numbers:
+            with suppress(LayoutError, PlanError):
+                return self.plan(replicas)
+        return None
+
     def replicas(self, plan: Plan) -> int:
         """How many coordinates a plan has along the axis."""
         return 1 if self.shrink is None else plan.mesh.axes[self.shrink]
@@ -231,10 +238,7 @@ class Members:
         sizes = self.sizes
         now, first = sizes.replicas(self.plan), sizes.replicas(sizes.first)
         most = (len(self.all) + more) // (self.plan.mesh.size // now)
-        for replicas in range(min(first, most), now, -1):
-            with suppress(LayoutError, PlanError):
-                return sizes.plan(replicas)
-        return None
+        return sizes.largest(range(min(first, most), now, -1))
 
     def grown(self) -> Members:
         """The same with as many replicas as the members suffice for, at most those of the start."""
@@ -282,9 +286,8 @@ class Members:
                 lost=tuple(sorted(lost)),
             )
         each = self.plan.mesh.size // now
-        for replicas in range(alive // each, 0, -1):
-            with suppress(LayoutError, PlanError):  # such as ep=4, which takes replicas by fours
-                return sizes.plan(replicas)
+        if (plan := sizes.largest(range(alive // each, 0, -1))) is not None:
+            return plan
         few = f"{alive} members are left, fewer than the {each} of one replica along {sizes.shrink}"
         raise PlanError(
             f"{few if alive < each else f'the layout fits no smaller size of {sizes.shrink}'}; start more ranks than "

@@ -50,17 +50,18 @@ class Probe:
 
     def went_on(self, member: int) -> bool:
         """Whether a member was in a later epoch when it replied last, or in one that follows another agreement."""
-        reply = self._last.get(member)
-        return _epoch_of(reply).number > self.epoch.number or self._differs(reply)
+        return self._is_elsewhere(self._last.get(member))
+
+    def _is_elsewhere(self, reply: object) -> bool:
+        found = _epoch_of(reply)
+        return found != self.epoch and found.number >= self.epoch.number
 
     def outcome(self) -> Outcome | None:
         """The outcome that others have already: whoever served it may have been lost before this member read it."""
         for reply in self._last.values():
             if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
                 return Outcome.read(reply["outcome"], "outcome")
-        if any(map(self._differs, self._last.values())):
-            return Outcome("failed", message="the others agreed on another plan, without this member")
-        if any(_epoch_of(reply).number > self.epoch.number for reply in self._last.values()):
+        if any(map(self._is_elsewhere, self._last.values())):
             return Outcome("failed", message="the others went on, without this member")
         return None
 
@@ -85,11 +86,6 @@ class Probe:
         reply = self._last.get(server)
         elsewhere = isinstance(reply, dict) and reply.get("server") not in (None, server)
         return elsewhere or self.went_on(server)
-
-    def _differs(self, reply: object) -> bool:
-        """Whether a member is in an epoch of this number that follows another agreement."""
-        found = _epoch_of(reply)
-        return found != self.epoch and found.number == self.epoch.number
 
     def any_may_arrive(self, members: Collection[int]) -> bool:
         """Whether one of these lives, or has been unresponsive for less than the timeout; not once others went on."""
