@@ -26,7 +26,7 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from queue import SimpleQueue
@@ -45,6 +45,12 @@ _EACH = 32
 _LARGEST = 32 * 2**20
 # Bytes of one recording, unpacked: 2,000 calls with frames take about one million.
 LIMIT = 128 * 2**20
+# What is wrong with a file, by the error that reading it raises.
+_PROBLEMS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
+    ((OSError, EOFError, zlib.error), "cannot be read"),
+    ((RecursionError,), "is nested too deeply"),
+    ((MemoryError,), "takes too much memory"),
+)
 
 
 class _Plain(pickle.Unpickler):
@@ -62,19 +68,18 @@ def document(path: Path) -> dict[str, Any]:
     try:
         with open_regular(path) as file:
             found = parsed(unpacked(file))
-    except (Unreadable, RecordingError) as error:
-        raise _bad(path, str(error), None) from error
-    except (OSError, EOFError, zlib.error) as error:
-        raise _bad(path, "cannot be read", error) from error
-    except RecursionError as error:
-        raise _bad(path, "is nested too deeply", error) from error
-    except MemoryError as error:
-        raise _bad(path, "takes too much memory", error) from error
+        if isinstance(found, dict):
+            return found
+        raise RecordingError("holds no recording")
     except Exception as error:  # a hostile pickle raises whatever its opcodes lead to
-        raise _bad(path, "is truncated or no recording", error) from error
-    if not isinstance(found, dict):
-        raise _bad(path, "holds no recording", None)
-    return found
+        what = str(error)
+        if not isinstance(error, Unreadable | RecordingError):
+            known = (problem for kinds, problem in _PROBLEMS if isinstance(error, kinds))
+            what = f"{next(known, 'is truncated, or is not a recording')} ({first_line(error)})"
+        raise RecordingError(
+            f"{path.name} {what}: skipped; a recording is what torch's flight recorder or rankmesh wrote",
+            path=str(path),
+        ) from error
 
 
 def unpacked(file: BinaryIO) -> bytes:
@@ -99,14 +104,6 @@ def parsed(data: bytes) -> object:
     return json.loads(data)
 
 
-def _bad(path: Path, what: str, error: Exception | None) -> RecordingError:
-    reason = "" if error is None else f" ({first_line(error)})"
-    return RecordingError(
-        f"{path.name} {what}{reason}: skipped; a recording is what torch's flight recorder or rankmesh wrote",
-        path=str(path),
-    )
-
-
 # -- many files -------------------------------------------------------------------------------------------------------
 
 
@@ -126,21 +123,12 @@ def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording
 
     try:
         with ThreadPoolExecutor(len(readers)) as threads:
-            return _sorted_out(threads.map(read, files))
+            answers = list(threads.map(read, files))
     finally:
         for reader in readers:
             reader.end()
-
-
-def _sorted_out(answers: Iterable[Recording | str]) -> tuple[list[Recording], list[str]]:
-    """Return the recordings by rank, and the reasons for which there are none."""
-    found: list[Recording] = []
-    refused: list[str] = []
-    for answer in answers:
-        if isinstance(answer, Recording):
-            found.append(answer)
-        else:
-            refused.append(answer)
+    found = [answer for answer in answers if isinstance(answer, Recording)]
+    refused = [answer for answer in answers if isinstance(answer, str)]
     return sorted(found, key=lambda recording: (recording.rank, recording.path)), sorted(refused)
 
 
