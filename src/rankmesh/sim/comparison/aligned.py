@@ -1,4 +1,4 @@
-"""Aligned collectives: whether the results of one line under a layout, put together, equal the reference.
+"""Aligned collectives: whether the results of one line under a layout, put together, are those of the reference.
 
 A result may be cut by axes along its dimensions, be one of several parts of a sum, or be the whole times a size:
 

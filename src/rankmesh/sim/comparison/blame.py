@@ -19,6 +19,7 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
@@ -40,7 +41,8 @@ from rankmesh.sim.comparison.repairs import (
 from rankmesh.sim.comparison.result import Difference
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import SAME_SHAPE, Deviation, Key, Record, Reference, Session
-from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
+from rankmesh.sim.comparison.stacks import Gradient, Node, Stack, nodes_of
+from rankmesh.sim.failures import RanksFailed
 
 __all__ = ["find"]
 
@@ -53,7 +55,7 @@ _Nodes = tuple[Node, ...]
 class _Search:
     """The trials of one comparison: ``runs`` are those without a repair, ``first`` what differs first in them.
 
-    ``layout`` is the one that is looked into.
+    ``layout`` is the one that is looked into; in it some rank is ``stuck`` where the program fails.
     """
 
     runs: Mapping[Layout, Session]
@@ -63,6 +65,7 @@ class _Search:
     reference: Reference
     runner: Runner
     deadline: float
+    stuck: bool = False
     fallback: Difference | None = None
     tried: set[Repair] = field(default_factory=set)
     # Repairs that left a factor, with its formula.
@@ -77,9 +80,9 @@ class _Search:
         """Return what the first repair that settles everything shows, else the first that helps."""
         for repair in chain.from_iterable(phases):
             found = self._shown(repair)
-            if found is not None and not found.settles:
+            if self.stuck if found is None else not found.settles:
                 self.fallback = self.fallback or found
-                # The backward pass of these lines may be wrong in the same way.
+                # The backward pass of these lines may be wrong in the same way, or is not reached.
                 found = self._shown(_widened(repair))
             if found is not None and found.settles:
                 return found
@@ -121,6 +124,8 @@ class _Search:
             self.rescaled += filter(None, [_rescaled(repair, factors)])
             return None
         found = self.first if repair.node is None else _blamed(self.first, repair.node)
+        if repair.gradient is not None:
+            found = replace(found, site=repair.gradient.site.short)
         others = tuple(node.site.short for node in repair.others)
         return replace(found, repair=repair.described(), settles=not left, untried=tuple(untried), others=others)
 
@@ -154,8 +159,8 @@ def find(
     layout, record = _looked_into(runs, layout, key, reference, runner)
     nodes = nodes_of((one.stack, one.kind, one.call.operation) for ranks in record.records.values() for one in ranks)
     states = _states(layout, record, single, key, nodes)
-    search = _Search(runs, layout, first, key, reference, runner, time.monotonic() + seconds)
-    found = search.cause(_phases(search, states))
+    search = _Search(runs, layout, first, key, reference, runner, time.monotonic() + seconds, _STUCK in states.values())
+    found = search.cause(_phases(search, states, record.gradients))
     if found is not None:
         return found
     wrong, late = ([nodes[0] for nodes, one in states.items() if one == state] for state in (_WRONG, _LATE))
@@ -182,13 +187,14 @@ def _looked_into(
 
     def traced(layout: Layout) -> Session:
         session = Session(layout, reference, trace=True)
-        runner.run(session)
+        with suppress(RanksFailed):
+            runner.run(session)
         return session
 
     simple = traced(layout)
     same = [one for one, run in runs.items() if min(run.deviations, key=reference.place, default=None) == key]
     richest = max(same, key=lambda one: sum(size > 1 for size in one.mesh.axes.values()))
-    if richest is layout:
+    if richest is layout or runs[layout].failure is not None:
         return layout, simple
     session = traced(richest)
     made = {(one.stack.sites, one.kind) for ranks in simple.records.values() for one in ranks}
@@ -198,7 +204,9 @@ def _looked_into(
     return richest, session
 
 
-def _phases(search: _Search, states: dict[_Nodes, str]) -> Iterator[Iterable[Repair]]:
+def _phases(
+    search: _Search, states: dict[_Nodes, str], gradients: dict[Gradient, set[str]]
+) -> Iterator[Iterable[Repair]]:
     """Yield the repairs that are tried, in the order in which one that works is believed."""
     layouts = search.layouts
     suspects = sorted((nodes for nodes in states if states[nodes] in _SUSPECT), key=lambda one: _SUSPECT[states[one]])
@@ -213,6 +221,8 @@ def _phases(search: _Search, states: dict[_Nodes, str]) -> Iterator[Iterable[Rep
         yield [repair for nodes in plain for node in nodes[depth : depth + 1] for repair in regroupings(node, layouts)]
     together = _together([nodes[0] for nodes in plain], plain, layouts)
     yield together
+    if search.stuck:
+        return
     yield search.rescaled
     yield reductions(layouts)
     for depth in depths:
@@ -221,6 +231,8 @@ def _phases(search: _Search, states: dict[_Nodes, str]) -> Iterator[Iterable[Rep
     yield search.scaled()
     regrouped = [*(repair for nodes in plain for repair in regroupings(nodes[0], layouts)), *together]
     yield [replace(repair, factor=divided) for repair in regrouped if (divided := _divided(repair, layouts))]
+    for gradient, kinds in gradients.items():
+        yield [repair for repair in reductions(layouts, gradient) if not kinds or repair.kind in kinds]
     yield [repair for nodes in every for node in nodes for repair in regroupings(node, layouts)]
 
 
@@ -287,14 +299,15 @@ def _matters(node: Node, layouts: Sequence[Layout]) -> bool:
     return any(node.kind not in layout.kinds or layout.kinds[node.kind].size > 1 for layout in layouts)
 
 
-# How the results of a collective are, and its inputs where that matters.
+# How the results of a collective are, and its inputs where that matters; some rank waits for a stuck one.
+_STUCK = "stuck"
 _RIGHT, _UNKNOWN, _DIFFERENT = "right", "unknown", "different"
 _WRONG = "wrong"  # other results, from inputs that are right, or right but for a factor
 _LATE = "late"  # other results, from other inputs
 _SCALED = "scaled"  # right but for a factor, which the inputs do not have
 _CARRIED = "carried"  # right but for a factor, which the inputs have as well
 # Which states make collectives suspect, and in which order.
-_SUSPECT = {_WRONG: 0, _DIFFERENT: 1, _LATE: 1, _SCALED: 2, _CARRIED: 2}
+_SUSPECT = {_STUCK: 0, _WRONG: 0, _DIFFERENT: 1, _LATE: 1, _SCALED: 2, _CARRIED: 2}
 
 
 def _states(
@@ -310,7 +323,12 @@ def _states(
     for lines, calls in _by_line(record.records, record.seen_at.get(key, {})).items():
         wholes = references.get(lines, {})
         for number, ranks in calls.items():
-            state = _state(layout, ranks, [*wholes.get(number, {}).values()] or _all(wholes), _all(wholes))
+            waits = any(one.call.results is None for one in ranks.values())
+            state = (
+                _STUCK
+                if waits
+                else _state(layout, ranks, [*wholes.get(number, {}).values()] or _all(wholes), _all(wholes))
+            )
             one = next(iter(ranks.values()))
             known = tuple(nodes[one.stack, one.kind])
             found[known] = min(state, found.get(known, state), key=order.index)

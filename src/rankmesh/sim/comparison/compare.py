@@ -15,9 +15,12 @@ from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, refe
 from rankmesh.sim.comparison.result import Comparison, Difference
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import Deviation, Reference, Session
-from rankmesh.sim.failures import RanksFailed
+from rankmesh.sim.failures import DivergenceError, RanksFailed
 
 __all__ = ["compare"]
+
+# Kinds of divergence that a call on another group, or to another rank, may repair.
+_DIVERGED = ("deadlock", "unmatched", "mismatch")
 
 
 def compare(
@@ -40,7 +43,7 @@ def compare(
 
     torch's default dtype is float64 in the program where it runs with that, else what it is outside. Raises
     ``LayoutError`` for layouts that do not go together and for a program that sees nothing, ``RanksFailed`` where the
-    program fails under a layout.
+    program fails under a layout, and no change of a call repairs that.
 
     >>> import torch, torch.distributed as dist
     >>> from rankmesh import sim
@@ -62,7 +65,7 @@ def compare(
     runner, reference, refused = _reference(Runner(program, reference_of(chosen[0]), torch.float64, options), tolerance)
     sessions = {layout: Session(layout, reference) for layout in chosen}
     for session in sessions.values():
-        runner.run(session)
+        _run(runner, session)
     return replace(_result(runner, reference, sessions, seconds), refused=refused)
 
 
@@ -82,14 +85,28 @@ def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str
     return runner, reference, refused
 
 
+def _run(runner: Runner, session: Session) -> None:
+    """Run the program; note the error if its ranks diverge, which a change of a call may repair."""
+    try:
+        runner.run(session)
+    except RanksFailed as error:
+        first = next(iter(error.failures.values()))
+        if not isinstance(first, DivergenceError) or first.kind not in _DIVERGED:
+            raise
+        session.fail(error)
+
+
 def _result(runner: Runner, reference: Reference, sessions: dict[Layout, Session], seconds: float) -> Comparison:
     failing = {layout: session for layout, session in sessions.items() if session.deviations}
     first = None
     if failing:
         firsts = {layout: min(session.deviations, key=reference.place) for layout, session in failing.items()}
-        layout = min(failing, key=lambda one: reference.place(firsts[one]))
-        difference = _difference(layout, failing[layout].deviations[firsts[layout]])
+        layout = min(failing, key=lambda one: (failing[one].failure is None, reference.place(firsts[one])))
+        failure = failing[layout].failure
+        difference = _difference(layout, failing[layout].deviations[firsts[layout]], failure)
         first = find(sessions, layout, difference, reference, runner, seconds)
+        if failure is not None and first.repair is None:
+            raise failure
     return Comparison(
         layouts=tuple(layout.name for layout in sessions),
         first=first,
@@ -116,7 +133,7 @@ def _raised(reference: Reference) -> dict[str, float]:
     return found
 
 
-def _difference(layout: Layout, deviation: Deviation) -> Difference:
+def _difference(layout: Layout, deviation: Deviation, failure: RanksFailed | None) -> Difference:
     name, number = deviation.key
     return Difference(
         name,
@@ -128,6 +145,7 @@ def _difference(layout: Layout, deviation: Deviation) -> Difference:
         number=number,
         why=deviation.why,
         error=deviation.error,
+        failure="" if failure is None else failure.message,
     )
 
 

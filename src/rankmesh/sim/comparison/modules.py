@@ -1,4 +1,4 @@
-"""Modules in a comparison, and how a program makes tensors that are shards of one tensor.
+"""What a comparison sees of a module, and how a program makes tensors that are shards of one tensor.
 
 >>> import rankmesh as rm
 >>> from rankmesh import sim

@@ -2,10 +2,11 @@
 
 ```
 Repair("group", "dp_cp", node)                  these collectives are made on dp_cp instead
-Repair("group", "dp_cp", node, dp/dp_cp)        and their sum is divided by the size of dp_cp, not of dp
+Repair("group", "dp_cp", node, dp/dp_cp)        and what they sum is divided by the size of dp_cp, not by that of dp
 Repair("scale", "", node, 1/tp)                 their results are divided by the size of tp
 Repair("scale", "", None, 1/tp)                 what is seen and differs is divided by it
 Repair("all-reduce", "tp")                      what is seen and differs is summed over tp first
+Repair("all-reduce", "ep", gradient=Gradient)   a gradient is summed over ep in the backward pass of a function
 ```
 """
 
@@ -18,7 +19,7 @@ from math import isclose, prod
 
 from rankmesh.sim.calls import Site
 from rankmesh.sim.comparison.layouts import Layout
-from rankmesh.sim.comparison.stacks import Node
+from rankmesh.sim.comparison.stacks import Gradient, Node
 
 __all__ = ["Formula", "Repair", "equally_large", "formula_of", "reductions", "regroupings", "scalings"]
 
@@ -49,7 +50,7 @@ class Formula:
 
 @dataclass(frozen=True)
 class Repair:
-    """One change: of the calls of a node and of ``others``, or without them of what is seen.
+    """One change: of the calls of a node and of ``others``, of a gradient, or without them of what is seen.
 
     ``others_fit`` are other formulas for the factor, which the layouts do not tell apart.
     """
@@ -59,6 +60,7 @@ class Repair:
     node: Node | None = None
     factor: Formula | None = None
     others: tuple[Node, ...] = ()
+    gradient: Gradient | None = None
     others_fit: tuple[Formula, ...] = ()
 
     def changes(self, stack: Sequence[Site], kind: str) -> bool:
@@ -67,7 +69,7 @@ class Repair:
 
     def described(self) -> tuple[str, ...]:
         """Return how the user gets it."""
-        details = (self.kind, self.factor, *self.others_fit)
+        details = (self.kind, self.factor, self.gradient, *self.others_fit)
         return (self.form, *(str(detail) for detail in details if detail))
 
 
@@ -90,9 +92,9 @@ def regroupings(node: Node, layouts: Sequence[Layout]) -> list[Repair]:
     return [Repair("group", kind, node) for kind in _distinct(layouts, node.kind) if kind != node.kind]
 
 
-def reductions(layouts: Sequence[Layout]) -> list[Repair]:
-    """Return the sums of what is seen over each kind of group."""
-    return [Repair("all-reduce", kind) for kind in _distinct(layouts)]
+def reductions(layouts: Sequence[Layout], gradient: Gradient | None = None) -> list[Repair]:
+    """Return the sums of what is seen, or of a gradient, over each kind of group."""
+    return [Repair("all-reduce", kind, gradient=gradient) for kind in _distinct(layouts)]
 
 
 def equally_large(kind: str, layouts: Sequence[Layout]) -> list[str]:

@@ -22,19 +22,21 @@ _LINES = 12
 
 @dataclass(frozen=True)
 class Difference:
-    """The first value that differs, in the order of the program.
+    """The first thing seen that differs, in the order of the program.
 
     ``name``, ``layout``    what, and under which layout; ``ranks`` saw it differ
     ``expected``, ``got``   a number, or the tensor of the first of these ranks; None where nobody saw it
-    ``site``                ``"train.py:41"``: the collective that made it differ; ``sim.see`` where no line is known
-                            to be wrong
+    ``site``                ``"train.py:41"``: the collective that made it differ, or the backward pass that lacks one;
+                            ``sim.see`` where no line is known to be wrong
     ``operation, group``    ``"all-reduce"``, ``"dp"``; None where no collective is known to be wrong
     ``repair``              ``("group", "dp_cp")``, or ``("group", "dp_cp", "dp/dp_cp")`` with a factor of its result;
                             ``("scale", "1/dp")``, or with other formulas that the layouts do not tell apart;
-                            ``("all-reduce", "tp")`` of what is seen; None
+                            ``("all-reduce", "tp")`` of what is seen, or
+                            ``("all-reduce", "tp", "Gather.backward")`` of a gradient; None
     ``settles``             whether with the repair everything seen is right, under every layout but the ``untried``
     ``lines``               from the collective to ``site``, as ``file:line in function``, innermost first
     ``others``              the lines of the calls that the repair changes as well
+    ``failure``             the message of the error with which the program fails, where it does
     ``before``              the first collective that gets other numbers than on one process, where no line is known
     """
 
@@ -54,6 +56,7 @@ class Difference:
     error: float = 0.0
     untried: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
+    failure: str = ""
     before: str | None = None
 
     @property
@@ -66,7 +69,7 @@ class Difference:
             ways = [_scaled(self.name if self.operation is None else "its result", one) for one in (what, *more)]
             return " or ".join(ways) + (", which these layouts do not tell apart" if more else "")
         if form == "all-reduce":
-            return f"sum {self.name} over {what}"
+            return f"sum {_gradient(more[0]) if more else self.name} over {what}"
         others = "".join(f", and {line} with it" for line in dict.fromkeys(self.others) if line != self.site)
         if not more:
             return f"make it on {what}{others}"
@@ -76,6 +79,8 @@ class Difference:
 
     def __str__(self) -> str:
         nth = f" (its value {self.number})" if self.number else ""
+        if self.why == "failed":
+            return f"the program fails under {self.layout}, on {in_words(self.ranks)}, before {self.name}{nth} is right"
         return f"{self.name}{nth} differs under {self.layout}, on {in_words(self.ranks)}: {self._values()}"
 
     def _values(self) -> str:
@@ -127,12 +132,14 @@ class Difference:
 
 def _known(first: Difference) -> str:
     """Return what is known of the line that is named."""
-    form, what, *_ = first.repair or ("", "")
+    form, what, *gradient = first.repair or ("", "")
     if first.operation is not None:
+        made = "made it fail" if first.why == "failed" else "made it differ"
         done = {"": "gets the right numbers; its result differs", "scale": "has a result that is off by a factor"}
-        return f"the {first.operation} over {first.group} {done.get(form, 'made it differ')}"
+        return f"the {first.operation} over {first.group} {done.get(form, made)}"
     if form == "all-reduce":
-        return f"a sum over {what} is missing before this line"
+        where = f"in {gradient[0].partition('[')[0]}" if gradient else "before this line"
+        return f"a sum over {what} is missing {where}"
     if first.before:
         return "the first collective that gets other numbers than on one process; the mistake is before it"
     return f"it {'is off by a factor' if form else 'differs'} here, and no line is known to be wrong"
@@ -150,6 +157,16 @@ def _scaled(subject: str, formula: str) -> str:
     return f"divide {subject} by the size of {under}" if under else f"multiply {subject} by the size of {over}"
 
 
+def _gradient(text: str) -> str:
+    """Return a gradient of a backward pass in words; a number is the index of a gradient that it returns.
+
+    >>> _gradient("Gather.backward"), _gradient("Linear.backward[0]")
+    ('what Gather.backward gets', 'gradient 0 of what Linear.backward returns')
+    """
+    function, _, number = text.removesuffix("]").partition("[")
+    return f"gradient {number} of what {function} returns" if number else f"what {function} gets"
+
+
 def _values(count: int) -> str:
     return f"{count} values differ" if count > 1 else "1 value differs"
 
@@ -165,7 +182,7 @@ def _shape(value: object) -> list[int]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """The result of `compare`: the values that one program sees under several layouts.
+    """What one program sees under several layouts.
 
     ``layouts``     their names; ``first`` is what differs first, None where nothing does
     ``errors``      for each layout by name of what was seen its largest difference, in units of its largest element
@@ -216,6 +233,7 @@ class Comparison:
             rest = "then everything is the same" if first.settles else "then it is right, and other values differ still"
             untried = f"; under {', '.join(first.untried)} it could not be tried" if first.untried else ""
             lines.append(f"  fix: {first.fix}; tried, and {rest}{untried}")
+        lines += [f"  {line}" for line in first.failure.splitlines()]
         return lines
 
     def _noise(self) -> str:

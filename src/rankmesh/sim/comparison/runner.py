@@ -24,7 +24,7 @@ Program = Callable[[Any], object]
 
 @dataclass
 class Runner:
-    """Runs one program; ``dtype`` is torch's default dtype in it, ``options`` are keyword arguments of ``sim.run``."""
+    """Runs one program; ``dtype`` is the default dtype of torch in it, ``options`` those of ``sim.run``."""
 
     program: Program
     reference: Layout
@@ -39,7 +39,10 @@ class Runner:
                 self.program(groups)
 
         try:
-            with self._settings(), forward_passes_recorded() if session.looks_at_lines else nullcontext():
+            with (
+                self._settings(),
+                forward_passes_recorded(session.applied) if session.looks_at_lines else nullcontext(),
+            ):
                 run(program, session.layout.plan, observer=session, **self.options)
         except RanksFailed as failed:
             if not any(isinstance(error, Stopped) for error in failed.failures.values()):

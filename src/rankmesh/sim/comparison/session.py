@@ -12,6 +12,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from typing import Any
 
 import torch
 
@@ -24,7 +25,8 @@ from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.noise import Scale, largest
 from rankmesh.sim.comparison.repairs import Repair
 from rankmesh.sim.comparison.seen import Seen, piece
-from rankmesh.sim.comparison.stacks import Stack, stack_here
+from rankmesh.sim.comparison.stacks import Gradient, Stack, stack_here
+from rankmesh.sim.failures import RanksFailed
 from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.simulation import current_context
 
@@ -48,7 +50,8 @@ class Deviation:
 
     ``ranks``  those that saw it differ, or for a part that nobody saw, those that should have
     ``error``  the largest difference of an element
-    ``why``    ``"value"``, ``"shape"``, ``"unseen"`` (by some rank) or ``"extra"`` (the reference did not see it)
+    ``why``    ``"value"``, ``"shape"``, ``"unseen"`` (by some rank), ``"extra"`` (the reference did not see it) or
+               ``"failed"`` (the program did before)
     """
 
     key: Key
@@ -72,7 +75,7 @@ class Record:
 
 @dataclass(eq=False)
 class Reference:
-    """The values that the program saw on one process."""
+    """What the program saw on one process."""
 
     values: dict[Key, torch.Tensor]
     tolerance: float
@@ -124,10 +127,13 @@ class Session(Observer):
         trace: bool = False,
     ) -> None:
         self.layout, self.reference, self.repair, self.trace = layout, reference, repair, trace
+        self.failure: RanksFailed | None = None
         self.values: dict[Key, torch.Tensor] = {}
         self.deviations: dict[Key, Deviation] = {}
         self.worst: dict[str, float] = {}
         self.records: dict[int, list[Record]] = defaultdict(list)
+        # Gradients of backward passes, with the kinds of group that their functions got.
+        self.gradients: dict[Gradient, set[str]] = {}
         self.seen_at: dict[Key, dict[int, int]] = defaultdict(dict)
         # Collectives of the repair that were sums of different numbers, and of equal ones.
         self.sums_of_different, self.sums_of_equal = 0, 0
@@ -142,7 +148,7 @@ class Session(Observer):
     @property
     def looks_at_lines(self) -> bool:
         """Whether the lines that led to each collective matter."""
-        return self.trace or (self.repair is not None and self.repair.node is not None)
+        return self.trace or (self.repair is not None and (self.repair.node or self.repair.gradient) is not None)
 
     # -- what is seen -------------------------------------------------------------------------------------------
 
@@ -216,6 +222,14 @@ class Session(Observer):
                 ranks = sorted(set(range(self.layout.plan.world_size)) - set(self.seen_at.get(key, ())))
                 self.deviations[key] = Deviation(key, "unseen", ranks, float("inf"), whole, None, None)
 
+    def fail(self, failure: RanksFailed) -> None:
+        """Note that the program failed, and what it had not seen until then."""
+        self.finish()
+        keys = list(self.reference.values) if self.reference else []
+        first = next((key for key in keys if key in self.deviations), keys[-1])
+        self.failure = failure
+        self.deviations[first] = Deviation(first, "failed", sorted(failure.failures), float("inf"), None, None, None)
+
     def _next(self, rank: int) -> int:
         self._events[rank] += 1
         return self._events[rank]
@@ -263,6 +277,44 @@ class Session(Observer):
         with torch.no_grad():
             pg.allgather([every], [tensor]).wait()
         return every
+
+    # -- repairs of gradients -----------------------------------------------------------------------------------
+
+    def applied(self, site: Site, groups: Sequence[object], node: Any) -> None:
+        """Record the backward pass of a function, or sum the gradient of it that the repair sums."""
+        context, repair = current_context(), self.repair
+        if context is None:
+            return
+        kinds = self._kinds_of(groups, context.rank)
+        for number in (None, *(at for at, (made, _) in enumerate(node.next_functions) if made is not None)):
+            self.gradients.setdefault(Gradient(site, number), set()).update(kinds)
+        if repair is None or repair.gradient is None or repair.gradient.site != site:
+            return
+        kind, number = repair.kind, repair.gradient.returned
+        if (kinds and kind not in kinds) or not self.layout.kinds[kind].has(context.rank):
+            return
+        if number is None:
+            node.register_prehook(lambda got: tuple(self._total(kind, one) for one in got))
+        else:
+            node.register_hook(
+                lambda returned, _: tuple(
+                    self._total(kind, one) if at == number else one for at, one in enumerate(returned)
+                )
+            )
+
+    def _kinds_of(self, groups: Sequence[object], rank: int) -> set[str]:
+        """Return the kinds whose group of a rank has the members of one of these process groups."""
+        given = {frozenset(group.channel.ranks) for group in groups if isinstance(group, SimulatedGroup)}
+        members = {kind: every.of(rank).ranks for kind, every in self.layout.kinds.items() if every.has(rank)}
+        return {kind for kind, ranks in members.items() if frozenset(ranks) in given}
+
+    def _total(self, kind: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
+        context = current_context()
+        if context is None or gradient is None:
+            return gradient
+        every = self._gathered(context.rank, kind, gradient.contiguous())
+        self._count(every)
+        return torch.stack(every).sum(0)
 
     # -- collectives --------------------------------------------------------------------------------------------
 
@@ -319,11 +371,15 @@ class Session(Observer):
                 _, former = self.chosen[id(call)]
                 flat = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in call.given])
                 sums[former] = sums[former] + flat if former in sums else flat
-            first, *others = sums.values()
-            if others:  # sums of equal numbers only scale them
-                close = all(torch.allclose(first, other, rtol=1e-6, atol=0.0) for other in others)
-                self.sums_of_equal += close
-                self.sums_of_different += not close
+            self._count(list(sums.values()))
+
+    def _count(self, added: Sequence[torch.Tensor]) -> None:
+        """Count whether the repair adds equal numbers: then it only scales them."""
+        first, *others = added
+        if others:
+            close = all(torch.allclose(first, other, rtol=1e-6, atol=0.0) for other in others)
+            self.sums_of_equal += close
+            self.sums_of_different += not close
 
 
 def _scaled(tensor: torch.Tensor, factor: float) -> torch.Tensor:
