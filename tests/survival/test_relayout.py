@@ -380,6 +380,34 @@ def test_a_request_from_outside_waits_for_a_commit():
     }
 
 
+def ended_together(machines):
+    """The members end the epoch, and agree."""
+    reports = {
+        number: one.report(Left(), dict.fromkeys(one.history, (6, 7)), {}, 7) for number, one in machines.items()
+    }
+    machines[0].end()
+    outcome = conclude(machines[0].history, machines[0].epoch.number, reports, ())
+    for one in machines.values():
+        one.concluded(outcome, Left(), took_part=True)
+
+
+def test_a_process_joins_a_job_that_has_another_layout():
+    """It was started with the first layout, and learns of the present one: epoch, members and their layouts agree."""
+    machines = {number: member(number) for number in range(5)}
+    machines[2].received(asked_for("tp=2,dp=2", 4), None)
+    ended_together(machines)
+    contact = {"host": "a", "address": "10.0.0.1", "heartbeat": 1, "store": 2, "liveness": 3}
+    assert machines[1].received({"what": "join", "contact": contact}, None)[0]["welcome"] is None
+    ended_together(machines)
+    welcome = machines[1].received({"what": "join", "contact": contact}, None)[0]["welcome"]
+    new = Machine()
+    new.begin(welcome["member"], Members.first("dp=4", world_size=5, spares=1))
+    new.welcomed(welcome, {})
+    assert (new.member, new.epoch, new.members) == (5, machines[0].epoch, machines[0].members)
+    assert (str(new.members.plan.mesh), new.members.spares) == ("tp=2,dp=2", (4, 5))
+    assert new.history == machines[0].history
+
+
 def test_a_spare_that_is_asked_ends_the_epoch_at_once():
     """It commits nothing."""
     one = member(4)

@@ -172,6 +172,7 @@ def conclude(
         missing=absent,
         value={
             **following.data,
+            "sizes": None if following.sizes == members.sizes else following.sizes.data,
             "budget": None if asked is None else asked["budget"],
             "joined": {str(member): contact for member, contact in joined.items()},
             "step": step,

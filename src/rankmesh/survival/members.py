@@ -204,7 +204,7 @@ class Members:
 
     def following(self, data: Mapping[str, Any], hosts: Mapping[int, str] | None = None) -> Members:
         """Return the members of plain data, which follow these, with the hosts of those that are new."""
-        sizes = self.sizes if data["sizes"] == self.sizes.data else Sizes.read(data["sizes"])
+        sizes = self.sizes if data["sizes"] in (None, self.sizes.data) else Sizes.read(data["sizes"])
         ranks, spares = tuple(data["ranks"]), tuple(data["spares"])
         known = {**self.hosts, **(hosts or {})}
         return Members(sizes, sizes.plan(data["replicas"]), ranks, spares, data["started"], known)
