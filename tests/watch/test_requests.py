@@ -194,6 +194,7 @@ def test_a_lost_store(tmp_path, caplog):
         single.respond("a test", None, diagnosed)
         diagnosed.assert_not_called()
         assert f"rank {rank} reaches no other rank" in caplog.text
+        assert (single.store_lost, single.hung) == (True, False), "nobody knows whether the job hangs"
         assert single.number == 1
         single.close()
     assert sorted(read_folder(tmp_path).recordings) == [1, 2, 3]

@@ -68,14 +68,15 @@ class Pace:
 class DumpRequests:
     """The dump requests of one rank.
 
-    ``number`` numbers the next one; ``hung`` is True if the last one was made because of a hang, or found one.
+    ``number`` numbers the next one; ``hung`` is True if the last one was made because of a hang, or found one;
+    ``store_lost`` if it reached no other rank: its recording is left to the doctor.
     """
 
     def __init__(
         self, channel: StoreChannel, recordings: Recordings, recorder: Recorder, host: HostRanks, pace: Pace
     ) -> None:
         self.number = 0
-        self.hung = False
+        self.hung = self.store_lost = False
         self._channel, self._recordings = channel, recordings
         self._recorder, self._host, self._pace = recorder, host, pace
         self._round = self._of(0)
@@ -103,8 +104,7 @@ class DumpRequests:
             self._recordings.put(rank, self.number, document, share=True)
             self._take_part(diagnosed, hangs=hangs)
         except (StoreLost, AgreementError) as error:
-            # What this rank recorded stays for the doctor, as nobody has diagnosed it.
-            self.hung = True
+            self.store_lost = True
             if document is None:
                 document = self._recorder.document(reason, mark)
                 self._recordings.put(rank, self.number, document)

@@ -179,8 +179,9 @@ class Watch:
         began = time.monotonic()
         self.verdict = None
         requests.respond(reason or overdue, mark, self._report, hangs=bool(overdue))
+        self._hung |= requests.hung or requests.store_lost
         if requests.hung:
-            self._hung, self._slow.reported = True, began
+            self._slow.reported = began
         self._responding = False
         with self._responded:
             # Who asked meanwhile has the answer of this request; another one would wait for ranks that have gone on.
