@@ -77,13 +77,13 @@ def test_what_the_wheel_contains(wheel):
 
 @pytest.mark.skipif(DIST not in os.environ, reason="make dist builds the source distribution")
 def test_what_the_source_distribution_contains(wheels):
-    """What builds and tests the package, and no output of either."""
+    """What builds the package and its page, and no output of either, below two megabytes."""
     (source,) = wheels.glob("rankmesh-*.tar.gz")
     assert source.stat().st_size < LIMIT
     with tarfile.open(source) as files:
         names = {name.partition("/")[2] for name in files.getnames()}
-    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "Makefile", "constraints.txt"} <= names
-    assert {"tests/conftest.py", "docs/conf.py", "src/rankmesh/__init__.py", "explorer/package.json"} <= names
+    assert {"pyproject.toml", "README.md", "LICENSE", "CHANGELOG.md", "SECURITY.md"} <= names
+    assert {"src/rankmesh/__init__.py", "src/rankmesh_watch.py", "explorer/package.json"} <= names
     assert not [name for name in names if re.search(r"__pycache__|node_modules|\.venv|^build/", name)]
 
 

@@ -8,6 +8,14 @@ requests   every rank writes its recording; rank 0, or the lowest responsive ran
 ```
 """
 
-from rankmesh.debug.watch.watch import Watch, start
+from typing import TYPE_CHECKING
+
+from rankmesh.core.lazy import loader
+
+if TYPE_CHECKING:
+    from rankmesh.debug.watch.watch import Watch, start
 
 __all__ = ["Watch", "start"]
+
+# The command that sets the variable of a watch needs no torch.
+__getattr__, __dir__ = loader(__name__, {"Watch": "watch", "start": "watch"})
