@@ -261,6 +261,25 @@ def test_nobody_is_left_out_for_what_several_began(first, unclear):
     )
 
 
+@pytest.mark.parametrize(("spares", "shrink"), [(0, None), (1, None), (1, "dp")])
+def test_an_error_of_every_rank_is_the_end(spares, shrink):
+    """Whoever has no error of its own, as a spare, reads why the job ends; more ranks would not help."""
+    members = Members.first("tp=2,dp=2", world_size=4 + spares, spares=spares, shrink=shrink)
+    errors = {rank: f"Diverged: norm differs, {rank % 2}" for rank in members.ranks}
+    given_ = {member: Report(error=errors.get(member, ""), steps={0: (6, 7)}, committed=True) for member in members.all}
+    outcome = conclude({0: members}, 0, given_, ())
+    assert (outcome.reason, outcome.ranks) == ("failed", members.ranks)
+    assert outcome.message == "every rank raised an error: Diverged: norm differs, 0; Diverged: norm differs, 1"
+
+
+def test_errors_of_some_ranks_are_losses():
+    """Three of four ranks raise an error, and one spare is left: more ranks would help."""
+    given_ = {member: Report(error="ValueError: a bug" * (member in (0, 1, 2))) for member in JOB.all}
+    outcome = conclude({0: JOB}, 0, given_, ())
+    assert outcome.reason == "failed"
+    assert "no spare is left" in outcome.message
+
+
 @pytest.mark.parametrize(
     ("other", "agree"),
     [({4: 4, 5: 5}, True), ({5: 5, 6: 6}, True), ({7: 9}, True), ({}, True), ({5: 6}, False), ({7: 5}, False)],

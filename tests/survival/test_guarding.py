@@ -47,6 +47,8 @@ class Job:
             norm += 0.5
             self.fault(self, job, step, {"up": up, "norm": norm})
             job.commit(step + 1)
+        self.visits.append((job.rank, self.steps))
+        self.fault(self, job, self.steps, {"up": up, "norm": norm})  # after the last commit, before the last check
         return job.rank, up.tolist(), norm.tolist(), job.epoch
 
     def times(self, rank, step):
@@ -176,6 +178,18 @@ def test_a_fault_that_comes_again_is_the_programs(name):
     errors = [error for error in raised.value.failures.values() if isinstance(error, rm.Diverged)]
     assert [error.tensor for error in errors] == [fault.tensor] * 8
     assert all("the program does it; all numbers were the same both times" in str(error) for error in errors)
+
+
+def test_the_first_of_two_differences_counts():
+    """Rank 0 is wrong at the last commit, rank 3 after it: both are found together, and rank 0 is left out."""
+
+    def fault(train, job, now, tensors):
+        once(0, STEPS - 1, "up")(train, job, now, tensors)
+        once(3, STEPS, "norm")(train, job, now, tensors)
+
+    values = ended(Job(fault), 7, spares=1, guard=1)
+    left = [value for value in values if isinstance(value, str)]
+    assert ["'up' differed on rank 0" in one for one in left] == [True]
 
 
 class Flat(Job):
@@ -337,12 +351,12 @@ def test_a_machines_fault_in_processes(outcomes):
 
 @pytest.mark.long
 def test_a_programs_fault_in_processes(outcomes):
-    """Every rank ends with the error; the spare hears that the job has ended."""
+    """Every rank ends with the error; the spare learns why the job has ended."""
     values = [one.value[0] for one in outcomes(5, _process, free_port(), "program", world=None)]
     assert all(value.startswith("Diverged: '1.bias' differs within dp at step 6") for value in values[:4])
     call = "the last collective of as many elements before it was all_reduce float64[4] over dp"
     assert all(call in value and "all numbers were the same both times" in value for value in values[:4])
-    assert values[4].startswith("ConnectError: the job ends")
+    assert values[4].startswith("ConnectError: the job ends, since every rank raised an error: Diverged: '1.bias'")
 
 
 # -- a model is held ------------------------------------------------------------------------------------------------

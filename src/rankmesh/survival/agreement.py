@@ -150,7 +150,8 @@ def conclude(
     try:
         following = _following(members.joined(joined, hosts), lost, asked)
     except PlanError as error:
-        return Outcome("failed", tuple(sorted(lost)), absent, message=_with_errors(error.message, reports, lost))
+        message = _of_all(members, reports) or _with_errors(error.message, reports, lost)
+        return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     suspicion = next((report.suspicion for report in reports.values() if report.suspicion), None)
     source, step = _source(history, reports, lost, suspicion["back"] if suspicion else None)
     load = False
@@ -215,6 +216,14 @@ def _raised(members: Members, reports: Mapping[int, Report], lost: Collection[in
             where = ",".join(f"{axis}={at}" for axis, at in members.plan.mesh.coordinate(rank).items())
             found[where] = f"step {report.at}: {text}"
     return found
+
+
+def _of_all(members: Members, reports: Mapping[int, Report]) -> str:
+    """Return the errors of the ranks if each rank has raised one: the program ends the job, not the lack of spares."""
+    texts = [reports[member].error for member in members.ranks if member in reports]
+    if len(texts) < len(members.ranks) or "" in texts:
+        return ""
+    return f"every rank raised an error: {'; '.join([*dict.fromkeys(texts)][:_SHOWN])}"
 
 
 def _why(reports: Mapping[int, Report], began: Collection[int]) -> str:
