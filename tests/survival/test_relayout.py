@@ -17,6 +17,7 @@ from tests.sockets import free_port, kept, served_once
 from tests.survival.deaths import left_behind
 from tests.survival.program import text_of
 from tests.survival.test_simulated import Costs
+from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh import sim
@@ -227,6 +228,37 @@ def test_what_is_refused_changes_nothing(ask, how):
     assert values == [0, 0, 0, 0, None]
 
 
+class Adding(torch.nn.Module):
+    """A model of one plain parameter, of this rank."""
+
+    def __init__(self, rank):
+        super().__init__()
+        self.bias = torch.nn.Parameter(torch.full((2,), float(rank)))
+
+
+def test_a_model_of_tensors_that_further_ranks_do_not_have():
+    """Along tp each rank has a tensor of its own: another size of tp is refused on every rank; dp may change."""
+    refused = []
+
+    def train(job):
+        tp = job.groups["tp"].rank if "tp" in job.plan.mesh.axes else 0
+        model = Adding(tp)
+        job.hold(model=model, replicated="dp")
+        for step in range(job.step, 4):
+            job.commit(step + 1)
+            if step == 1:
+                for layout in ("tp=4,dp=1", "dp=4"):
+                    with pytest.raises(rm.PlanError) as raised:
+                        job.relayout(layout)
+                    refused.append((layout, raised.value.axes))
+                job.relayout("tp=2,dp=1")
+        return str(job.plan.mesh), job.epoch, model.bias.tolist() == [tp, tp]
+
+    values = sim.run(lambda: rm.survive(train, "tp=2,dp=2"), 4, initialise=False)
+    assert Counter(refused) == {("tp=4,dp=1", ("tp",)): 4, ("dp=4", ("tp",)): 4}
+    assert values == [("tp=2,dp=1", 1, True)] * 2 + [None] * 2
+
+
 def test_before_hold():
     """relayout() before hold(): there is no state to move."""
 
@@ -237,20 +269,54 @@ def test_before_hold():
         sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)
 
 
-def test_a_tensor_of_no_snapshot():
-    """Under the new plan hold() names one more tensor: every rank raises, and says which."""
+def naming_more(layout, epochs):
+    """A program that gives hold() a further tensor under its second layout."""
 
     def train(job):
+        epochs.add(job.epoch)
         names = ["w"] if not job.epoch else ["w", "more"]
         sharding = rm.Sharding(job.plan.mesh, (next(iter(job.plan.mesh.axes)),), (4,), "float64")
         zeros = torch.zeros(4 // job.plan.mesh.size, dtype=torch.float64)
         job.hold({name: zeros.clone() for name in names}, dict.fromkeys(names, sharding))
         job.commit(1)
-        job.relayout("tp=2")
+        job.relayout(layout)
 
-    with pytest.raises(sim.RanksFailed, match="'more'") as raised:
-        sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)
-    assert {type(error) for error in raised.value.failures.values()} == {rm.PlanError}
+    return train
+
+
+@pytest.mark.parametrize("order", ["deterministic", 1, 2])
+@pytest.mark.parametrize("layout", ["tp=2", "tp=4", "tp=1"])
+def test_a_tensor_of_no_snapshot(layout, order):
+    """Under the new plan hold() names one more tensor: every rank and spare raises, and says which; nobody goes on."""
+    epochs = set()
+    train = naming_more(layout, epochs)
+    with pytest.raises(sim.RanksFailed) as raised:
+        sim.run(lambda: rm.survive(train, "dp=2", spares=3), 5, initialise=False, order=order)
+    assert {rank: error.names for rank, error in raised.value.failures.items()} == dict.fromkeys(range(5), ("more",))
+    assert epochs == {0, 1}
+
+
+def test_a_tensor_of_no_snapshot_is_the_end_of_whoever_is_slow(monkeypatch):
+    """A spare learns what hold() was given when the others have found out: it raises the same as they do."""
+    taken, meet, met = world.EpochWorld.taken, world.EpochWorld.meet, []
+
+    def slow(self, key):
+        if self.rank == 3:  # until the others wait for this rank, or the epoch ends
+            taken(self, "go on")
+        return taken(self, key)
+
+    def meets(self, key):
+        met.append(key)
+        if met.count("refused") == self.size - 1:
+            self.give("go on", "")
+        meet(self, key)
+
+    monkeypatch.setattr(world.EpochWorld, "taken", slow)
+    monkeypatch.setattr(world.EpochWorld, "meet", meets)
+    train = naming_more("tp=2", set())
+    with pytest.raises(sim.RanksFailed) as raised:
+        sim.run(lambda: rm.survive(train, "dp=2", spares=2), 4, initialise=False)
+    assert [error.names for error in raised.value.failures.values()] == [("more",)] * 4
 
 
 def costs_of(size, monkeypatch):
@@ -278,6 +344,14 @@ def test_what_a_change_asks_of_the_store(monkeypatch):
     few, many = costs_of(16, monkeypatch), costs_of(64, monkeypatch)
     assert statistics.mode(few.calls.values()) == statistics.mode(many.calls.values())
     assert max(many.calls.values()) <= max(few.calls.values()) + 64 // 2
+    assert statistics.median(many.messages.values()) <= 4
+
+
+@pytest.mark.skipif(not ALL, reason="make test-sweeps SWEEP=all runs it")
+def test_a_thousand_members_change_their_layout(monkeypatch):
+    """1,024 ranks: most ask as much of the stores as most of 16, and send no more messages."""
+    few, many = costs_of(16, monkeypatch), costs_of(1024, monkeypatch)
+    assert statistics.mode(few.calls.values()) == statistics.mode(many.calls.values())
     assert statistics.median(many.messages.values()) <= 4
 
 
@@ -415,10 +489,14 @@ def test_a_spare_that_is_asked_ends_the_epoch_at_once():
     assert (reply["refused"], Abort(one.epoch) in actions) == ("", True)
 
 
-@pytest.mark.parametrize(("layout", "how", "why"), [("dp=6", {}, "6 ranks"), ("tp=4", {"shrink": "dp"}, "shrink='dp'")])
+@pytest.mark.parametrize(
+    ("layout", "how", "why"),
+    [("dp=6", {}, "6 ranks"), ("tp=2,dp=2", {}, "keep dp=4"), ("tp=4", {"shrink": "dp"}, "shrink='dp'")],
+)
 def test_a_request_that_does_not_fit(layout, how, why):
     """The reply states why, and nothing changes."""
     one = member(2, **how)
+    one.unreplicated = {"dp": 4} if not how else {}
     reply, actions = one.received(asked_for(layout, 6), None)
     assert why in reply["refused"]
     assert (actions, one.committed(7)) == ([], [])

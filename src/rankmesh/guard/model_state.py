@@ -27,7 +27,7 @@ from rankmesh.errors import PlanError, quoted
 from rankmesh.guard.everyone import gathered
 from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["model_state"]
+__all__ = ["model_state", "unreplicated_axes"]
 
 # How one tensor is sharded: axes by dimension, the whole shape, dtype, and the view that has these axes.
 _Described = tuple[tuple[str | None, ...], tuple[int, ...], str, str | None]
@@ -46,10 +46,9 @@ def model_state(
     Raises ``PlanError`` for DTensors on other ranks than the plan's axes have, and for a tensor that ranks describe
     differently.
     """
-    plan, rank, sizes = groups.plan, groups.rank, groups.plan.mesh.axes
-    shared = sizes if replicated is None else plan.mesh.axis_pairs(replicated) if replicated else {}
+    plan, rank = groups.plan, groups.rank
     place = plan.mesh.coordinate(rank)
-    suffix = "".join(f"@{axis}{place[axis]}" for axis in sizes if sizes[axis] > 1 and axis not in shared)
+    suffix = "".join(f"@{axis}{place[axis]}" for axis in _unreplicated(plan.mesh, replicated))
     tensors: dict[str, Tensor] = {}
     described: dict[str, _Described] = {}
     for name, tensor, is_shard in _tensors(model, optimizer):
@@ -59,6 +58,28 @@ def model_state(
         whole = (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None
         described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else whole
     return tensors, _merged(groups, described)
+
+
+def unreplicated_axes(shardings: Mapping[str, Sharding], mesh: Mesh, replicated: str | None) -> dict[str, int]:
+    """Return the axes, with sizes, along which plain tensors of ``model_state`` are tensors of their own, if there are.
+
+    >>> mesh = Mesh(tp=2, dp=2)
+    >>> unreplicated_axes({"w@tp1": Sharding(mesh, shape=(4,), at={"tp": 1})}, mesh, "dp")
+    {'tp': 2}
+    >>> unreplicated_axes({"w": Sharding(mesh, ("tp",), shape=(4,))}, mesh, "dp")
+    {}
+    """
+    axes = _unreplicated(mesh, replicated)
+
+    def is_plain(name: str, at: Mapping[str, Any]) -> bool:
+        return axes.keys() <= at.keys() and name.endswith("".join(f"@{axis}{at[axis][0]}" for axis in axes))
+
+    return axes if axes and any(is_plain(name, one.at or {}) for name, one in shardings.items()) else {}
+
+
+def _unreplicated(mesh: Mesh, replicated: str | None) -> dict[str, int]:
+    shared = mesh.axes if replicated is None else mesh.axis_pairs(replicated) if replicated else {}
+    return {axis: size for axis, size in mesh.axes.items() if size > 1 and axis not in shared}
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor, bool]]:

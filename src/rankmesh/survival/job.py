@@ -114,8 +114,10 @@ class Job:
         memory in bytes that a rank takes to move them, 256 MiB by default.
 
         Raises ``PlanError`` on every rank, and changes nothing, where ranks ask for different layouts, where a layout
-        does not fit the members, or lacks axis ``shrink``. Returns if the job has this plan already. A rank that is
-        lost meanwhile is replaced as always; if too few are left for the new plan, the job goes on under the old one.
+        does not fit the members, lacks axis ``shrink``, or has another size of an axis along which the plain tensors of
+        a held ``model`` are not cut: nobody holds those of further ranks. Returns if the job has this plan already. A
+        rank that is lost meanwhile is replaced as always; if too few are left for the new plan, the job goes on under
+        the old one. A tensor that nobody held is found by ``hold`` under the new plan: the job ends on every rank.
         """
         self._session.relayout(self, layout, budget)
 

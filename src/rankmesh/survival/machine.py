@@ -93,7 +93,8 @@ class Machine:
 
     ``history`` has the members of this epoch and of those of which there may be snapshots. State that was held comes
     from the snapshots of epoch ``source``, or is loaded (``load``); ``step`` is the step to begin with. ``raised`` are
-    the errors that ended the last epoch, by coordinate. ``exists``: something is held.
+    the errors that ended the last epoch, by coordinate. ``exists``: something is held. ``unreplicated`` are the
+    axes, with sizes, along which each rank of a held model has tensors of its own, which cannot be cut in another way.
     """
 
     def __init__(self) -> None:
@@ -102,6 +103,7 @@ class Machine:
         self.source: int | None = None
         self.load = self.exists = False
         self.raised: Mapping[str, str] = {}
+        self.unreplicated: Mapping[str, int] = {}
         self.newcomers = Newcomers()
         self.last_change = "start"
         self.budget: int | None = None
@@ -146,6 +148,18 @@ class Machine:
 
     def _changed(self) -> list[Action]:
         return self.end() if self._asked or self.newcomers.let_grow(self.members) else []
+
+    def relaid(self, sizes: Sizes) -> Members:
+        """Return the members in another layout; ``PlanError`` where it does not fit them, or what is held."""
+        members, mesh, fixed = self.members.relaid(sizes), sizes.first.mesh, self.unreplicated
+        if [(axis, size) for axis, size in mesh.axes.items() if size > 1 and axis in fixed] != [*fixed.items()]:
+            axes = ",".join(f"{axis}={size}" for axis, size in fixed.items())
+            raise PlanError(
+                f"the plan {mesh} does not keep {axes}, along which each rank has tensors of its own: hold() was given "
+                f"a model with plain tensors; keep {axes}, or give hold() tensors and shardings",
+                axes=tuple(fixed),
+            )
+        return members
 
     def relayout(self, sizes: Sizes, budget: int | None) -> bool:
         """All ranks ask for another layout; return whether it is another one."""
@@ -217,7 +231,7 @@ class Machine:
         """Take note of a layout that somebody outside asks for; the reply states why it is refused, if it is."""
         try:
             sizes = Sizes.read({**message["sizes"], "shrink": self.members.sizes.shrink})
-            self.members.relaid(Sizes.of(sizes.layout, sizes.first, sizes.shrink))
+            self.relaid(Sizes.of(sizes.layout, sizes.first, sizes.shrink))
         except (LayoutError, PlanError) as error:
             return {"refused": error.message}
         if sizes.first != self.members.plan:
@@ -294,7 +308,7 @@ class Machine:
         value, joined = outcome.value, outcome.value["joined"]
         following = self.members.following(value, {int(one): str(at["host"]) for one, at in joined.items()})
         self.last_change = _what(self.members, following, outcome.ranks)
-        self.budget, self._asked = value["budget"], None
+        self.budget, self._asked, self.unreplicated = value["budget"], None, {}
         self.newcomers.welcome(outcome, self.epoch, self.history)
         self.source, self.step, self.load = value["source"], value["step"], value["load"]
         self.raised, self._done = value["raised"], self.step

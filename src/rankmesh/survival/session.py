@@ -30,7 +30,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
 from rankmesh.errors import ConnectError, Diverged, LayoutError, LostState, PlanError, RankmeshError, quoted
 from rankmesh.guard.everyone import gathered
-from rankmesh.guard.model_state import model_state
+from rankmesh.guard.model_state import model_state, unreplicated_axes
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import Report, same_step
 from rankmesh.survival.epoch import Epoch
@@ -325,7 +325,9 @@ class Session:
                 check_copies(job.groups, *found)
             return found
 
-        return self._entered.wait_for(describe)
+        tensors, shardings = self._entered.wait_for(describe)
+        self._machine.unreplicated = unreplicated_axes(shardings, job.plan.mesh, replicated)
+        return tensors, shardings
 
     def _follow(self) -> None:
         """A spare's part in ``hold``: it may have been at a rank of the old plan."""
@@ -378,7 +380,7 @@ class Session:
         try:
             sizes = Sizes.of(layout, plan_of(layout, members.plan.mesh.size), members.sizes.shrink)
             integer(BUDGET if budget is None else budget, "budget", least=_LEAST * len(members.all))
-            checked(self._redundancy, members.relaid(sizes).plan.mesh.size)
+            checked(self._redundancy, self._machine.relaid(sizes).plan.mesh.size)
             text = f"{sizes.first.mesh}, budget={budget} ({sizes.first.digest[:12]})"
         except (LayoutError, PlanError) as error:
             refused, text = error, error.message

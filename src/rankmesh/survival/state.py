@@ -217,13 +217,15 @@ def restore(
     before = StateLayout.read(world.taken("before")) if old is None else old.layout
     now = StateLayout.read(world.taken("now")) if new is None else new.layout
     lost = [position for position in positions if position >= size]
-    moves = transfer(before, now, positions, lost)
+    try:
+        moves = transfer(before, now, positions, lost)
+    except PlanError:  # on every rank, which raises it after all have found it, as LostState below
+        _all_found(world, "refused")
+        raise
     if moves.missing and load is None:
         ranks = {position: rank for rank, position in enumerate(positions)}
         missing = [(name, box, tuple(sorted(ranks[one] for one in had))) for name, box, had in moves.missing]
-        # Whoever raises it ends the epoch, also of a rank that has not found out yet.
-        with suppress(RankmeshError, RuntimeError):
-            world.meet("lost")
+        _all_found(world, "lost")
         raise LostState(missing, [ranks[position] for position in lost])
     kept: dict[int, dict[str, Tensor]] = {}
     if old is not None and old.copies is not None:
@@ -238,6 +240,12 @@ def restore(
     if new is not None and load is not None:
         load_boxes(new, moves.of(world.rank).missing, step, load)
     return lost
+
+
+def _all_found(world: EpochWorld, key: str) -> None:
+    """Wait until every rank has found what it raises: the first one that does ends the epoch of all."""
+    with suppress(RankmeshError, RuntimeError):
+        world.meet(key)
 
 
 def load_boxes(new: EpochState, boxes: Iterable[tuple[str, Box]], step: int, load: Load) -> None:

@@ -12,6 +12,7 @@ import numpy.ma  # noqa: F401
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
+from rankmesh.errors import PlanError, quoted
 from rankmesh.survival.redundancy import Keepers
 from rankmesh.transfer import Transfer
 
@@ -70,7 +71,16 @@ def _kind(sharding: Sharding) -> Hashable:
 
 
 def transfer(before: StateLayout, now: StateLayout, positions: Sequence[int], lost: Sequence[int]) -> Transfer:
-    """The transfer between what two epochs held, from the ranks that the old one's members have now."""
+    """The transfer between what two epochs held, from the ranks that the old one's members have now.
+
+    Raises ``PlanError`` for a tensor that the old one did not hold, or in another shape or dtype.
+    """
+    if names := tuple(sorted(now.shardings.keys() - before.shardings.keys())):
+        raise PlanError(
+            f"hold() was given {quoted(names[0])}, which no rank held before the change ({len(names)} of "
+            f"{len(now.shardings)} names); hold the same names under every plan",
+            names=names,
+        )
     copies: dict[int, dict[int, list[int]]] = {}
     by_name = Keepers(before.on(before.mesh), before.hosts, before.redundancy).by_name
     for of in by_name.values():
