@@ -128,7 +128,8 @@ def _launches():
 def test_written_commands_are_accepted(typed, monkeypatch, size, arguments):
     """Each launch that the pages show is taken by the command in a world of that size, up to the first step."""
     monkeypatch.setattr(typed.module, "WORLD_SIZE", int(size))
-    monkeypatch.setattr(typed.module, "world", _stops)
+    for start in ("world", "_survive"):
+        monkeypatch.setattr(typed.module, start, _stops)
     result = typed(*arguments.split())
     assert isinstance(result.exception, Started), result.output
 
@@ -137,7 +138,7 @@ class Started(Exception):
     """The command has found nothing to refuse."""
 
 
-def _stops():
+def _stops(*_):
     raise Started
 
 
