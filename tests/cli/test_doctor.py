@@ -5,6 +5,7 @@ import json
 from tests.doctor.making import WORLD, call, document, write
 from typer.testing import CliRunner
 
+import rankmesh as rm
 from rankmesh.cli.app import app
 from rankmesh.cli.shell import ExitCode
 
@@ -56,3 +57,17 @@ def test_bad_folders(tmp_path):
     done = _run(tmp_path)
     assert (done.exit_code, done.stdout) == (ExitCode.BAD_SPEC, "")
     assert "holds no recording" in done.stderr
+
+
+def test_a_layout_by_name_and_by_place(tmp_path):
+    """The layout is an option or follows the paths; a saved plan whose name ends with a number is not a recording."""
+    _hung(tmp_path)
+    plan = tmp_path.parent / "plan2.json"
+    plan.write_text(rm.recipes.axes(rm.Mesh(tp=2, dp=2)).to_json(), encoding="utf-8")
+    files = sorted(tmp_path.iterdir())
+    shown = [
+        _run(*arguments, "--json").stdout
+        for arguments in ((tmp_path, "--layout", "tp=2,dp=2"), (*files, plan), (*files, "tp=2,dp=2"))
+    ]
+    assert shown[0]
+    assert len(set(shown)) == 1

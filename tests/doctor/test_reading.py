@@ -15,7 +15,7 @@ from tests.doctor.making import WORLD, call, document, recordings, write
 
 import rankmesh as rm
 from rankmesh.debug.doctor import diagnose, doctor, reader, recording_of
-from rankmesh.debug.doctor.folder import read_folder
+from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.doctor.reader import document as read_document
 from rankmesh.errors import RecordingError
 
@@ -185,7 +185,7 @@ def test_other_jobs_and_attempts(tmp_path):
         (tmp_path / f"a{rank}.json").write_text(json.dumps({**data, "rankmesh": old}), encoding="utf-8")
     other = {"rank": 3, "run": "that", "attempt": 9}
     (tmp_path / "c3.json").write_text(json.dumps({**hung(())[3], "rankmesh": other}), encoding="utf-8")
-    found = read_folder(tmp_path)
+    found = read_paths([tmp_path])
     assert sorted(found.recordings) == [0, 1, 2]
     assert {recording.attempt for recording in found.recordings.values()} == {2}
     assert any("another job" in note for note in found.notes)

@@ -14,7 +14,7 @@ from tests.limits import AT_ONCE, LONG
 from tests.rendezvous.transports import LostChannel, Mortal
 from tests.strangers import STRANGER, as_root
 
-from rankmesh.debug.doctor.folder import chosen, read_folder
+from rankmesh.debug.doctor.folder import chosen, read_paths
 from rankmesh.debug.doctor.recording import recording_of
 from rankmesh.debug.watch.host import Look
 from rankmesh.debug.watch.recordings import Recordings
@@ -145,7 +145,7 @@ def test_an_unresponsive_rank_is_described_and_the_lowest_of_the_others_diagnose
     given = _respond(*ranks)
     assert [bool(given[number][2]) for number in range(3)] == [True, False, False]
     assert len({diagnosis for diagnosis, _, _ in given.values()}) == 1
-    assert read_folder(tmp_path).recordings[0].state == "stopped by a signal"
+    assert read_paths([tmp_path]).recordings[0].state == "stopped by a signal"
     assert not [key for key in range(4) if store.check([f"watch/recording/0/{key}"])]
 
 
@@ -197,7 +197,7 @@ def test_a_lost_store(tmp_path, caplog):
         assert (single.store_lost, single.hung) == (True, False), "nobody knows whether the job hangs"
         assert single.number == 1
         single.close()
-    assert sorted(read_folder(tmp_path).recordings) == [1, 2, 3]
+    assert sorted(read_paths([tmp_path]).recordings) == [1, 2, 3]
 
 
 def test_recordings_of_before_are_not_of_now(tmp_path):

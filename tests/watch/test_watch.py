@@ -31,7 +31,7 @@ from rankmesh.backend import recorder
 from rankmesh.backend.default import default_group
 from rankmesh.debug import watch
 from rankmesh.debug.doctor import doctor
-from rankmesh.debug.doctor.folder import read_folder
+from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.watch import host as on_host
 from rankmesh.debug.watch.recorder import together
 from rankmesh.errors import AgreementError, ConnectError
@@ -293,7 +293,7 @@ def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
     for before, verdict in result:
         assert before.startswith("no rank waits") or "rank 3" not in before
         assert verdict.startswith("dead: rank 3 left no recording (stopped by a signal); ranks 0, 1, 2 wait in")
-    assert read_folder(tmp_path).recordings[3].state == "stopped by a signal"
+    assert read_paths([tmp_path]).recordings[3].state == "stopped by a signal"
 
 
 def _queries(me, folder):

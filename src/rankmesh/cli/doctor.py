@@ -1,4 +1,4 @@
-"""``rankmesh doctor``: the rank, group and call that make a job hang, from the recordings that the ranks left."""
+"""``rankmesh doctor``: the rank, group and call that make a job hang, from what the ranks and NCCL left."""
 
 from __future__ import annotations
 
@@ -8,40 +8,51 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.console import note, write, write_json
-from rankmesh.cli.options import Json, OptionalSpec, WorldSize, config_of, noted, source_of
+from rankmesh.cli.options import SPEC_HELP, Json, WorldSize, config_of, noted, source_of
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.diagnosis import report
+from rankmesh.debug.doctor.folder import is_evidence
 
 __all__ = ["EXAMPLES", "command"]
 
 EXAMPLES = """\
 $ rankmesh doctor recordings
 $ rankmesh doctor /tmp/nccl_traces megatron:world=64,tp=2,pp=2
+$ rankmesh doctor ras.txt recordings --layout megatron:world=64,tp=2,pp=2
 $ rankmesh doctor recordings --json
 """
 
 _NOTES = 8
+# Names that no layout has.
+_LOGS = (".log", ".out", ".err", ".txt")
 
-_Folder = Annotated[
-    Path,
+_Paths = Annotated[
+    list[Path],
     typer.Argument(
-        metavar="DIR",
-        help="The folder with a recording of each rank: those of torch's flight recorder (JSON or pickle, gzip or "
-        "not; their names end with the rank), or those that rankmesh wrote.",
+        metavar="PATH",
+        help="Folders and files, in any mixture: recordings of the ranks (those of torch's flight recorder, JSON or "
+        "pickle, gzip or not; their names end with the rank; or those that rankmesh wrote), and reports of ncclras "
+        "(text or -f json). A SPEC may follow them, as for --layout.",
     ),
+]
+_Layout = Annotated[
+    str | None, typer.Option("--layout", metavar="SPEC", help=f"The layout, by which groups are named. {SPEC_HELP}")
 ]
 
 
 def command(
-    folder: _Folder,
-    spec: OptionalSpec = None,
+    paths: _Paths,
+    layout: _Layout = None,
     world_size: WorldSize = None,
     json: Json = False,
 ) -> None:
-    """Say what hangs: the rank, the group and the call that everyone waits for, by the recordings of the ranks."""
-    source = None if spec is None else noted(source_of(spec, world_size))
-    found = doctor(folder, None if source is None else source.plan)
+    """Say what hangs: the rank, the group and the call that everyone waits for, by what the job left."""
+    if layout is None and len(paths) > 1 and not is_evidence(paths[-1]) and paths[-1].suffix not in _LOGS:
+        *paths, spec = paths
+        layout = str(spec)
+    source = None if layout is None else noted(source_of(layout, world_size))
+    found = doctor(paths, None if source is None else source.plan)
     for text in found.notes[:_NOTES]:
         note(text)
     if len(found.notes) > _NOTES:
@@ -50,5 +61,5 @@ def command(
         write_json({**found.to_dict(), **config_of(source)})
     else:
         write(report(found))
-    if found.causes or found.waiting:
+    if found.causes or found.waiting or found.findings:
         raise Failed("", ExitCode.HUNG)

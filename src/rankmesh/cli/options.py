@@ -29,7 +29,7 @@ def _debug(value: bool) -> bool:
     return value
 
 
-_SPEC_HELP = (
+SPEC_HELP = (
     "An axis string (tp=2,dp=4), a recipe (megatron:world=64,tp=2,pp=2), a preset (llama3-405b), "
     "a saved plan (plan.json), or a training config (train.sh, train.toml, config.yaml, ds.json)."
 )
@@ -40,15 +40,12 @@ CLUSTER_HELP = (
 )
 
 
-def spec_argument(metavar: str, help: str = _SPEC_HELP) -> Any:  # noqa: A002  - typer's own name for it
+def spec_argument(metavar: str, help: str = SPEC_HELP) -> Any:  # noqa: A002  - typer's own name for it
     """Return the argument of a layout."""
     return typer.Argument(metavar=metavar, help=help)
 
 
 Spec = Annotated[str, spec_argument("SPEC")]
-OptionalSpec = Annotated[
-    str | None, typer.Argument(metavar="SPEC", help=f"The layout, by which groups are named. {_SPEC_HELP}")
-]
 GroupName = Annotated[str, typer.Argument(metavar="NAME", help="A kind of group, such as dp_cp.")]
 Kinds = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.")]
 PresetName = Annotated[str | None, typer.Argument(metavar="NAME", help="One preset in detail.")]

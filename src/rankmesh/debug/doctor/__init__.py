@@ -2,13 +2,25 @@
 
 ```
 files ── reader, columns ──> Recording ── folder ──> one a rank ── history ──> tracks of each group
+reports of ncclras ── ras ──> Report ── evidence ──> findings, each with its confidence
 tracks ── waits ──> who waits for whom ── order, roots ──> causes ── diagnosis ──> report
 ```
 """
 
 from rankmesh.debug.doctor.causes import CAUSES, Cause
 from rankmesh.debug.doctor.diagnosis import Diagnosis, diagnose, doctor
+from rankmesh.debug.doctor.evidence import Finding
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import RecordingError
 
-__all__ = ["CAUSES", "Cause", "Diagnosis", "Recording", "RecordingError", "diagnose", "doctor", "recording_of"]
+__all__ = [
+    "CAUSES",
+    "Cause",
+    "Diagnosis",
+    "Finding",
+    "Recording",
+    "RecordingError",
+    "diagnose",
+    "doctor",
+    "recording_of",
+]

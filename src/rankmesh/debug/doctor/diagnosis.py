@@ -8,13 +8,14 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.causes import CAUSES, Cause
-from rankmesh.debug.doctor.folder import read_folder
+from rankmesh.debug.doctor.evidence import Finding, contradictions, findings_of
+from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, history_of
 from rankmesh.debug.doctor.order import departure, divergences
@@ -41,7 +42,10 @@ _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVE
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What hangs: the causes, the first one first, and the ranks that wait; ``notes`` are on what was not read."""
+    """What hangs: the causes, the first one first, and the ranks that wait; ``notes`` are on what was not read.
+
+    ``findings`` are of reports without calls: they explain a hang of which no recording has the cause.
+    """
 
     causes: tuple[Cause, ...]
     waiting: tuple[int, ...]
@@ -49,11 +53,15 @@ class Diagnosis:
     notes: tuple[str, ...]
     history: History
     waits: Waits
+    findings: tuple[Finding, ...] = ()
 
     @property
     def verdict(self) -> str:
         """One sentence."""
         if not self.causes:
+            if self.findings:
+                first = self.findings[0]
+                return f"{first.cause}: {first.evidence} ({first.confidence})"
             if self.waiting:
                 return f"{in_words(self.waiting)} wait, and nothing in these recordings says for what"
             if failed := {rank: found.failure for rank, found in self.history.recordings.items() if found.failure}:
@@ -62,13 +70,13 @@ class Diagnosis:
             if not any(map(self.history.has, self.history.recordings)):
                 return "no rank left a recording: the cause is not known"
             return "no rank waits: nothing in these recordings hangs"
-        first, same = self.causes[0], self._first_kind
+        cause, same = self.causes[0], self._first_kind
         ranks = _ranks_of(same)
         count = "1 more call" if len(same) == 2 else f"{len(same) - 1} more calls"
         more = f" (and {count} like it: {in_words(ranks)})" if len(same) > 1 else ""
         # An unresponsive rank is not dead: its process runs.
-        runs = first.cause == "dead" and self.history.are_alive(first.ranks)
-        return f"{'unresponsive' if runs else first.cause}: {first.evidence}{more}"
+        runs = cause.cause == "dead" and self.history.are_alive(cause.ranks)
+        return f"{'unresponsive' if runs else cause.cause}: {cause.evidence}{more}"
 
     @property
     def at_fault(self) -> tuple[int, ...]:
@@ -99,6 +107,7 @@ class Diagnosis:
             "waiting": list(self.waiting),
             "world_size": self.world_size,
             "recordings": sorted(rank for rank in self.history.recordings if self.history.has(rank)),
+            "findings": [finding.to_dict() for finding in self.findings],
             "notes": list(self.notes),
         }
 
@@ -107,13 +116,18 @@ def _ranks_of(causes: Iterable[Cause]) -> list[int]:
     return sorted({rank for cause in causes for rank in cause.ranks})
 
 
-def doctor(folder: str | Path, plan: Plan | None = None) -> Diagnosis:
-    """Return what hangs, by the recordings in a folder; a plan names the groups by kind and coordinate.
+def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -> Diagnosis:
+    """Return what hangs, by the files in these folders and these files; a plan names groups by kind and coordinate.
 
-    Raises ``RecordingError`` for a folder without recordings.
+    Raises ``RecordingError`` if none of them holds a recording or a report.
     """
-    found = read_folder(Path(folder))
-    return diagnose(found.recordings, plan, found.notes)
+    given = [paths] if isinstance(paths, str | Path) else paths
+    found = read_paths([Path(path) for path in given])
+    notes = (*found.notes, *contradictions(found.reports, found.recordings))
+    diagnosis = diagnose(found.recordings, plan, notes)
+    totals = () if found.recordings else (report.total for report in found.reports)
+    size = max([diagnosis.world_size, *totals])
+    return replace(diagnosis, findings=findings_of(found.reports, plan), world_size=size)
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
@@ -252,7 +266,9 @@ def report(diagnosis: Diagnosis) -> str:
         lines += ["", *(line for cause in diagnosis.causes[:_SHOWN] for line in _cause_lines(cause))]
     if len(diagnosis.causes) > _SHOWN:
         lines.append(f"{'':10} and {len(diagnosis.causes) - _SHOWN} more")
-    if unrecorded := diagnosis.unrecorded:
+    if diagnosis.findings:
+        lines += ["", *(line for finding in diagnosis.findings[:_SHOWN] for line in _finding_lines(finding))]
+    if (unrecorded := diagnosis.unrecorded) and diagnosis.history.recordings:
         lines.append(f"{'unknown':10} {in_words(unrecorded)} left no recording")
     if diagnosis.waiting:
         lines.append(f"{'waiting':10} {in_words(diagnosis.waiting)} of {diagnosis.world_size}")
@@ -268,3 +284,8 @@ def _cause_lines(cause: Cause) -> Iterator[str]:
     yield f"{'':10} {cause.evidence}"
     for rank, site in sorted(cause.sites.items())[:_SHOWN]:
         yield f"{'':10} rank {rank}  {site}"
+
+
+def _finding_lines(finding: Finding) -> Iterator[str]:
+    yield f"{finding.cause:10} {finding.evidence}"
+    yield f"{'':10} {finding.confidence}, by {finding.source}"

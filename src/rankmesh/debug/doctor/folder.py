@@ -1,9 +1,10 @@
-"""A folder of recordings: which files are of this job and this attempt, one for each rank.
+"""Files and folders of a job: what each file is, and which recordings are of this job and this attempt, one a rank.
 
 ```
 nccl_trace_rank_3      torch, with NCCL          rank 3: the last number of the name
 rank3.json.gz          rankmesh                  the recording contains its rank, job and attempt
-train.log              no recording              ignored
+ras.txt                ncclras                   recognised by how it begins
+train.log              neither                   not used: in a note
 ```
 
 A folder without recordings whose subfolders have some (one for each attempt) is read as the newest of them.
@@ -13,58 +14,113 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+from rankmesh.debug.doctor.ras import Report, head_of, is_report, read_report
 from rankmesh.debug.doctor.reader import read_files
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import RecordingError, in_words
 
-__all__ = ["Found", "chosen", "read_folder"]
+__all__ = ["Found", "chosen", "is_evidence", "read_paths"]
 
 _NAME = re.compile(r"^(.*?)(\d{1,9})((?:\.(?:json|jsonl|pickle|pkl|pt|gz|bin|dump|trace))*)$", re.IGNORECASE)
 
 # Nanoseconds by which hosts' clocks may differ, and calls of each recording that are compared in time.
 _SKEW, _ROWS = 60 * 10**9, 64
+# What the beginning of a recording has, and no layout.
+_IS_RECORDING = re.compile(rb'"(?:entries|pg_config|pg_status)"')
+# Names of files in a note.
+_SHOWN = 4
 
 
 @dataclass(frozen=True)
 class Found:
-    """The recordings of one job by rank, and notes on what was left out."""
+    """The recordings of one job by rank, reports of NCCL, and notes on what was left out."""
 
     recordings: dict[int, Recording]
     notes: tuple[str, ...] = ()
+    reports: tuple[Report, ...] = ()
 
 
-def read_folder(folder: Path) -> Found:
-    """Return the recordings of a folder; ``RecordingError`` when it has none that can be read."""
-    files = _files(folder)
-    recordings, refused = read_files(files)
-    if not recordings:
-        why = f"; {refused[0]}" if refused else ""
-        raise RecordingError(
-            f"{str(folder)!r} holds no recording that can be read{why}; a recording is a file of "
-            "torch's flight recorder whose name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote",
-            path=str(folder),
-            refused=tuple(refused),
-        )
-    return chosen(recordings, refused)
+def read_paths(paths: Sequence[Path]) -> Found:
+    """Return what is in these files and folders; ``RecordingError`` when none of it can be used."""
+    candidates, others = list[tuple[Path, int | None]](), list[Path]()
+    for path in paths:
+        if path.is_dir():
+            named, rest = _files(path)
+            candidates += named
+            others += rest
+        elif path.exists():
+            candidates.append((path, _rank_in(path)))
+        else:
+            raise RecordingError(
+                f"{str(path)!r} is not a folder, and not a file; give the one in which the ranks left their recordings",
+                path=str(path),
+            )
+    of_nccl = {path for path, rank in candidates if _may_be_report(path, rank) and is_report(path)}
+    of_nccl |= set(filter(is_report, others))
+    reports, notes = _reports(sorted(of_nccl))
+    recordings, refused = read_files([file for file in candidates if file[0] not in of_nccl])
+    notes += refused
+    if unused := [path.name for path in others if path not in of_nccl]:
+        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
+        notes.append(f"not used: {', '.join(unused[:_SHOWN])}{more}, neither recordings nor reports of ncclras")
+    if recordings:
+        found = chosen(recordings, notes)
+        return Found(found.recordings, found.notes, tuple(reports))
+    if reports:
+        return Found({}, tuple(notes), tuple(reports))
+    where, why = ", ".join(repr(str(path)) for path in paths[:4]), f"; {notes[0]}" if notes else ""
+    raise RecordingError(
+        f"{where} holds no recording that can be read{why}; a recording is a file of torch's flight recorder whose "
+        "name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote; a report is what ncclras printed",
+        path=str(paths[0]) if paths else "",
+        refused=tuple(notes),
+    )
 
 
-def _files(folder: Path) -> list[tuple[Path, int | None]]:
-    if not folder.is_dir():
-        raise RecordingError(
-            f"{str(folder)!r} is not a folder; give the one in which the ranks left their recordings",
-            path=str(folder),
-        )
+def is_evidence(path: Path) -> bool:
+    """Return whether a path is a folder, a report or a recording, by its name or its first bytes: a plan is none."""
+    if path.is_dir() or is_report(path):
+        return True
+    if path.suffix.lower() != ".json":
+        return path.is_file() and _rank_in(path) is not None
+    return _IS_RECORDING.search(head_of(path)) is not None
+
+
+def _reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
+    reports, refused = [], []
+    for path in paths:
+        try:
+            reports.append(read_report(path))
+        except RecordingError as error:  # noqa: PERF203  - each file of its own
+            refused.append(str(error))
+    return reports, refused
+
+
+def _may_be_report(path: Path, rank: int | None) -> bool:
+    """Return whether a file is opened to see whether it is a report: one named like torch's recordings is not."""
+    return rank is None or path.suffix.lower() in (".json", ".txt")
+
+
+def _rank_in(path: Path) -> int | None:
+    match = _NAME.match(path.name)
+    return int(match[2]) if match else None
+
+
+def _files(folder: Path) -> tuple[list[tuple[Path, int | None]], list[Path]]:
+    """Return the files of a folder that are named after a rank, or those of its newest folder, and its other files."""
     inside = [folder, *sorted((f for f in folder.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime)]
-    return next((files for files in map(_named, inside) if files), [])
+    named = next((files for files in map(_named, inside) if files), [])
+    return named, [path for path in sorted(folder.iterdir()) if path.is_file() and _rank_in(path) is None]
 
 
 def _named(folder: Path) -> list[tuple[Path, int | None]]:
     """Return the files whose name ends with a number, which is the rank."""
-    named = [(path, _NAME.match(path.name)) for path in sorted(folder.iterdir()) if path.is_file()]
-    return [(path, int(match[2])) for path, match in named if match]
+    named = [(path, _rank_in(path)) for path in sorted(folder.iterdir()) if path.is_file()]
+    return [(path, rank) for path, rank in named if rank is not None]
 
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:

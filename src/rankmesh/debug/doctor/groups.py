@@ -22,7 +22,7 @@ from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import listed
 
-__all__ = ["KnownGroup", "known_groups"]
+__all__ = ["KnownGroup", "group_of_plan", "known_groups"]
 
 _DEFAULT = "default_pg"
 # The kind of groups of which only the members are known.
@@ -102,16 +102,20 @@ def _local(plan: Plan | None, rank: int) -> list[LocalGroup]:
     return list(plan.of(rank).values())
 
 
+def group_of_plan(plan: Plan | None, members: tuple[int, ...], kind: str = "") -> LocalGroup | None:
+    """Return the group of a plan that has these members, of this kind if there are several; None if none has them."""
+    locals_of = _local(plan, members[0]) if members else []
+    fitting = [local for local in locals_of if sorted(local.ranks) == sorted(members)]
+    return next((local for local in fitting if local.name == kind), fitting[0] if fitting else None)
+
+
 def _known(group: GroupName, members: tuple[int, ...], plan: Plan | None) -> KnownGroup:
     """Return the group under its name in the plan, or under the name that torch has for it."""
     desc = group.desc.rpartition(":")[2] if "@" in group.desc else group.desc
     kind = desc.partition("@")[0]
     if group.desc == _DEFAULT:
         return KnownGroup(group.name, "world", "world", members)
-    locals_of = _local(plan, members[0]) if members else []
-    fitting = [local for local in locals_of if sorted(local.ranks) == sorted(members)]
-    if fitting:
-        chosen = next((local for local in fitting if local.name == kind), fitting[0])
+    if (chosen := group_of_plan(plan, members, kind)) is not None:
         return KnownGroup(group.name, chosen.name, str(chosen), members)
     if "@" in group.desc or _OURS.fullmatch(group.name):
         return KnownGroup(group.name, kind, desc, members)

@@ -1,0 +1,174 @@
+"""Evidence without calls: what reports of NCCL say of ranks, in findings that state how far they can be trusted.
+
+```
+ahead                     launched more operations than the others: made a call that they did not make, or waits
+behind                    launched fewer operations than the others, and nowhere more than another rank
+different                 launched fewer of one operation, and more of another
+differ                    counts differ, and no rank can be named
+dead, unresponsive, left  NCCL has no data: considered dead, no answer, not a member any more
+```
+
+Counts are launches at one moment, without an order: ranks of a job that runs differ by one, too. No finding is certain.
+A rank that is behind in one communicator and ahead in another waits there for others, and is not named.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from rankmesh.core.plan import Plan
+from rankmesh.debug.doctor.groups import group_of_plan
+from rankmesh.debug.doctor.ras import Communicator, Count, Report
+from rankmesh.debug.doctor.recording import Recording
+from rankmesh.errors import in_words
+
+__all__ = ["Finding", "contradictions", "findings_of"]
+
+_ORDER = ("dead", "unresponsive", "different", "behind", "ahead", "differ", "left")
+_LIKELY = ("dead", "unresponsive", "different", "behind")
+_WHY = {"ahead": "; they made a call that the others did not make, or wait in it for them"}
+_MISSING = {
+    "dead": "is considered dead by NCCL",
+    "unresponsive": "did not answer NCCL's request",
+    "left": "answered, and is not a member of this communicator any more",
+}
+
+
+@dataclass(frozen=True)
+class Finding:
+    """What one report says of some ranks: ``ranks`` of the job, empty where only positions in a group are known."""
+
+    cause: str
+    ranks: tuple[int, ...]
+    group: str
+    evidence: str
+    confidence: str
+    source: str
+
+    def to_dict(self) -> dict[str, object]:
+        """Return the finding as plain data."""
+        return {**vars(self), "ranks": list(self.ranks)}
+
+
+@dataclass(frozen=True)
+class _Named:
+    """One communicator with the names of its ranks."""
+
+    one: Communicator
+    label: str
+    ranks: Mapping[int, int]
+
+    def key(self, position: int) -> object:
+        """Return what is the same for a rank in all communicators."""
+        return self.ranks.get(position, (self.one.hash, position))
+
+    def known(self, positions: Iterable[int]) -> tuple[int, ...]:
+        """Return the ranks at these positions; none unless all are known."""
+        found = [self.ranks.get(position) for position in positions]
+        return tuple(sorted(rank for rank in found if rank is not None)) if None not in found else ()
+
+
+def findings_of(reports: Iterable[Report], plan: Plan | None = None) -> tuple[Finding, ...]:
+    """Return what the reports say, the likeliest cause first."""
+    found = [finding for report in reports for finding in _of_report(report, plan)]
+    return tuple(sorted(found, key=lambda one: _ORDER.index(one.cause)))
+
+
+def contradictions(reports: Iterable[Report], recordings: Mapping[int, Recording]) -> Iterator[str]:
+    """Yield where a report and the recordings differ on whether a rank responds."""
+    for report in reports:
+        missing, answered = set[int](), set[int]()
+        for one in report.communicators:
+            ranks = report.ranks_of(one)
+            gone = (place for place, state in one.missing.items() if state != "left")
+            missing |= {ranks[place] for place in gone if place in ranks}
+            answered |= {ranks[place] for place in one.answered if place in ranks}
+        wrote = {rank for rank, recording in recordings.items() if recording.from_rank}
+        if both := missing & wrote:
+            yield f"{report.path} has no data of {in_words(both)}, which left a recording at another time"
+        if recordings and (both := answered - missing - wrote):
+            yield f"{report.path} has data of {in_words(both)}, which left no recording: the process ran"
+
+
+def _of_report(report: Report, plan: Plan | None) -> Iterator[Finding]:
+    named = [_named(report, one, plan) for one in report.communicators]
+    ahead = {each.key(place) for each in named for counts in each.one.counts.values() for place in _more(counts)}
+    for each in named:
+        for state, what in _MISSING.items():
+            places = [place for place, found in sorted(each.one.missing.items()) if found == state]
+            if places:
+                evidence = f"{_words(each, places, plan)} of {each.label}: {what}"
+                yield _finding(state, each.known(places), each.label, evidence, report)
+        yield from _differences(each, report, plan, ahead)
+
+
+def _named(report: Report, one: Communicator, plan: Plan | None) -> _Named:
+    ranks = report.ranks_of(one)
+    members = tuple(ranks[place] for place in sorted(ranks)) if len(ranks) == one.size else ()
+    group = group_of_plan(plan, members)
+    if group is not None:
+        return _Named(one, str(group), ranks)
+    return _Named(one, "world" if members and one.size == report.total else f"communicator {one.hash}", ranks)
+
+
+def _differences(each: _Named, report: Report, plan: Plan | None, ahead: set[object]) -> Iterator[Finding]:
+    """Yield a finding for each set of ranks of a communicator that has launched other counts than the most of it."""
+    outliers: dict[tuple[int, ...], list[tuple[str, str]]] = {}
+    for operation, counts in each.one.counts.items():
+        odd, cause = _odd(each.one.size, counts)
+        places = tuple(sorted(place for count in odd for place in count.positions))
+        if len(places) != sum(count.ranks for count in odd):
+            places = ()
+        outliers.setdefault(places, []).append((cause, _counted(each, operation, counts, plan)))
+    for places, found in outliers.items():
+        causes = {cause for cause, _ in found}
+        cause = "different" if places and causes == {"ahead", "behind"} else found[0][0]
+        waits = [place for place in places if each.key(place) in ahead]
+        if cause == "behind" and waits:
+            cause, places = "differ", ()
+        why = _WHY.get(cause, "")
+        evidence = f"{each.label}: {'; '.join(text for _, text in found)}{why}"
+        yield _finding(cause, each.known(places), each.label, evidence, report)
+
+
+def _odd(size: int, counts: Sequence[Count]) -> tuple[Sequence[Count], str]:
+    """Return the counts of the minority and how it differs; without a majority, those that are not the highest."""
+    usual = max(counts, key=lambda count: (count.ranks, count.launched))
+    odd = [count for count in counts if count is not usual]
+    if 2 * usual.ranks > size and all(count.launched > usual.launched for count in odd):
+        return odd, "ahead"
+    if usual is max(counts, key=lambda count: count.launched):
+        return odd, "behind"
+    return [], "differ"
+
+
+def _more(counts: Sequence[Count]) -> Iterator[int]:
+    """Yield the positions that have launched more than others."""
+    lowest = min(count.launched for count in counts)
+    return (place for count in counts if count.launched > lowest for place in count.positions)
+
+
+def _counted(each: _Named, operation: str, counts: Sequence[Count], plan: Plan | None) -> str:
+    """Return the counts of an operation in words, the smallest set first."""
+    ascending = sorted(counts, key=lambda count: (count.ranks, count.launched))
+    parts = []
+    for place, count in enumerate(ascending):
+        others = f"the {count.ranks} others" if place and place == len(ascending) - 1 else f"{count.ranks} ranks"
+        is_short = count.positions and 2 * count.ranks <= each.one.size
+        parts.append(f"{_words(each, count.positions, plan) if is_short else others} at {count.launched}")
+    return f"{operation} launched: {', '.join(parts)}"
+
+
+def _words(each: _Named, places: Sequence[int], plan: Plan | None) -> str:
+    """Return ranks in words: with the group that they are, or as positions where their ranks are not known."""
+    ranks = each.known(places)
+    if not ranks:
+        return in_words(places).replace("rank", "position", 1)
+    group = group_of_plan(plan, ranks) if len(ranks) > 1 else None
+    return in_words(ranks) if group is None else f"{in_words(ranks)} ({group})"
+
+
+def _finding(cause: str, ranks: tuple[int, ...], group: str, evidence: str, report: Report) -> Finding:
+    confidence = "likely" if cause in _LIKELY else "possible"
+    return Finding(cause, ranks, group, evidence, confidence, report.path)

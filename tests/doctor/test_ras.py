@@ -1,0 +1,230 @@
+"""Reports of ncclras: text and JSON, what they say of ranks, and that no rank is named that waits for others."""
+
+import json
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.doctor.making import WORLD, call, document, write
+
+import rankmesh as rm
+from rankmesh.core.documents import Unreadable
+from rankmesh.debug.doctor import doctor
+from rankmesh.debug.doctor.evidence import findings_of
+from rankmesh.debug.doctor.ras import report_of
+from rankmesh.errors import RecordingError
+
+PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
+HEAD = """NCCL version 2.26.2 compiled with CUDA 12.6
+CUDA runtime version 12060, driver version 12060
+
+Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+      1          8            1          8        8
+
+Communicators... (0.00s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+"""
+
+
+def of_rank(position, rank):
+    """Where a rank runs, as the text says it."""
+    return f"  Rank {position} -- GPU {rank} managed by process {1000 + rank} on node 10.0.0.1"
+
+
+def as_text(communicators, most=3):
+    """The report as text, which lists at most so many ranks of one count; communicators: (ranks, counts, missing)."""
+    table, lines = [], ["", "Errors", "======", ""]
+    for place, (ranks, counts, missing) in enumerate(communicators):
+        differ = any(len(set(by.values())) > 1 for by in counts.values())
+        table.append(
+            f"{place:5}  {1:8}  {1:8}  {len(ranks):8}  {len(ranks):8}  {8:8}  RUNNING  {'MISMATCH' * differ or 'OK'}"
+        )
+        if missing:
+            lines += [f"#{place}-0 ({place:016x}) INCOMPLETE", f"  Missing communicator data from {len(missing)} ranks"]
+            lines += [*(of_rank(ranks.index(rank), rank) for rank in missing), ""]
+    lines += ["Warnings", "========", ""]
+    for place, (ranks, counts, _) in enumerate(communicators):
+        differing = {operation: by for operation, by in counts.items() if len(set(by.values())) > 1}
+        lines += [f"#{place}-0 ({place:016x}) MISMATCH"] * bool(differing)
+        for operation, by in differing.items():
+            lines.append(f"  Communicator ranks have different {operation} operation counts")
+            for value in sorted(set(by.values())):
+                of = [rank for rank in ranks if by.get(rank) == value]
+                what = f"launched up to operation {value}" if value else "not launched any operations"
+                if len(of) == 1:
+                    line = of_rank(ranks.index(of[0]), of[0])
+                    lines.append(line.replace(" -- ", f" has {what} -- "))
+                else:
+                    lines.append(f"  {len(of)} ranks have {what}")
+                    lines += [of_rank(ranks.index(rank), rank) for rank in of] if len(of) <= most else []
+            lines.append("")
+    return "\n".join([HEAD.rstrip(), *table, *lines, ""])
+
+
+def as_json(communicators):
+    """The report as JSON."""
+
+    def process(ranks, rank):
+        return {"rank": ranks.index(rank), "host": "10.0.0.1", "pid": 1000 + rank, "cuda_dev": rank, "nvml_dev": rank}
+
+    found = []
+    for place, (ranks, counts, missing) in enumerate(communicators):
+        there = [rank for rank in ranks if rank not in missing]
+        status = {"unresponsive": True, "considered_dead": False}
+        made = [{**process(ranks, r), "collective_counts": {op: by[r] for op, by in counts.items()}} for r in there]
+        gone = [{**process(ranks, rank), "status": status} for rank in missing]
+        about = {"hash": f"0x{place:x}", "size": len(ranks), "ranks": made, "missing_ranks": gone}
+        found.append(about)
+    return json.dumps({"nccl_version": "2.28.7", "communicators_count": len(found), "communicators": found})
+
+
+def named(text, plan=PLAN):
+    """The cause, ranks and group of each finding of a report."""
+    return [(one.cause, one.ranks, one.group) for one in findings_of([report_of(text, "ras")], plan)]
+
+
+def counts(ranks, usual, **others):
+    """A count for each rank, of those that differ ``r3=9``."""
+    return {rank: others.get(f"r{rank}", usual) for rank in ranks}
+
+
+WHOLE = list(range(8))
+FORMS = pytest.mark.parametrize("form", [as_text, as_json])
+
+
+@FORMS
+def test_a_minority_that_is_ahead(form):
+    """Two ranks have launched one call more: they are described, with the group that they are, and may be innocent."""
+    [found] = findings_of([report_of(form([(WHOLE, {"AllGather": counts(WHOLE, 640, r2=641, r3=641)}, [])]))], PLAN)
+    assert (found.cause, found.ranks, found.group, found.confidence) == ("ahead", (2, 3), "world", "possible")
+    assert "ranks 2, 3 (tp@dp1) at 641, the 6 others at 640" in found.evidence
+
+
+@FORMS
+def test_a_rank_that_is_behind(form):
+    """One rank has launched one call less: it is the likely one, never a certain one."""
+    [found] = findings_of([report_of(form([(WHOLE, {"AllReduce": counts(WHOLE, 10, r5=9)}, [])]))], PLAN)
+    assert (found.cause, found.ranks, found.confidence) == ("behind", (5,), "likely")
+
+
+@FORMS
+def test_a_rank_that_launched_another_operation(form):
+    """Fewer of one operation and more of another: it made another call."""
+    made = {"AllReduce": counts(WHOLE, 10, r5=9), "AllGather": counts(WHOLE, 4, r5=5)}
+    assert named(form([(WHOLE, made, [])])) == [("different", (5,), "world")]
+
+
+@FORMS
+def test_ranks_without_an_answer(form):
+    """A rank that did not answer comes before the counts of the others."""
+    made = {"AllReduce": {rank: 10 - (rank == 2) for rank in WHOLE if rank != 6}}
+    assert named(form([(WHOLE, made, [6])])) == [("unresponsive", (6,), "world"), ("behind", (2,), "world")]
+
+
+def test_a_rank_that_waits_elsewhere_is_not_named():
+    """Rank 3 is behind in its dp group, as it waits in its tp group for rank 2."""
+    tp, dp = [2, 3], [1, 3, 5, 7]
+    made = [
+        (WHOLE, {"AllReduce": counts(WHOLE, 1)}, []),
+        (dp, {"AllReduce": counts(dp, 7, r3=6)}, []),
+        (tp, {"AllGather": counts(tp, 5, r2=4)}, []),
+    ]
+    assert named(as_json(made)) == [("behind", (2,), "tp@dp1"), ("differ", (), "dp@tp1")]
+
+
+def test_positions_are_not_ranks():
+    """Without a communicator of the whole job nobody knows which ranks the positions of another one are."""
+    found = named(as_text([([4, 5], {"AllReduce": {4: 3, 5: 2}}, [])]))
+    assert found == [("behind", (), "communicator 0000000000000000")]
+
+
+def test_processes_that_nccl_considers_dead():
+    """The text lists dead processes apart from the ranks of communicators."""
+    dead = "DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n"
+    dead += "  Process 1006 on node 10.0.0.1 managing GPU 6\n\n#0-0"
+    assert named(as_text([(WHOLE, {}, [6])]).replace("#0-0", dead, 1)) == [("dead", (6,), "world")]
+
+
+JOBS = st.tuples(
+    st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    st.lists(st.integers(0, 3), min_size=8, max_size=8),
+    st.sets(st.integers(0, 7), max_size=2),
+)
+
+
+@settings(max_examples=150, deadline=None)
+@given(JOBS)
+def test_laws(job):
+    """Both forms say the same of all ranks; whoever is behind has launched no more than another anywhere."""
+    first, second, missing = job
+    tp = [[2 * place, 2 * place + 1] for place in range(4)]
+    made = [(WHOLE, {"AllReduce": {r: first[r] for r in WHOLE if r not in missing}}, sorted(missing))]
+    made += [
+        (ranks, {"AllGather": {r: second[r] for r in ranks if r not in missing}}, [])
+        for ranks in tp
+        if not missing & {*ranks}
+    ]
+    assert named(as_text(made[:1], most=8)) == named(as_json(made[:1]))
+    ahead = {r for _, by_name, _ in made for by in by_name.values() for r in by if by[r] > min(by.values())}
+    for cause, ranks, _ in named(as_json(made)):
+        assert cause != "behind" or not set(ranks) & ahead
+        assert (cause == "unresponsive") == bool(set(ranks) & missing)
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([as_text, as_json]), st.lists(st.tuples(st.integers(0, 3000), st.text(max_size=3)), max_size=6))
+def test_changed_reports(form, changes):
+    """Any text gives a report or an ``Unreadable``, never another error."""
+    text = form([(WHOLE, {"AllReduce": counts(WHOLE, 10, r5=9)}, [6])])
+    for place, inserted in changes:
+        text = text[: place % len(text)] + inserted + text[(place + 1) % len(text) :]
+    with suppress(Unreadable):
+        findings_of([report_of(text)], PLAN)
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '{"communicators": ' + "[" * 100_000,
+        '{"communicators": [{"size": 1e400}]}',
+        '{"communicators": [{"hash": "0x1", "size": 99999999, "ranks": [], "missing_ranks": []}]}',
+        "Job summary\n",
+        HEAD + "    0  9000  1  8  1048576  8  RUNNING  MISMATCH\n" + "#0-0 (0) MISMATCH\n" * 9,
+    ],
+)
+def test_hostile_reports(text):
+    """What is too deep, too large or incomplete is refused."""
+    with pytest.raises(Unreadable):
+        report_of(text)
+
+
+def test_a_mixture(tmp_path):
+    """Recordings and reports together: the calls decide, the report is added, and what differs is told."""
+    hung = {r: document([call(WORLD, 1), call(WORLD, 2, done=False)], {WORLD: tuple(WHOLE)}) for r in WHOLE if r != 3}
+    (tmp_path / "traces").mkdir()
+    write(tmp_path / "traces", hung)
+    (tmp_path / "traces" / "train.log").write_text("step 1\n", encoding="utf-8")
+    (tmp_path / "ras-2.json").write_text(
+        as_json([(WHOLE, {"AllReduce": counts(WHOLE, 2, r3=1)}, [])]), encoding="utf-8"
+    )
+    found = doctor([tmp_path / "traces", tmp_path / "ras-2.json"], PLAN)
+    assert [(one.cause, one.ranks) for one in found.causes] == [("dead", (3,))]
+    assert [(one.cause, one.ranks, one.source) for one in found.findings] == [("behind", (3,), "ras-2.json")]
+    assert any("rank 3" in note and "no recording" in note for note in found.notes)
+    assert any("train.log" in note for note in found.notes)
+
+
+def test_only_regular_files(tmp_path):
+    """A log alone is refused by its name, and so is a device."""
+    (tmp_path / "train.log").write_text("step 1\n", encoding="utf-8")
+    for path in (tmp_path / "train.log", "/dev/zero"):
+        with pytest.raises(RecordingError, match=r"train\.log|zero"):
+            doctor(path)
