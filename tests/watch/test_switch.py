@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import signal
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -116,3 +117,101 @@ def test_names_that_a_framework_has_for_its_groups(monkeypatch):
     vars(module).update(_DATA_PARALLEL_GROUP=one, _EXPERT_PARALLEL_GROUP={"ep_size_2": other}, mesh=SimpleNamespace())
     monkeypatch.setitem(sys.modules, "deepspeed.utils.groups", module)
     assert live_names() == {"7": "DATA_PARALLEL_GROUP", "8": "ep_size_2"}
+
+
+def begin(folder, program, options="", **environment):
+    """The two ranks of a program of healthy.py, started, without a launcher."""
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKMESH")}
+    return [
+        subprocess.Popen(
+            (sys.executable, HERE / "healthy.py", program, str(rank), folder / "meeting"),
+            cwd=folder,
+            env={**kept, "OMP_NUM_THREADS": "1", "RANKMESH": f"watch:dir=hangs{options}", **environment},
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+        )
+        for rank in range(2)
+    ]
+
+
+def ended(ranks, limit=100):
+    """The statuses of the ranks, and what each has printed."""
+    printed = [rank.communicate(timeout=limit)[0] for rank in ranks]
+    return [rank.returncode for rank in ranks], printed
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(
+    ("program", "statuses"),
+    [("again", [0, 0]), ("loads", [0, 0]), ("spawns", [0, 0]), ("inits", [0, 0]), ("exits", [3, 4])],
+)
+def test_a_job_that_does_not_hang(tmp_path, program, statuses):
+    """2 ranks end as without the watch and print nothing; their recordings are in its folder."""
+    assert ended(begin(tmp_path, program, ",then=exit")) == (statuses, ["", ""])
+    assert sorted(path.name for path in (tmp_path / "hangs").iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
+
+
+@pytest.mark.few(2)
+def test_a_program_that_fails(tmp_path):
+    """A rank that fails has its own status and error, although the others wait for it: its end is not a hang."""
+    statuses, printed = ended(begin(tmp_path, "fails", ",then=exit"))
+    assert statuses == [1, 1], printed
+    assert "RuntimeError: a wrong batch" in printed[1]
+    assert not any("ends this process" in text for text in printed), printed
+
+
+@pytest.mark.few(2)
+def test_a_request_does_not_end_a_job(tmp_path):
+    """SIGUSR1 while one rank is behind for a while: a diagnosis, after which the job goes on to its end."""
+    ranks = begin(tmp_path, "waits", ",then=exit")
+    assert ranks[1].stdout.readline() == "ready\n"
+    ranks[0].send_signal(signal.SIGUSR1)
+    statuses, printed = ended(ranks)
+    assert statuses == [0, 0], printed
+    assert "rank 1 behind by 1 call of world" in printed[0]
+
+
+@pytest.mark.few(2)
+def test_sigterm(tmp_path):
+    """Ranks that a launcher ends have the status of SIGTERM, and leave their recordings."""
+    ranks = begin(tmp_path, "sleeps", ",then=exit")
+    for rank in ranks:
+        assert rank.stdout.readline() == "ready\n"
+        rank.send_signal(signal.SIGTERM)
+    statuses, printed = ended(ranks, 30)
+    assert (statuses, printed) == ([-signal.SIGTERM, -signal.SIGTERM], ["", ""])
+    assert len(list((tmp_path / "hangs").iterdir())) == 2
+
+
+@pytest.mark.few(2)
+def test_another_world_of_a_process(tmp_path):
+    """A hang in the second world of two processes, whose groups have the names of the first one's."""
+    statuses, printed = ended(begin(tmp_path, "hangs_in_another_world", ",after=2,then=exit"))
+    assert statuses == [7, 7], printed
+    assert "late: rank 1 behind by 1 call of world" in printed[0]
+
+
+@pytest.mark.few(2)
+def test_a_folder_that_cannot_be_written(tmp_path):
+    """Each rank warns, and the job runs as without the watch."""
+    (tmp_path / "hangs").touch()
+    statuses, printed = ended(begin(tmp_path, "again"))
+    assert statuses == [0, 0], printed
+    assert [f"rank{rank}.json.gz cannot be written" in text for rank, text in enumerate(printed)] == [True, True]
+
+
+@pytest.mark.few(2)
+def test_a_check_under_the_variable(tmp_path):
+    """A check watches over its ranks itself: the variable adds no second watch."""
+    printed, status = run(*WATCH[:3], "check", "tp=2", cwd=tmp_path, RANKMESH="watch:dir=hangs,after=0.1,then=exit")
+    assert status == 0, printed
+    assert not (tmp_path / "hangs").exists()
+
+
+def test_a_torch_that_loads_nothing(tmp_path):
+    """`rankmesh watch` refuses an environment in which torch loads no entry points."""
+    printed, status = run(*WATCH, "--", "true", cwd=tmp_path, TORCH_DEVICE_BACKEND_AUTOLOAD="0")
+    assert status == 2, printed
+    assert "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the watch" in printed
+    assert run(*WATCH, "--", "true", cwd=tmp_path) == ("", 0)

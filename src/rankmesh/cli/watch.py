@@ -37,6 +37,12 @@ def command(
     options = {"dir": "" if folder is None else str(folder.absolute()), "after": after or "", "then": then}
     value = "watch:" + ",".join(f"{name}={option}" for name, option in options.items() if option)
     setting({SWITCH: value})
+    if os.environ.get("TORCH_DEVICE_BACKEND_AUTOLOAD") == "0":
+        raise Failed(
+            "TORCH_DEVICE_BACKEND_AUTOLOAD=0 keeps torch from loading the watch; "
+            "unset it, or call rankmesh_watch.load() after the program's import of torch",
+            ExitCode.USAGE,
+        )
     program = shutil.which(words[0])
     if program is None:
         raise Failed(f"no program {words[0]!r} is found; give the command that starts the job after --", ExitCode.USAGE)

@@ -68,15 +68,16 @@ class Pace:
 class DumpRequests:
     """The dump requests of one rank.
 
-    ``number`` numbers the next one; ``hung`` is True if the last one was made because of a hang, or found one;
-    ``store_lost`` if it reached no other rank: its recording is left to the doctor.
+    ``number`` numbers the next one; ``hung`` is True if the last one was made because of a hang, or found one,
+    ``overdue`` if a call of a rank lasted too long: who asks on demand may find a rank that is behind for a moment.
+    ``store_lost``: the last one reached no other rank, and its recording is left to the doctor.
     """
 
     def __init__(
         self, channel: StoreChannel, recordings: Recordings, recorder: Recorder, host: HostRanks, pace: Pace
     ) -> None:
         self.number = 0
-        self.hung = self.store_lost = False
+        self.hung = self.overdue = self.store_lost = False
         self._channel, self._recordings = channel, recordings
         self._recorder, self._host, self._pace = recorder, host, pace
         self._round = self._of(0)
@@ -97,7 +98,7 @@ class DumpRequests:
         ``mark`` is the program's earlier place (``stacks.in_call``); ``hangs``: this rank's call lasts too long.
         """
         rank, document = self._recorder.rank, None
-        self.hung = hangs
+        self.hung, self.overdue = hangs, False
         try:
             self._round.conclude(_REQUEST, lambda _: Outcome(message=reason))
             document = self._recorder.document(reason, mark)
@@ -128,7 +129,8 @@ class DumpRequests:
         seconds = self._pace.grace + self._pace.reading
         outcome = among.reported(_DIAGNOSIS, reporter, lambda _: self._diagnose(reports), seconds)
         if outcome.agreed:
-            self.hung = self.hung or bool(outcome.value)
+            hung, self.overdue = outcome.value or (False, False)
+            self.hung = self.hung or hung
             diagnosed(outcome.message, outcome.ranks, reports)
         for rank in described:
             self._recordings.unshare(rank, self.number)
@@ -146,10 +148,11 @@ class DumpRequests:
         found = {rank: self._recordings.read(rank, self.number) for rank in self._round.participants}
         diagnosis = diagnose({rank: recording for rank, recording in found.items() if recording is not None})
         # Whatever the reason of the request: what was found is evidence, which the end of the program does not replace.
-        hangs = bool(diagnosis.causes) or any(self._round.arrivals(_RECORDINGS).texts.values())
+        overdue = any(self._round.arrivals(_RECORDINGS).texts.values())
+        hangs = bool(diagnosis.causes) or overdue
         self._recordings.conclude(diagnosis)
         reports += summary(diagnosis)
-        return Outcome(ranks=diagnosis.at_fault, message=diagnosis.verdict, value=hangs)
+        return Outcome(ranks=diagnosis.at_fault, message=diagnosis.verdict, value=[hangs, overdue])
 
     def close(self) -> None:
         """Take no part any more; the last of all ranks deletes what is left of any request."""

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Mapping
 from datetime import timedelta
+from itertools import count
 
 from rankmesh.backend.default import default_group
 from rankmesh.debug.watch.setting import SWITCH, setting
@@ -17,14 +18,17 @@ __all__ = ["EXIT", "start"]
 
 # The status of a process that ends because its job hangs, as `rankmesh doctor` has it.
 EXIT = 7
+# Modules of what watches over its worlds itself.
+_THEMSELVES = ("rankmesh.survival", "rankmesh.debug.verification.work")
 _log = logging.getLogger("rankmesh.watch")
+_worlds = count()
 
 
 def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
     """Watch over this rank of the world that was just initialised, if the environment asks for it.
 
     Returns its watch, and none for a world of one, of a backend without recordings, or that is watched already; a job
-    that survives watches over each of its worlds itself.
+    that survives, and a check, watch over their worlds themselves.
     """
     wanted = setting(environment)
     if wanted is None:
@@ -32,10 +36,12 @@ def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
     world = default_group()
     if world.size == 1 or not {"gloo", "nccl"} & {*world.backend.replace(",", ":").split(":")}:
         return []
-    if World.current().diagnosing or "rankmesh.survival" in sys.modules:
+    if World.current().diagnosing or any(name in sys.modules for name in _THEMSELVES):
         return []
     after = None if wanted.after is None else timedelta(seconds=wanted.after)
-    return [Watch(wanted.folder.absolute(), after, then=_ACTIONS[wanted.then])]
+    # Groups of an earlier world have the same names.
+    anew = next(_worlds) > 0
+    return [Watch(wanted.folder.absolute(), after, then=_ACTIONS[wanted.then], anew=anew)]
 
 
 def _abort() -> None:

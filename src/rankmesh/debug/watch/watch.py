@@ -50,7 +50,8 @@ class Watch:
 
     ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is the last diagnosis as a sentence,
     None before the first. ``diagnosed`` takes that and the ranks at fault, in place of the log. ``then`` is called on
-    each responsive rank once a hang is diagnosed. ``anew``: what was recorded until now is of another world.
+    each responsive rank once a hang is diagnosed in which a call lasts too long. ``anew``: what was recorded until now
+    is of another world.
     """
 
     def __init__(
@@ -187,9 +188,9 @@ class Watch:
             # Who asked meanwhile has the answer of this request; another one would wait for ranks that have gone on.
             self._requests_over, self._wanted = requests.number, None
             self._responded.notify_all()
-        if requests.hung and self._then is not None:
-            # The rank that logs the diagnosis is ended by its launcher as soon as another one ends.
-            time.sleep(_MOMENT)
+        # The rank that logs the diagnosis is ended by its launcher as soon as another one ends. A program that ends
+        # meanwhile has a status of its own.
+        if requests.overdue and self._then is not None and not self._stop.wait(_MOMENT):
             self._then()
 
     def _report(self, diagnosis: str, at_fault: tuple[int, ...], lines: list[str]) -> None:
@@ -199,6 +200,8 @@ class Watch:
         elif lines:
             more = f"rankmesh doctor {self.folder}"
             text = [*lines[:-1], f"{lines[-1]}; {more}"] if len(lines) > 1 else [*lines, more]
+            # A program that configures its logging disables the loggers that it does not name.
+            _log.disabled = False
             _log.warning("\n".join(f"rankmesh: {line}" for line in text))
 
     def ask(self, reason: str) -> str | None:
