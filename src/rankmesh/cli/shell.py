@@ -55,7 +55,7 @@ class ExitCode(IntEnum):
         return member
 
     OK = 0, "ok"
-    DIFFERENT = 1, "diff: the layouts differ, or by `compare` the numbers under them"
+    DIFFERENT = 1, "diff: the layouts differ, or by `compare` the numbers under them; or `lint` has findings"
     USAGE = 2, "wrong usage, or a file that cannot be written"
     BAD_SPEC = 3, "a spec, layout or plan that is refused"
     UNPROVED = 4, "check: a group failed its proof"

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from math import prod
 from typing import Any
@@ -17,12 +17,14 @@ from rankmesh.readers.commands import PROGRAMS, check_known, check_readable
 from rankmesh.readers.documents import entries
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import Reading, Settled, place
+from rankmesh.readers.reading import NO_LAYOUT, Entry, Reading, Settled, place
 from rankmesh.readers.run import Run, read_arguments, read_run
 
-__all__ = ["Config", "read_config", "read_launch"]
+__all__ = ["NO_WORLD", "Config", "plan_of", "read_config", "read_launch"]
 
 _SCRIPT = "a Megatron launch script"
+# The code of an error that says that a file states sizes without the world size.
+NO_WORLD = "no-world"
 _FORMS = (
     "a config is a launch script of Megatron, torchtitan, verl, DeepSpeed, vLLM or SGLang, a file or YAML of "
     "Megatron's arguments, a GPT-NeoX, NeMo-RL, verl, axolotl or nanotron YAML, a torchtitan TOML, a DeepSpeed or "
@@ -34,7 +36,7 @@ _FORMS = (
 class Config:
     """A plan and the lines of the file that it comes from; ``notes`` have what else was seen and not used.
 
-    ``arguments``: what the recipe of this format is given, with the world size.
+    ``arguments``: what the ``recipe`` is given, with the world size; ``stated``: all that the file or the run states.
     """
 
     format: str
@@ -44,6 +46,8 @@ class Config:
     readings: tuple[Reading, ...]
     notes: tuple[tuple[int, str], ...]
     arguments: Mapping[str, Any] = field(default_factory=dict)
+    recipe: str = ""
+    stated: tuple[Entry, ...] = ()
 
     def __str__(self) -> str:
         lines = [(reading.line, f"{reading} ({_source(reading)})") for reading in self.readings]
@@ -156,7 +160,13 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     found = [] if _is_script(text, path) else entries(text, path)
     if not found and (listed := read_arguments(text, path, megatron.FLAGS)) is not None:
         return _made(
-            "megatron", "a file of Megatron's arguments", megatron.from_run(listed, path), path, world_size, listed
+            "megatron",
+            "a file of Megatron's arguments",
+            megatron.from_run(listed, path),
+            path,
+            world_size,
+            listed,
+            listed.arguments,
         )
     if not found:
         with refused_as(PlanError, path, f"run it: rankmesh show --run {path}", path=path):
@@ -165,7 +175,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             problem = "this is no training config"
             if _is_script(text, path):
                 problem = f"this script starts no training in a plain line; run it: rankmesh show --run {path}"
-            raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path)
+            raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path, code=NO_LAYOUT)
         given = " ".join(f"{name}={value}" for name, value in variables.items())
         return read_launch(run, path, _SCRIPT + (f" with {given}" if given else ""), world_size)
     known = Interpolations(with_parents(found, path), variables)
@@ -184,9 +194,14 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
         check_readable(found, path)
     if len(names) != 1:
         keys = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
-        raise PlanError(f"{path}: this file has {keys}; {_FORMS}; give one of them", path=path, formats=tuple(names))
+        raise PlanError(
+            f"{path}: this file has {keys}; {_FORMS}; give one of them",
+            path=path,
+            formats=tuple(names),
+            code=None if names else NO_LAYOUT,
+        )
     form = _FORMATS[names[0]]
-    return _made(names[0], form.title, form.reader.from_document(found, path), path, world_size, None)
+    return _made(names[0], form.title, form.reader.from_document(found, path), path, world_size, None, found)
 
 
 def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Config:
@@ -194,9 +209,9 @@ def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Conf
     check_known(run, path)
     program = next((program for program in PROGRAMS if program.matches(run)), None)
     if program is None:
-        return _made("megatron", title, megatron.from_run(run, path), path, world_size, run)
+        return _made("megatron", title, megatron.from_run(run, path), path, world_size, run, run.arguments)
     title = title.replace(_SCRIPT, program.title)
-    return _made(program.format, title, program.settle(run, path), path, world_size, run)
+    return _made(program.format, title, program.settle(run, path), path, world_size, run, run.arguments)
 
 
 def _is_script(text: str, path: str) -> bool:
@@ -204,7 +219,20 @@ def _is_script(text: str, path: str) -> bool:
     return path.endswith((".sh", ".bash", ".slurm", ".sbatch")) or (first.startswith("#!") and "sh" in first)
 
 
-def _made(name: str, title: str, settled: Settled, path: str, world_size: int | None, run: Run | None) -> Config:
+def plan_of(recipe: str, arguments: Mapping[str, Any]) -> Plan:
+    """Return the plan of a recipe's arguments, ``world_size`` among them."""
+    return _FORMATS[recipe].plan(arguments["world_size"], **{k: v for k, v in arguments.items() if k != "world_size"})
+
+
+def _made(
+    name: str,
+    title: str,
+    settled: Settled,
+    path: str,
+    world_size: int | None,
+    run: Run | None,
+    entries_stated: Sequence[Entry],
+) -> Config:
     arguments = dict(settled.arguments)
     recipe = arguments.pop("recipe", name)
     stated = arguments.pop("world_size", None)
@@ -225,14 +253,17 @@ def _made(name: str, title: str, settled: Settled, path: str, world_size: int | 
     world = world_size if stated is None else stated
     _check_world(title, recipe, arguments, world, path, run)
     try:
-        plan = _FORMATS[recipe].plan(world, **arguments)
+        plan = plan_of(recipe, {"world_size": world, **arguments})
     except RankmeshError as error:
         lines = ", ".join(
             f"line {reading.line}: {reading}" if reading.line else str(reading) for reading in settled.readings
         )
-        raise PlanError(f"{path}: {error} ({lines})", **{**error.values, "path": path}) from error
+        sizes = {"recipe": recipe, "arguments": {"world_size": world, **arguments}}
+        values = {**error.values, **sizes, "path": path, "code": "sizes", "readings": tuple(settled.readings)}
+        raise PlanError(f"{path}: {error} ({lines})", **values) from error
     made = {"world_size": plan.world_size, **arguments}
-    return Config(name, title, path, plan, tuple(settled.readings), tuple(settled.notes), made)
+    readings, notes = tuple(settled.readings), tuple(settled.notes)
+    return Config(name, title, path, plan, readings, notes, made, recipe, tuple(entries_stated))
 
 
 def _overruled(settled: Settled, world_size: int | None) -> Settled:
@@ -261,4 +292,7 @@ def _check_world(
             f"{where}: {title} does not state the world size, which the layout needs; {why}{fix}",
             path=path,
             line=line,
+            code=NO_WORLD,
+            arguments=dict(arguments),
+            runs=missing is not None and missing.runs,
         )

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 
 from rankmesh.errors import PlanError, cut
 from rankmesh.readers.reading import (
+    NO_LAYOUT,
     Entry,
     Missing,
     Read,
@@ -154,6 +155,9 @@ def from_run(run: Run, path: str) -> Settled:
     if not overrides and not any(entry.key in FLAGS for entry in arguments):
         _check_sizes(run, arguments, path)
     settled = _deepspeed(settle(TABLE, [*arguments, *overrides], path), path)
+    if run.by_swift and "ep" in settled.arguments and "etp" not in settled.arguments:
+        settled.arguments["etp"] = 1
+        settled.notes.append((run.command.line, "expert_tensor_parallel_size is 1, the default of ms-swift"))
     if overrides:
         _check_overrides(run, settled, path)
     settled.notes += run.notes
@@ -211,6 +215,7 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
             "read for Megatron's arguments; give the config file of the run, with --world-size",
             path=path,
             line=line,
+            code=NO_LAYOUT,
         )
     for word in run.strays:
         written, gap = _written(word), gap_of(word)

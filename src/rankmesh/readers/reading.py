@@ -31,6 +31,7 @@ from rankmesh.core.documents import Budget
 from rankmesh.errors import PlanError, cut
 
 __all__ = [
+    "NO_LAYOUT",
     "Entry",
     "Missing",
     "Read",
@@ -48,7 +49,9 @@ __all__ = [
 ]
 
 _SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$")
-_NEAR = 0.75
+_NEAR, _TYPO = 0.75, 0.92
+# The code of an error that says that a file states no layout.
+NO_LAYOUT = "no-layout"
 # Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
 _SUSPECTS = 2_000
 _NAME = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)")
@@ -152,6 +155,7 @@ class Settled:
                 entry,
                 f"line {before.line} says {before}" if before.line else f"the run also says {before}",
                 "keep one of the two",
+                code="contradiction" if before.path[:-1] == entry.path[:-1] else None,
             )
         self.arguments[argument] = value
         self.readings.append(Reading(**{**vars(entry), "argument": argument}))
@@ -192,7 +196,9 @@ def _suspect(table: Table, key: str, entry: Entry, path: str) -> None:
     if near or table.closed or _SIZE.search(key):
         spelt = [_spelt(name, entry) for name in near or table.reads]
         remedy = f"did you mean {spelt[0]!r}?" if near else f"the sizes that are read: {', '.join(spelt)}"
-        raise refused(path, entry, "this looks like a parallel size, and is none that is read here", remedy)
+        rule = "this looks like a parallel size, and is none that is read here"
+        typo = spelt[0] if get_close_matches(key, near, n=1, cutoff=_TYPO) else None
+        raise refused(path, entry, rule, remedy, code="unknown-size" if typo else None, fix=typo)
 
 
 def _spelt(name: str, entry: Entry) -> str:
@@ -223,10 +229,11 @@ def whole(entry: Entry, path: str) -> int | None:
         given = [f"give the variable a value: --set {name[1]}=2"] if name else []
         run = [] if path.endswith(_DOCUMENTS) else [f"run it: rankmesh show --run {path}"]
         remedy = "; or ".join([*given, *run])
-        raise refused(path, entry, value.why, remedy)
+        raise refused(path, entry, value.why, remedy, code="unset-variable" if name else None)
     value = _number(value)
     if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-        raise refused(path, entry, "a parallel size is a whole number of at least 1", "write one")
+        code = "not-a-size" if re.fullmatch(r"-?\d+(\.\d*)?", str(value)) else None
+        raise refused(path, entry, "a parallel size is a whole number of at least 1", "write one", code=code)
     return value
 
 
@@ -269,14 +276,18 @@ def place(path: str, line: int) -> str:
     return f"{path}:{line}" if line else path
 
 
-def refused(path: str, entry: Entry, rule: str, remedy: str) -> PlanError:
-    """Return the error for one entry: file and line, what is written there, the rule, the remedy."""
+def refused(path: str, entry: Entry, rule: str, remedy: str, **values: object) -> PlanError:
+    """Return the error for one entry: file and line, what is written there, the rule, the remedy.
+
+    ``values`` are further attributes: the ``code`` of a finding of ``rankmesh lint``, its ``fix``.
+    """
     return PlanError(
         f"{place(path, entry.line)}: {entry}; {rule}; {remedy}",
         path=path,
         line=entry.line,
         key=entry.key,
         received=str(entry.value) if isinstance(entry.value, Missing) else entry.value,
+        **values,
     )
 
 

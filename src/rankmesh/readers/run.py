@@ -107,6 +107,11 @@ class Run:
         return ""
 
     @property
+    def by_swift(self) -> bool:
+        """Whether a command of ms-swift starts the run."""
+        return bool(self.command.words) and text_of(self.command.words[0]) in _SWIFT
+
+    @property
     def settings(self) -> list[Entry]:
         """The words ``key=value``, as Hydra takes them."""
         found = []
@@ -402,7 +407,8 @@ def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> 
     same = [replace(entry, value=entry.first) for entry in arguments if entry.key in names]
     for other in same[1:]:
         if other.value != same[0].value:
-            raise refused(path, other, f"line {same[0].line} says {same[0]}", "keep one of the two")
+            rule = f"line {same[0].line} says {same[0]}"
+            raise refused(path, other, rule, "keep one of the two", code="contradiction")
     if same and same[0].value is True:
         return replace(same[0], value=Missing("", f"{same[0].key} has no value"))
     return same[0] if same else None

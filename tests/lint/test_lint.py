@@ -1,0 +1,231 @@
+"""``rankmesh lint``: each finding with a small file, what is no finding, the files of folders, and the four formats."""
+
+import json
+import os
+from itertools import product
+from pathlib import Path
+
+import pytest
+import yaml
+from tests.docs.pages import ROOT
+from tests.readers.test_published import READ
+from typer.testing import CliRunner
+
+from rankmesh import PlanError
+from rankmesh.cli.app import app
+from rankmesh.core import recipes
+from rankmesh.readers.lint import CODES, lint_files, lint_text
+
+FILES = ROOT / "tests" / "readers" / "files"
+RUN = "#!/bin/bash\n{before}\ntorchrun --nproc_per_node 8 {launcher} pretrain_gpt.py \\\n  {sizes}\n"
+
+
+def script(sizes, before="", launcher=""):
+    """A launch script of 8 ranks per node."""
+    return RUN.format(before=before, launcher=launcher, sizes=sizes)
+
+
+TP, PP, EP = (f"--{name}-model-parallel-size" for name in ("tensor", "pipeline", "expert"))
+FOUND = [
+    ("a.sh", script(f"{TP} 3"), ("sizes", 4, "tp=2")),
+    ("a.sh", script(f"{TP} 2 \\\n  {EP} 8 {PP} 2 --expert-tensor-parallel-size 1"), ("sizes", 5, "ep=4")),
+    ("a.sh", script(f"{TP} 4 {EP} 8"), ("sizes", 4, "etp=1")),
+    ("a.sh", script(f"{TP} 2 {TP} 4"), ("contradiction", 4, None)),
+    ("a.sh", script(f"{TP} 2", "#SBATCH --nodes=4", "--nnodes 2"), ("nodes", 3, "--nnodes 4")),
+    ("a.sh", script(f"{TP} $TP"), ("unset-variable", 4, None)),
+    ("a.sh", script(f"{TP} 2.5"), ("not-a-size", 4, None)),
+    ("a.sh", script("--tensor-model-paralel-size 2 " + f"{PP} 2"), ("unknown-size", 4, TP)),
+    ("a.sh", script(f"{TP} 8 --num-attention-heads 12"), ("heads", 4, "tp=4")),
+    ("a.sh", script(f"{TP} 8 --num-attention-heads 48 --num-query-groups 6"), ("heads", 4, "tp=2")),
+    ("a.sh", script(f"{EP} 8 --num-experts 60"), ("experts", 4, "ep=4")),
+    ("a.sh", script(f"{PP} 8 --num-layers 60"), ("layers", 4, "pp=4")),
+    (
+        "a.yaml",
+        "num_layers: 30\ntensor_model_parallel_size: 1\npipeline_model_parallel_size: 4\n",
+        ("layers", 3, "pp=3"),
+    ),
+    ("a.yaml", "parallelism:\n  dp: 2\n  tp: 3\n  pp: 2\nmodel: {num_attention_heads: 8}\n", ("heads", 3, "tp=2")),
+    (
+        "a.toml",
+        "[parallelism]\ntensor_parallel_degre = 2\npipeline_parallel_degree = 2\n",
+        ("unknown-size", 2, "tensor_parallel_degree"),
+    ),
+]
+UNEVEN = f"{PP} 8 --num-layers 60 --decoder-first-pipeline-num-layers 4"
+CLEAN = [
+    ("a.sh", script(f"{TP} 2 {PP} 2 --num-layers 4 --num-attention-heads 4")),
+    ("a.sh", script(UNEVEN)),
+    ("a.sh", script(f"{TP} 8 --num-attention-heads 64 --num-query-groups 4")),
+    ("a.sh", script(f"{TP} 2", "#SBATCH --nodes=2", "--nnodes $SLURM_NNODES")),
+    ("a.sh", "#!/bin/bash\npip install torch # tensor parallel\n"),
+    ("a.yaml", "model: {parallel: true}\n"),
+    ("a.yaml", "{{ .Values.tp }}: : [\n"),
+    ("a.json", '{"tp": 3}'),
+]
+
+
+def codes(name, text):
+    """The findings of a text, without their words."""
+    return [(found.code, found.line, found.fix) for found in lint_text(text, name).findings]
+
+
+@pytest.mark.parametrize(("name", "text", "expected"), FOUND)
+def test_each_finding_has_its_code_line_and_fix(name, text, expected):
+    """A small file with one mistake has one finding, at its line, with a fix where there is one."""
+    assert codes(name, text) == [expected]
+
+
+def test_each_code_has_an_example():
+    """The examples above have every code."""
+    assert {expected[0] for *_, expected in FOUND} == set(CODES)
+
+
+@pytest.mark.parametrize(("name", "text"), CLEAN)
+def test_no_finding_and_no_note(name, text):
+    """A layout that runs, and a file that states none, have neither findings nor notes."""
+    assert lint_text(text, name) == lint_text("", name)
+
+
+def test_what_only_a_run_decides_is_a_note():
+    """A size that a branch sets is a note, which names `show --run`."""
+    found = lint_text(script(f"{TP} $TP", "if true; then TP=2; fi"), "a.sh")
+    assert (found.findings, len(found.notes)) == ((), 1)
+    assert "show --run a.sh" in found.notes[0]
+
+
+@pytest.mark.parametrize("name", sorted(path.name for path in FILES.iterdir()))
+def test_files_that_are_read_have_no_finding(name):
+    """The files of each format have neither findings nor notes."""
+    found = lint_files([FILES / name])
+    assert (found.findings, found.notes) == ((), ())
+
+
+@pytest.mark.parametrize(("text", "name"), [(text, name) for text, name, *_ in READ])
+def test_published_files_have_no_finding(text, name):
+    """Files of public repositories that are read have no findings."""
+    assert lint_text(text, name).findings == ()
+
+
+def test_sizes_are_refused_exactly_where_megatron_has_no_plan():
+    """Of all small sizes, those without a plan have a finding, whose fix makes a plan."""
+    for tp, pp, ep in product((1, 2, 3, 4), (1, 2, 3), (1, 2, 3, 8)):
+        arguments = {"tp": tp, "pp": pp, "ep": ep, "etp": 1}
+        try:
+            recipes.megatron(8, **arguments)
+            fits = True
+        except PlanError:
+            fits = False
+        found = codes("a.sh", script(f"{TP} {tp} {PP} {pp} {EP} {ep} --expert-tensor-parallel-size 1"))
+        assert [code for code, *_ in found] == ([] if fits else ["sizes"])
+        for _, _, fix in found:
+            if fix is not None:
+                name, value = fix.split("=")
+                recipes.megatron(8, **{**arguments, name: int(value)})
+
+
+@pytest.mark.parametrize(
+    ("comment", "left"),
+    [("# rankmesh: ignore[heads]", 0), ("# rankmesh: ignore", 0), ("#rankmesh: ignore[layers, heads]", 0),
+     ("# rankmesh: ignore[layers]", 1), ("# rankmesh: ignored", 1)],
+)  # fmt: skip
+def test_comments_ignore_codes(comment, left):
+    """A comment after a line is of that line, one on a line of its own of the file."""
+    text = "tensor_model_parallel_size: 3{}\nnum_attention_heads: 32{}\n"
+    assert len(codes("a.yaml", text.format(f"  {comment}", ""))) == left
+    assert len(codes("a.yaml", f"{comment}\n" + text.format("", ""))) == left
+    assert len(codes("a.yaml", text.format("", f"  {comment}"))) == 1
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A folder with one finding, and with what is not checked."""
+    bad = script(f"{TP} 3")
+    for name in ("bad.sh", ".git/bad.sh", ".venv/bad.sh", "sub/launch", "page.md"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(bad)
+    (tmp_path / "sub" / "README").write_text("tensor parallel (of 8\n")
+    (tmp_path / "sub" / "model.json").write_bytes(b"\0parallel")
+    (tmp_path / "large.sh").write_text(bad + "#" * (1 << 20))
+    (tmp_path / "sub" / "again").symlink_to(tmp_path)
+    (tmp_path / "sub" / "again.sh").symlink_to(tmp_path / "bad.sh")
+    os.mkfifo(tmp_path / "pipe.sh")
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def lint(*arguments):
+    """Run the command in this process."""
+    return CliRunner().invoke(app, ["lint", *arguments], prog_name="rankmesh")
+
+
+def test_a_folder_is_walked_once(folder):
+    """Links, hidden folders, pages, large and binary files are left out; a script without an ending is not."""
+    found = lint_files([".", "bad.sh"])
+    assert [Path(each.file) for each in found.findings] == [Path("bad.sh"), Path("sub/launch")]
+    assert found.notes == ()
+
+
+def test_a_named_file_that_is_not_read_is_a_note(folder):
+    """Files that are named, and are not text, are large or are pipes, have a note each."""
+    assert [len(lint_files([name]).notes) for name in ("large.sh", "sub/model.json", "pipe.sh")] == [1, 1, 1]
+
+
+def test_exit_status(folder):
+    """0 without findings, 1 with them, 2 for a path that does not exist and a format that is unknown."""
+    assert [lint(*words).exit_code for words in (["page.md", "sub/README"], ["bad.sh"], ["none"], ["."])] == [
+        1,
+        1,
+        2,
+        1,
+    ]
+    assert lint("sub/README").exit_code == 0
+    assert lint(".", "--format", "xml").exit_code == 2
+
+
+def test_formats(folder):
+    """Text has a line for each finding; JSON, SARIF and workflow commands have its parts."""
+    assert lint("bad.sh").stdout.startswith("bad.sh:4: sizes ")
+    assert lint("bad.sh", "--format", "github").stdout.startswith("::error file=bad.sh,line=4,title=rankmesh sizes::")
+    (row,) = json.loads(lint("bad.sh", "--json").stdout)
+    assert list(row) == ["file", "line", "code", "message", "fix", "layout"]
+    assert (row["file"], row["line"], row["code"], row["fix"], row["layout"]) == ("bad.sh", 4, "sizes", "tp=2", None)
+    sarif = json.loads(lint("bad.sh", "--format", "sarif").stdout)
+    assert (sarif["version"], sarif["runs"][0]["tool"]["driver"]["name"]) == ("2.1.0", "rankmesh")
+    (result,) = sarif["runs"][0]["results"]
+    assert result["ruleId"] == "sizes"
+    assert result["locations"][0]["physicalLocation"] == {
+        "artifactLocation": {"uri": "bad.sh"},
+        "region": {"startLine": 4},
+    }
+
+
+def test_formats_without_findings(folder):
+    """JSON and SARIF are documents, text and workflow commands are empty."""
+    outputs = [lint("sub/README", "--format", form).stdout for form in ("text", "github", "json", "sarif")]
+    assert (outputs[:2], json.loads(outputs[2]), json.loads(outputs[3])["runs"][0]["results"]) == (["", ""], [], [])
+
+
+def test_layout_of_a_finding_is_a_spec():
+    """Where the file has a plan that its model does not fit, the finding has it as a SPEC."""
+    (found,) = lint_text(script(f"{TP} 8 --num-attention-heads 12"), "a.sh").findings
+    assert found.layout == "megatron:world=8,tp=8"
+
+
+def test_a_huge_size_is_refused_soon():
+    """Numbers that no cluster has do not make lint count down from them."""
+    text = "tensor_model_parallel_size: 999999937\nnum_attention_heads: 999999929\n"
+    assert [code for code, *_ in codes("a.yaml", text)] in ([], ["heads"])
+
+
+def test_swift_has_experts_without_tensor_parallelism():
+    """ms-swift's expert_tensor_parallel_size is 1 by default, where Megatron's is the tensor parallel size."""
+    sizes = "--tensor_model_parallel_size 2 --expert_model_parallel_size 8"
+    assert codes("a.sh", f"#!/bin/bash\nNPROC_PER_NODE=8 megatron sft {sizes}\n") == []
+
+
+def test_the_hook_and_the_action_start_the_command():
+    """The files at the root are YAML, and run `rankmesh lint`."""
+    (hook,) = yaml.safe_load((ROOT / ".pre-commit-hooks.yaml").read_text())
+    action = yaml.safe_load((ROOT / "action.yml").read_text())
+    assert hook["entry"] == "rankmesh lint"
+    assert "rankmesh lint" in action["runs"]["steps"][-1]["run"]
