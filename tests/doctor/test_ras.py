@@ -124,9 +124,9 @@ def test_a_rank_that_launched_another_operation(form):
 
 @FORMS
 def test_ranks_without_an_answer(form):
-    """A rank that did not answer comes before the counts of the others."""
+    """A rank that did not answer is named, and no other: those may wait for it in a call that NCCL does not count."""
     made = {"AllReduce": {rank: 10 - (rank == 2) for rank in WHOLE if rank != 6}}
-    assert named(form([(WHOLE, made, [6])])) == [("unresponsive", (6,), "world"), ("behind", (2,), "world")]
+    assert named(form([(WHOLE, made, [6])])) == [("unresponsive", (6,), "world"), ("differ", (), "world")]
 
 
 def test_a_rank_that_waits_elsewhere_is_not_named():
@@ -143,7 +143,7 @@ def test_a_rank_that_waits_elsewhere_is_not_named():
 def test_positions_are_not_ranks():
     """Without a communicator of the whole job nobody knows which ranks the positions of another one are."""
     found = named(as_text([([4, 5], {"AllReduce": {4: 3, 5: 2}}, [])]))
-    assert found == [("behind", (), "communicator 0000000000000000")]
+    assert found == [("behind", (), "communicator 0000000000000000 of 2 ranks, tp by its size")]
 
 
 def test_processes_that_nccl_considers_dead():
@@ -228,3 +228,19 @@ def test_only_regular_files(tmp_path):
     for path in (tmp_path / "train.log", "/dev/zero"):
         with pytest.raises(RecordingError, match=r"train\.log|zero"):
             doctor(path)
+
+
+def test_halves_are_not_named():
+    """Where a report lists neither half, it has numbers, and no rank."""
+    text = as_text([(WHOLE, {"AllReduce": counts(WHOLE, 10, r0=9, r1=9, r2=9, r3=9)}, [])])
+    [found] = findings_of([report_of(text)])
+    assert (found.cause, found.ranks) == ("behind", ())
+    assert "4 ranks at 9, the 4 others at 10" in found.evidence
+
+
+def test_different_ranks_that_are_behind():
+    """A stage that waits in a receive is behind, too: where different ranks are, none is named."""
+    first, second = [0, 2, 4, 6], [1, 3, 5, 7]
+    made = [(WHOLE, {"AllReduce": counts(WHOLE, 1)}, [])]
+    made += [(first, {"AllReduce": counts(first, 7, r2=6)}, []), (second, {"AllReduce": counts(second, 7, r3=6)}, [])]
+    assert [(cause, ranks) for cause, ranks, _ in named(as_json(made))] == [("differ", ()), ("differ", ())]

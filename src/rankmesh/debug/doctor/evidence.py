@@ -9,7 +9,8 @@ dead, unresponsive, left  NCCL has no data: considered dead, no answer, not a me
 ```
 
 Counts are launches at one moment, without an order: ranks of a job that runs differ by one, too. No finding is certain.
-A rank that is behind in one communicator and ahead in another waits there for others, and is not named.
+A rank that is behind in one communicator and ahead in another waits there for others, and is not named. Nor is any
+where different ranks are behind, or one does not answer: NCCL counts no sends and receives, in which a rank may wait.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.doctor.groups import group_of_plan
+from rankmesh.debug.doctor.groups import group_of_plan, kinds_of_size
 from rankmesh.debug.doctor.ras import Communicator, Count, Report
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import in_words
@@ -93,14 +94,28 @@ def contradictions(reports: Iterable[Report], recordings: Mapping[int, Recording
 
 def _of_report(report: Report, plan: Plan | None) -> Iterator[Finding]:
     named = [_named(report, one, plan) for one in report.communicators]
-    ahead = {each.key(place) for each in named for counts in each.one.counts.values() for place in _more(counts)}
+    suspects = _suspects(named)
     for each in named:
         for state, what in _MISSING.items():
             places = [place for place, found in sorted(each.one.missing.items()) if found == state]
             if places:
                 evidence = f"{_words(each, places, plan)} of {each.label}: {what}"
                 yield _finding(state, each.known(places), each.label, evidence, report)
-        yield from _differences(each, report, plan, ahead)
+        yield from _differences(each, report, plan, suspects)
+
+
+def _suspects(named: Sequence[_Named]) -> set[object]:
+    """Return the ranks that are behind wherever ranks are, and ahead of nobody; none if some rank did not answer."""
+    if any(state != "left" for each in named for state in each.one.missing.values()):
+        return set()
+    every = [(each, counts) for each in named for counts in each.one.counts.values()]
+    ahead = {each.key(place) for each, counts in every for place in _more(counts)}
+    behind = []
+    for each, counts in every:
+        odd, cause = _odd(each.one.size, counts)
+        ranks = {each.key(place) for count in odd for place in count.positions} - ahead
+        behind += [ranks] if cause == "behind" and ranks else []
+    return set.intersection(*behind) if behind else set()
 
 
 def _named(report: Report, one: Communicator, plan: Plan | None) -> _Named:
@@ -109,10 +124,15 @@ def _named(report: Report, one: Communicator, plan: Plan | None) -> _Named:
     group = group_of_plan(plan, members)
     if group is not None:
         return _Named(one, str(group), ranks)
-    return _Named(one, "world" if members and one.size == report.total else f"communicator {one.hash}", ranks)
+    if members and one.size == report.total:
+        return _Named(one, "world", ranks)
+    kinds = " or ".join(kinds_of_size(plan, one.size)[:4])
+    return _Named(
+        one, f"communicator {one.hash} of {one.size} ranks" + (f", {kinds} by its size" if kinds else ""), ranks
+    )
 
 
-def _differences(each: _Named, report: Report, plan: Plan | None, ahead: set[object]) -> Iterator[Finding]:
+def _differences(each: _Named, report: Report, plan: Plan | None, suspects: set[object]) -> Iterator[Finding]:
     """Yield a finding for each set of ranks of a communicator that has launched other counts than the most of it."""
     outliers: dict[tuple[int, ...], list[tuple[str, str]]] = {}
     for operation, counts in each.one.counts.items():
@@ -124,8 +144,7 @@ def _differences(each: _Named, report: Report, plan: Plan | None, ahead: set[obj
     for places, found in outliers.items():
         causes = {cause for cause, _ in found}
         cause = "different" if places and causes == {"ahead", "behind"} else found[0][0]
-        waits = [place for place in places if each.key(place) in ahead]
-        if cause == "behind" and waits:
+        if cause == "behind" and not {each.key(place) for place in places} <= suspects:
             cause, places = "differ", ()
         why = _WHY.get(cause, "")
         evidence = f"{each.label}: {'; '.join(text for _, text in found)}{why}"

@@ -22,7 +22,7 @@ from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import listed
 
-__all__ = ["KnownGroup", "group_of_plan", "known_groups"]
+__all__ = ["KnownGroup", "group_of_plan", "kinds_of_size", "known_groups"]
 
 _DEFAULT = "default_pg"
 # The kind of groups of which only the members are known.
@@ -107,6 +107,11 @@ def group_of_plan(plan: Plan | None, members: tuple[int, ...], kind: str = "") -
     locals_of = _local(plan, members[0]) if members else []
     fitting = [local for local in locals_of if sorted(local.ranks) == sorted(members)]
     return next((local for local in fitting if local.name == kind), fitting[0] if fitting else None)
+
+
+def kinds_of_size(plan: Plan | None, size: int) -> list[str]:
+    """Return the kinds of a plan whose first group has this many ranks."""
+    return [local.name for local in _local(plan, 0) if len(local.ranks) == size]
 
 
 def _known(group: GroupName, members: tuple[int, ...], plan: Plan | None) -> KnownGroup:
