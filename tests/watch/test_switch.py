@@ -188,7 +188,9 @@ def test_sigterm(tmp_path):
 def test_another_world_of_a_process(tmp_path):
     """A hang in the second world of two processes, whose groups have the names of the first one's."""
     statuses, printed = ended(begin(tmp_path, "hangs_in_another_world", ",after=2,then=exit"))
-    assert statuses == [7, 7], printed
+    # The call of rank 0 fails if rank 1 ends first.
+    assert statuses[1] == 7, printed
+    assert statuses[0] in (1, 7), printed
     assert "late: rank 1 behind by 1 call of world" in printed[0]
 
 
