@@ -22,7 +22,7 @@ from typing import Any
 
 from bench.processes import free_port
 
-__all__ = ["PHASES", "measured_losses"]
+__all__ = ["PHASES", "environment", "measured_losses"]
 
 RANKS = 16
 PHASES = {
@@ -69,7 +69,8 @@ def _folder(deaths: Sequence[Mapping[str, Any]], **given: Any) -> Iterator[Path]
         yield folder
 
 
-def _environment() -> dict[str, str]:
+def environment() -> dict[str, str]:
+    """Return the variables of a measured process, one thread each."""
     path = os.pathsep.join([str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")])
     return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "ERROR", **RESOLVER}
 
@@ -83,8 +84,8 @@ def _run(folder: Path, size: int, limit: float) -> None:
         variables = torchrun_variables(rank, size, local_rank=rank, local_world_size=size, port=port)
         with (folder / f"output-{rank}").open("w") as output:
             command = [sys.executable, "-m", "bench.lost_rank", str(folder)]
-            environment = {**_environment(), **variables}
-            running.append(subprocess.Popen(command, env=environment, stdout=output, stderr=output, cwd=_ROOT))  # noqa: S603
+            given = {**environment(), **variables}
+            running.append(subprocess.Popen(command, env=given, stdout=output, stderr=output, cwd=_ROOT))  # noqa: S603
     end = time.monotonic() + limit
     stopped = sum(1 for death in json.loads((folder / "deaths.json").read_text()) if death["how"] == "SIGSTOP")
     try:

@@ -31,7 +31,8 @@ class Log:
     def __init__(self, folder: Path, member: int) -> None:
         self.member, self._folder = member, folder
         self._file = (folder / f"log-{member}-{os.getpid()}.jsonl").open("a", buffering=1, encoding="utf-8")
-        self._deaths = json.loads((folder / "deaths.json").read_text(encoding="utf-8"))
+        deaths = folder / "deaths.json"
+        self._deaths = json.loads(deaths.read_text(encoding="utf-8")) if deaths.exists() else []
 
     def __call__(self, what: str, **more: Any) -> None:
         """Write that something happens now."""
@@ -60,7 +61,7 @@ def survives(log: Log, steps: int, spares: int) -> None:
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # as the example does, for the spares
     epoch = [0]
     for name, before, after in (("_abort", "", "noticed"), ("_agree", "freed", "agreed")):
-        _mark(name, before, after, log, epoch)
+        mark(name, before, after, log, epoch)
 
     def train(job: Any) -> None:
         log("connected", epoch=job.epoch)
@@ -83,7 +84,7 @@ def survives(log: Log, steps: int, spares: int) -> None:
     rm.survive(train, f"megatron:{LAYOUT}", spares=spares, timeout=TIMEOUT)
 
 
-def _mark(name: str, before: str, after: str, log: Log, epoch: list[int]) -> None:
+def mark(name: str, before: str, after: str, log: Log, epoch: list[int]) -> None:
     """Log each call of one of a session's methods, and its return."""
     call = getattr(Session, name)
 

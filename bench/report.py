@@ -336,6 +336,26 @@ def _survive(found: Found) -> dict[str, Any]:
         "phases": table("|".join(killed[0]), [tuple(phases)]),
         "megabytes": f"{found['commit']['state'] / _MIB:.0f}",
         "commit": _commit(found["commit"]),
+        **_changes(found["changes"]),
+    }
+
+
+def _changes(found: Found) -> dict[str, str]:
+    """Return the phases of both ways to another layout, as shares of their time, and the ratios of the times."""
+    whole = {way: [sum(phases.values()) for phases in rounds] for way, rounds in found["phases"].items()}
+
+    def row(way: str) -> tuple[str, ...]:
+        names = found["phases"][way][0]
+        shares = {
+            name: median([one[name] / total for one, total in zip(found["phases"][way], whole[way], strict=True)])
+            for name in names
+        }
+        return way, ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+
+    ratios = [again / change for change, again in zip(whole["relayout"], whole["restart"], strict=True)]
+    return {
+        "changes": table("|share of its time by phase", map(row, found["phases"])),
+        "restart": f"{min(ratios):.0f} to {max(ratios):.0f}",
     }
 
 

@@ -1,4 +1,6 @@
-"""What survival costs: a commit, in `examples/train_gpt` on two gloo ranks with 100 MiB of state; and a loss (`lost`).
+"""What survival costs: a commit, on two gloo ranks with 100 MiB of state; a loss (`lost`); a change (`relayout`).
+
+A commit in `examples/train_gpt`:
 
 ```
 without     step                               in turn, in the same processes
@@ -7,7 +9,7 @@ copies      step, commit, the copies arrive    the same, and each rank keeps the
 guard       step, guard.step                   as much that both ranks hold, compared in each step: every=1
 ```
 
-``python -m bench.survive [--rounds 8] [--losses 2]``
+``python -m bench.survive [--rounds 8] [--losses 2] [--changes 2]``
 """
 
 from __future__ import annotations
@@ -28,6 +30,7 @@ import torch
 import rankmesh as rm
 from bench.lost import measured_losses
 from bench.processes import run_world
+from bench.relayout import measured_changes
 from bench.report import record
 from rankmesh.rendezvous.waiting import submit
 from rankmesh.survival.state import EpochState
@@ -144,10 +147,15 @@ def _main() -> None:
     parser = argparse.ArgumentParser(prog="python -m bench.survive", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind for the cost of a commit; 0: keep it")
     parser.add_argument("--losses", type=int, default=2, help="rounds in which ranks are lost; 0: keep them")
+    parser.add_argument("--changes", type=int, default=2, help="rounds in which the layout changes; 0: keep them")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
     given = parser.parse_args()
     found: dict[str, Any] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
-    for name, option, number in (("commit", "--rounds", given.rounds), ("losses", "--losses", given.losses)):
+    for name, option, number in (
+        ("commit", "--rounds", given.rounds),
+        ("losses", "--losses", given.losses),
+        ("changes", "--changes", given.changes),
+    ):
         if not number and name not in found:
             parser.error(f"{given.json} has no figures to keep where {option} is 0; give {option} above 0")
     if given.rounds:
@@ -155,6 +163,8 @@ def _main() -> None:
     if given.losses:
         found["losses"] = measured_losses(given.losses)
         found["load"] = round(os.getloadavg()[0], 1)
+    if given.changes:
+        found["changes"] = {**measured_changes(given.changes), "load": round(os.getloadavg()[0], 1)}
     record(given.json, found)
 
 
