@@ -22,8 +22,8 @@ PATH = {"PYTHONPATH": str(Path(__file__).parents[2])}
 OPENMPI = ("mpirun.openmpi", "--oversubscribe", "-np")
 HYDRA = ("mpiexec.hydra", "-n")
 LIMIT = 200
-# What is said of rank 2 by those that were with it in their second group.
-LOST_IN_USE = "rank 2: it does not answer after it had proved a group"
+# What the others report of rank 2, which is lost in the second group that is verified.
+LOST_IN_USE = "rank 2: it does not answer"
 # A job of dp=* with a spare, whose second process is killed in a step; the others say what they returned.
 SURVIVES = """\
 import os, signal, torch, torch.distributed as dist, rankmesh as rm
