@@ -62,7 +62,7 @@ def combined(parts: Sequence[Tensor] | Tensor, device: torch.device) -> Tensor:
 
 
 def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
-    """The tensor as words of 32 bits, in pieces of at most so many bytes; which they are depends on its shape alone."""
+    """Return the tensor as words of 32 bits, in pieces of bounded size that depend on its shape alone."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
     elif tensor.is_neg():

@@ -71,7 +71,7 @@ def minority(digests: Mapping[int, int]) -> tuple[tuple[int, ...], int, int]:
 
 
 def _first(everyone: Everyone, tensor: Tensor, sharding: Sharding | None, right: int, wrong: int) -> dict[str, Any]:
-    """The first element in which the tensor of the wrong rank differs from that of the right one, as plain data."""
+    """Return the first element in which the wrong rank's tensor differs from the right one's, as plain data."""
     found: dict[str, Any] = {"box": None, "count": 0, "expected": None, "got": None}
     flat = tensor.contiguous().reshape(-1)
     length = max(1, _PIECE // flat.element_size())
@@ -115,7 +115,7 @@ def _value(plain: Any) -> complex | None:
 
 
 def _sentence(values: Mapping[str, Any], wrong: int, tensors: int) -> str:
-    """The difference in one line; ``tensors`` of its group differ."""
+    """Describe the difference in one line; ``tensors`` of its group differ."""
     since, odd, box, count = (values[each] for each in ("since", "ranks", "box", "count"))
     before = "the ranks were never found equal" if since is None else f"they were equal at step {since}"
     start = f"{quoted(values['tensor'])} differs within {values['group']} at step {values['step']}"

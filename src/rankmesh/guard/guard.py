@@ -139,7 +139,7 @@ class Guard:
         every: int = 100,
         action: Action = "raise",
     ) -> Guard:
-        """A guard of the parameters and persistent buffers of a model, and of what its optimizer keeps.
+        """Return a guard of a model's parameters and persistent buffers, and of what its optimizer keeps.
 
         DTensors say how they are sharded. Plain tensors are replicated over the axes ``replicated`` (``"dp-cp"``), by
         default over all; along the other axes each is compared with nobody's. State that an optimizer makes at its
@@ -164,7 +164,7 @@ class Guard:
     # -- what a program calls -----------------------------------------------------------------------------------
 
     def step(self, step: int) -> None:
-        """The program has done a step: look at the last check, and begin one every ``every`` steps.
+        """Look at the last check after a step of the program, and begin one every ``every`` steps.
 
         Raises ``Diverged`` for what that check found. Every rank calls it with the same step.
         """
@@ -183,7 +183,7 @@ class Guard:
             self._look()
 
     def sum(self, name: str, value: float | Tensor | None, over: str) -> None:
-        """The value is one that this rank believes to be reduced over these axes (``"dp-cp"``): equal on those ranks.
+        """Check that a value, which this rank believes reduced over these axes (``"dp-cp"``), is equal on those ranks.
 
         Every rank of the plan names it before ``step``, with None where it has no value.
         """
@@ -194,7 +194,7 @@ class Guard:
         self._values.sums[name] = over, None if given is None else given.double().clone()
 
     def finite(self, name: str, value: Tensor | float | None, given: Tensor | float | None = None) -> None:
-        """The value has no NaN and no Inf; ``given`` is what it was computed of on this rank.
+        """Check that a value has no NaN and no Inf; ``given`` is what it was computed of on this rank.
 
         Where it is not finite, the error names the lowest rank whose ``given`` was: there it was made. Elsewhere it
         arrived through a collective. A rank that has no value gives None, or does not call it.
@@ -244,7 +244,7 @@ class Guard:
             self._act(self._diverged(one, since))
 
     def _since_of(self, one: _Comparison, differ: Sequence[int]) -> dict[int, int | None]:
-        """The last step at which the sets that differ were equal, by slot; the others are equal at this one."""
+        """Return the last step at which the sets that differ were equal, by slot; the others are equal at this one."""
         found: dict[int, int | None] = {}
         for kind in one.kinds:
             key = one.kinds is self._kinds, kind.names, kind.sets.shape
@@ -257,7 +257,7 @@ class Guard:
         return found
 
     def _diverged(self, one: _Comparison, since: Mapping[int, int | None]) -> Diverged:
-        """The error of the largest set that differs, which tells best who is in the minority; the sets by slot."""
+        """Return the error of the largest set that differs, which shows the minority best; the sets by slot."""
         found = [(number, slot) for number, kind in enumerate(one.kinds) for slot in since if slot in kind.slots]
         number, slot = max(found, key=lambda each: (one.kinds[each[0]].sets.shape[1], -each[1]))
         kind = one.kinds[number]

@@ -129,7 +129,7 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
 
 
 def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
-    """The cuts of a DTensor by axes of the plan: those along which the ranks are those of its DeviceMesh."""
+    """Return the cuts of a DTensor by axes of the plan: those along which its DeviceMesh has the same ranks."""
     from rankmesh.transfer.dtensors import cut_of  # loads DTensor, a third of torch's time
 
     mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
@@ -150,7 +150,7 @@ def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
 
 
 def _axes_along(plan: Plan, view: str | None, rank: int, ranks: Sequence[int]) -> str | None:
-    """The axes, outermost first, along which a rank's group has these ranks: "" for one rank, None for no axes."""
+    """Return the axes, outermost first, whose group of a rank has these ranks: "" for one rank, None for no axes."""
     viewed = plan.mesh.view(view)
     kinds = [(axis,) for axis in viewed.axes] + [spec.axes for spec in plan.specs if spec.view == view]
     for axes in kinds if len(ranks) > 1 else ():
@@ -160,7 +160,7 @@ def _axes_along(plan: Plan, view: str | None, rank: int, ranks: Sequence[int]) -
 
 
 def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> dict[str, Sharding]:
-    """The shardings of all tensors of the job, in the order of their names."""
+    """Return the shardings of all tensors of the job, in the order of their names."""
     plan, text = groups.plan, json.dumps(mine, sort_keys=True)
     same: dict[str, list[int]] = {}  # the ranks that have the same tensors
     for rank, digest in gathered(groups, sha256(text.encode()).hexdigest()[:32], "Guard.of()").items():
@@ -197,7 +197,7 @@ def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> dict[str, Sha
 
 
 def _at(mesh: Mesh, ranks: Sequence[int]) -> dict[str, tuple[int, ...]] | None:
-    """The positions at which these ranks are, by axes on which they do not have all; None if they are no block."""
+    """Return the positions of these ranks by axes on which they do not have all; None if they are no block."""
     places = [mesh.coordinate(rank) for rank in ranks]
     present = {axis: sorted({place[axis] for place in places}) for axis in mesh.axes}
     if prod(map(len, present.values())) != len(ranks):

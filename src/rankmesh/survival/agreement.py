@@ -72,7 +72,7 @@ class Report:
 
     @classmethod
     def read(cls, text: str) -> Report:
-        """The report that a member gave."""
+        """Return the report that a member gave."""
         data = json.loads(text)
         data["steps"] = {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}
         data["commits"] = {int(number): step for number, step in data["commits"].items()}
@@ -186,7 +186,7 @@ def conclude(
 
 
 def _following(members: Members, lost: Collection[int], asked: Mapping[str, Any] | None) -> Members:
-    """The next members: in the layout that was asked for, unless losses leave too few for it."""
+    """Return the next members: in the layout that was asked for, unless losses leave too few for it."""
     if asked is not None:
         with suppress(LayoutError, PlanError):
             return members.relaid(Sizes.read(asked["sizes"])).without(lost)
@@ -207,7 +207,7 @@ def _different(members: Members, reports: Mapping[int, Report]) -> str:
 
 
 def _raised(members: Members, reports: Mapping[int, Report], lost: Collection[int]) -> dict[str, str]:
-    """The errors of the members that are lost, with the step, by coordinate; also where others raised the same."""
+    """Return the errors of the lost members, with the step, by coordinate; also where others raised the same."""
     texts = {reports[member].error or reports[member].torn for member in lost if member in reports} - {""}
     found = {}
     for rank, member in enumerate(members.ranks):
@@ -227,7 +227,7 @@ def _of_all(members: Members, reports: Mapping[int, Report]) -> str:
 
 
 def _why(reports: Mapping[int, Report], began: Collection[int]) -> str:
-    """The first errors that ranks report, first those of ranks that began the change."""
+    """Return the first errors that ranks report, first those of ranks that began the change."""
     members = sorted(reports, key=lambda member: (member not in began, member))
     texts = dict.fromkeys(reports[member].torn for member in members if reports[member].torn)
     return "; ".join([*texts][:_SHOWN]) or "no rank reported an error; look for ranks that stop for a while"
@@ -242,7 +242,7 @@ def _joined(members: Members, reports: Mapping[int, Report]) -> dict[int, Mappin
 def _source(
     history: Mapping[int, Members], reports: Mapping[int, Report], lost: Collection[int], back: int | None
 ) -> tuple[int | None, int]:
-    """The newest epoch of which every member that had a rank then, and is left, has snapshots; the last common step.
+    """Return the newest epoch whose ranks, as far as they are left, all have snapshots; and the last common step.
 
     Where all go ``back`` to a step that they have, it is that one.
     """

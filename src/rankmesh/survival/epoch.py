@@ -25,7 +25,7 @@ class Epoch:
     agreed: str = ""
 
     def after(self, outcome: str) -> Epoch:
-        """The next one, by the outcome of the round that ended this one."""
+        """Return the next epoch, by the outcome of the round that ended this one."""
         return Epoch(self.number + 1, sha256(outcome.encode()).hexdigest()[:12])
 
     def __str__(self) -> str:
@@ -36,6 +36,6 @@ class Epoch:
 
     @classmethod
     def read(cls, name: object) -> Epoch:
-        """The epoch of a name that came in a message. Raises ``ValueError`` for what is none."""
+        """Return the epoch that a message names. Raises ``ValueError`` for any other text."""
         number, _, agreed = str(name).partition("-")
         return cls(int(number), agreed)

@@ -73,7 +73,7 @@ class Suspicion:
 
     @classmethod
     def read(cls, data: Mapping[str, Any], mine: Suspicion | None) -> Suspicion:
-        """The suspicion of plain data; ``mine`` if it is that one, with this rank's digests."""
+        """Return a suspicion from plain data; ``mine`` if it is that one, with this rank's digests."""
         found = cls(**{**data, "ranks": tuple(data["ranks"])})
         return mine if mine is not None and mine == found else found
 
@@ -190,7 +190,7 @@ class Guarding:
             _log.warning("rankmesh: %s; %s: nobody is left out", what, why)
 
     def _again(self, error: Diverged, before: Suspicion, now: Suspicion) -> str:
-        """What is known of an error after the steps were repeated."""
+        """Describe what is known of an error after the steps were repeated."""
         found = gathered(self._groups, [now.step == before.step and now.first == before.first, self._collective(error)])
         if (now.tensor, now.ranks) != (before.tensor, before.ranks):
             return f"before the steps were repeated, {quoted(before.tensor)} differed on {in_words(before.ranks)}"
@@ -203,7 +203,7 @@ class Guarding:
         return f"{text}; its numbers were others than before, so `rankmesh compare` may not reproduce it"
 
     def _collective(self, error: Diverged) -> str:
-        """The last recorded call on this rank with as many elements as its tensor, in the steps that differ, or ""."""
+        """Return this rank's last recorded call with as many elements as its tensor, in steps that differ, or ""."""
         if error.tensor not in self._tensors:
             return ""
         tensor, rank = local(self._tensors[error.tensor]), self._groups.rank

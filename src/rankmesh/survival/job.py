@@ -97,7 +97,7 @@ class Job:
         self._session.hold(self, given, dict(sorted(shardings.items())))
 
     def commit(self, step: int) -> None:
-        """This rank has done all before ``step``: keep a copy of what is held as it is now.
+        """Keep a copy of what is held as it is now: this rank has done all before ``step``.
 
         Every rank commits the same steps in the same order. ``PlanError`` where another rank commits another step: at
         the first commit of an epoch, with ``redundancy`` at the next one. Without, the job ends with it at a change.

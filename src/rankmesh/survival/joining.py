@@ -38,7 +38,7 @@ class Contact:
 
     @classmethod
     def read(cls, data: Any) -> Contact:
-        """A contact from plain data."""
+        """Return a contact from plain data."""
         ports = (int(data[name]) for name in ("heartbeat", "store", "liveness"))
         return cls(str(data["host"]), str(data["address"]), *ports)
 

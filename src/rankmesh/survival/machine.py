@@ -127,13 +127,13 @@ class Machine:
         return self._ends.setdefault(epoch, _End())
 
     def begin(self, member: int, first: Members) -> None:
-        """The members are known; others may have sent messages before."""
+        """Take the members, now that they are known; others may have sent messages before."""
         self.member, self.history = member, {0: first}
 
     # -- in an epoch ----------------------------------------------------------------------------------------------
 
     def entered(self) -> None:
-        """This member has entered the world of its epoch."""
+        """Take note that this member has entered the world of its epoch."""
         self._is_entered = True
 
     def all_hold(self) -> None:
@@ -142,7 +142,7 @@ class Machine:
         self.history = {self.epoch.number: self.members}
 
     def committed(self, step: int) -> list[Action]:
-        """A step is done: end the epoch if somebody asks for another layout, or processes that join let it grow."""
+        """End the epoch after a step if somebody asks for another layout, or processes that join let it grow."""
         self._done = step
         return self._changed()
 
@@ -333,7 +333,7 @@ class Machine:
 
 
 def _what(before: Members, now: Members, lost: Collection[int]) -> str:
-    """What changed between the members of two epochs."""
+    """Return what changed between the members of two epochs."""
     if lost:
         return f"loss of members {', '.join(map(str, lost))}"
     if now.sizes != before.sizes:

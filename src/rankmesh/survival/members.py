@@ -76,7 +76,7 @@ class Sizes:
         return cls(plan if data["spec"] is None else str(data["spec"]), plan, data["shrink"])
 
     def plan(self, replicas: int) -> Plan:
-        """The plan with so many coordinates along the axis; ``LayoutError`` or ``PlanError`` where there is none."""
+        """Return the plan with this many coordinates along the axis; ``LayoutError`` or ``PlanError`` if none fits."""
         if self.shrink is None or replicas == self.first.mesh.axes[self.shrink]:
             return self.first
         return _shrunk(self.layout, self.first, self.shrink, replicas)
@@ -140,7 +140,7 @@ class Members:
         shrink: str | None = None,
         hosts: Mapping[int, str] | None = None,
     ) -> Members:
-        """The members of a job that begins: the first ones at the ranks of the plan, the others as spares.
+        """Return the members of a job that begins: the first ones at the ranks of the plan, the others as spares.
 
         Raises ``PlanError`` where the layout does not fit, or has no axis ``shrink``.
         """
@@ -162,7 +162,7 @@ class Members:
         return self.ranks + self.spares
 
     def without(self, lost: Collection[int]) -> Members:
-        """The members that go on when these are lost.
+        """Return the members that go on when these are lost.
 
         A spare takes each rank that is free, on the same host first. Where they do not suffice, axis ``shrink`` loses
         the coordinates with most free ranks; the other members there take what is free elsewhere, or become spares.
@@ -225,7 +225,7 @@ class Members:
         return replace(self, sizes=sizes, plan=sizes.first, ranks=everyone[:size], spares=everyone[size:])
 
     def joined(self, members: Iterable[int], hosts: Mapping[int, str] | None = None) -> Members:
-        """The same with further members, as spares."""
+        """Return these members and further ones, which are spares."""
         new = tuple(members)
         started = max([self.started, *(member + 1 for member in new)])
         return replace(self, spares=(*self.spares, *new), started=started, hosts={**self.hosts, **(hosts or {})})
@@ -241,14 +241,14 @@ class Members:
         return sizes.largest(range(min(first, most), now, -1))
 
     def grown(self) -> Members:
-        """The same with as many replicas as the members suffice for, at most those of the start."""
+        """Return these members with as many replicas as they suffice for, at most those of the start."""
         plan = self.larger()
         if plan is None:
             return self
         return self._placed(plan, list(self.ranks), list(self.spares), range(self.sizes.replicas(self.plan)))
 
     def _placed(self, plan: Plan, ranks: Sequence[int], spares: list[int], kept: Sequence[int]) -> Members:
-        """These members in another plan: its first coordinates are the ``kept`` ones, further ones are of spares."""
+        """Return these members in another plan: its first coordinates are the ``kept`` ones, then those of spares."""
         shrink, mesh = str(self.sizes.shrink), self.plan.mesh
         placed = []
         for rank in range(plan.mesh.size):
@@ -268,12 +268,12 @@ class Members:
         return min(spares, key=lambda member: (host is None or self.hosts.get(member) != host, member))
 
     def _part(self, rank: int) -> tuple[int, ...]:
-        """The coordinates of a rank along all axes but the one that may shrink."""
+        """Return the coordinates of a rank along all axes but the one that may shrink."""
         at = self.plan.mesh.coordinate(rank)
         return tuple(at[axis] for axis in at if axis != self.sizes.shrink)
 
     def _largest(self, alive: int, lost: Collection[int]) -> Plan:
-        """The plan of as many replicas as now, or of as many as so many members suffice for."""
+        """Return the plan of as many replicas as now, or of as many as this many members suffice for."""
         sizes, now = self.sizes, self.sizes.replicas(self.plan)
         if alive >= self.plan.mesh.size:
             return self.plan

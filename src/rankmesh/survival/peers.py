@@ -200,7 +200,7 @@ class Peers:
         self._heartbeat.watch(self.contacts[member].replies_at, timeout, late, lost)
 
     def stood_still(self) -> float:
-        """The longest time, in seconds, that this process gave no reply, since ``start_over``."""
+        """Return the longest time, in seconds, that this process gave no reply, since ``start_over``."""
         return self._heartbeat.stood_still()
 
     def start_over(self) -> None:
@@ -210,7 +210,7 @@ class Peers:
     # -- stores -------------------------------------------------------------------------------------------------
 
     def client(self, server: int, seconds: float) -> CutStore:
-        """A connection to the store of a member; ``ConnectError`` where it does not answer in time."""
+        """Return a connection to the store of a member; ``ConnectError`` where it does not answer in time."""
         made = self._prepared.pop(server, None)
         if made is None or (made.done() and made.exception() is not None):
             made = submit(lambda: self._connected(server, seconds), "rankmesh-store")
@@ -243,7 +243,7 @@ class Peers:
         return CutStore(contact.address, contact.store, timedelta(seconds=seconds))
 
     def world(self, connection: Connection, epoch: Epoch, members: Members, seconds: float) -> EpochWorld:
-        """This member's world of an epoch, not entered yet."""
+        """Return this member's world of an epoch, not entered yet."""
         return EpochWorld(
             *(connection, epoch, members, self.member),
             backend=self.backend,
@@ -255,7 +255,7 @@ class Peers:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def event(self) -> threading.Event:
-        """An event of this member."""
+        """Record an event of this member."""
         return threading.Event()
 
     def now(self) -> float:
@@ -284,7 +284,7 @@ def _with_key(contacts: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def _address(host: str, port: int) -> str:
-    """The address of this host on the way to another one, at which the others reach it."""
+    """Return the address of this host on the way to another one, at which the others reach it."""
     family, kind, _, _, place = socket.getaddrinfo(host, port or 1, type=socket.SOCK_DGRAM)[0]
     with socket.socket(family, kind) as probe:
         probe.connect(place)  # sends nothing: the kernel chooses the way

@@ -57,7 +57,7 @@ class Probe:
         return found != self.epoch and found.number >= self.epoch.number
 
     def outcome(self) -> Outcome | None:
-        """The outcome that others have already: whoever served it may have been lost before this member read it."""
+        """Return the outcome that others have already: its server may have been lost before this member read it."""
         for reply in self._last.values():
             if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
                 return Outcome.read(reply["outcome"], "outcome")
@@ -93,7 +93,7 @@ class Probe:
         return self.outcome() is None and any(map(self.may_arrive, members))
 
     def may_arrive(self, member: int) -> bool:
-        """The same of one member, by what it replied last."""
+        """Return the outcome that one member has, by what it replied last."""
         reply = self._last.get(member, {})
         if reply == "gone" or member in self.evicted:
             return False
@@ -113,7 +113,7 @@ class Probe:
 
 
 def _epoch_of(reply: object) -> Epoch:
-    """The epoch that a member is in, as it replied; one before all others where it did not."""
+    """Return the epoch that a member replied with; without a reply, one before all others."""
     with suppress(ValueError, KeyError):
         if isinstance(reply, dict):
             return Epoch.read(reply["epoch"])

@@ -93,7 +93,7 @@ class Keepers:
         return dict(sorted((rank, ranks) for of in different.values() for rank, ranks in of.items()))
 
     def names(self, rank: int) -> list[str]:
-        """The tensors of which others keep a rank's shard."""
+        """Return the tensors of which others keep a rank's shard."""
         return sorted(name for name, of in self.by_name.items() if rank in of)
 
     def _has_replica(self, ranks: Sequence[int]) -> bool:
@@ -111,7 +111,7 @@ class Keepers:
         return found
 
     def _ring(self, rank: int) -> tuple[int, ...]:
-        """The ranks at the same place on the next hosts, then those at the next places; on one host the next ranks."""
+        """Return the ranks at the same place on the next hosts, then at the next places; on one host the next ranks."""
         hosts, size = list(self._by_host), len(self.hosts)
         if not self._several:
             return tuple((rank + 1 + number) % size for number in range(min(self.redundancy, size - 1)))
@@ -144,7 +144,7 @@ class Stretch:
         self._ends = ends
 
     def first(self, names: Sequence[str]) -> Tensor:
-        """The memory of the first tensors, which are these."""
+        """Return the memory of the first tensors, which are these."""
         return self.memory[: self._ends[names[-1]].stop if names else 0]
 
     def copy(self, tensors: Mapping[str, Tensor]) -> None:
@@ -185,7 +185,7 @@ class Copies:
         return sum(one.memory.nbytes for by_step in self._kept.values() for one in by_step.values())
 
     def steps(self) -> set[int]:
-        """The steps of which all the copies that this rank keeps have arrived; also after the world has ended."""
+        """Return the steps of which all copies that this rank keeps have arrived; also after the world has ended."""
         if self._underway is not None and self.device.type == "cpu":
             step, works = self._underway
             with suppress(RuntimeError):
@@ -196,7 +196,7 @@ class Copies:
         return self._arrived
 
     def at(self, step: int) -> dict[int, dict[str, Tensor]]:
-        """The copies of the shards of other ranks at a step, by rank and name."""
+        """Return the copies of the shards of other ranks at a step, by rank and name."""
         return {owner: by_step[step].tensors for owner, by_step in self._kept.items() if step in by_step}
 
     def wait(self, check: Callable[[], object]) -> None:

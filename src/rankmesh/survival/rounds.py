@@ -41,7 +41,7 @@ class Rounds:
                 return outcome or Outcome("lost", message="the members reached no agreement")
 
     def release(self, server: int) -> Connection | None:
-        """The connection of the last round, which is the caller's from now on, if it is to the store of this member."""
+        """Return the connection of the last round, now the caller's, if it is to the store of this member."""
         client, self._client = self._client, None
         return client[1] if client is not None and client[0] == server else None
 

@@ -312,7 +312,7 @@ class Session:
     def described(
         self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, replicated: str | None
     ) -> tuple[dict[str, Tensor], dict[str, Sharding]]:
-        """The state of a model and its optimizer, with shardings whose copies are equal where nothing is restored.
+        """Return a model's and its optimizer's state, with shardings whose copies are equal where nothing is restored.
 
         Raises ``PlanError`` for tensors that differ between ranks which hold copies of them. Where the job is guarded,
         that is found in ``hold``.
@@ -330,7 +330,7 @@ class Session:
         return tensors, shardings
 
     def _follow(self) -> None:
-        """A spare's part in ``hold``: it may have been at a rank of the old plan."""
+        """Take a spare's part in ``hold``: it may have been at a rank of the old plan."""
         self._restored(None)
         self._all_hold(self._states, None)
         self._prepare()
@@ -404,7 +404,7 @@ class Session:
             self._check(job)
 
     def _state(self, job: Job, call: str) -> EpochState:
-        """What is held in this epoch, for a call that needs it."""
+        """Return what is held in this epoch, for a call that needs it."""
         self._check(job)
         if not self._states or self._states[-1].epoch != self._epoch.number:
             raise ConnectError(
@@ -613,7 +613,7 @@ class Session:
         self._suspicion = None if found is None else Suspicion.read(found, self._suspicion)
 
     def _begun(self) -> None:
-        """An epoch has begun, and may have ended: others may announce that before this member is in it."""
+        """Begin an epoch, which may have ended: others may announce that before this member is in it."""
         self._ended, self._noticed = self._peers.event(), None
         if self._machine.has_ended:
             self._ended.set()

@@ -50,14 +50,14 @@ class StateLayout:
 
     @classmethod
     def read(cls, text: str) -> StateLayout:
-        """What a text says that another member gave."""
+        """Return what a text of another member states."""
         mesh, different, numbered, hosts, redundancy = json.loads(text)
         here = Mesh.from_dict(mesh)
         shardings = [Sharding.from_dict(here, data) for data in different]
         return cls(here, {name: shardings[number] for name, number in numbered.items()}, tuple(hosts), redundancy)
 
     def on(self, mesh: Mesh) -> dict[str, Sharding]:
-        """The shardings on this mesh, which has the same axes."""
+        """Return the shardings on this mesh, which has the same axes."""
         moved: dict[Hashable, Sharding] = {}
         for one in self.shardings.values():
             if _kind(one) not in moved:
@@ -71,7 +71,7 @@ def _kind(sharding: Sharding) -> Hashable:
 
 
 def transfer(before: StateLayout, now: StateLayout, positions: Sequence[int], lost: Sequence[int]) -> Transfer:
-    """The transfer between what two epochs held, from the ranks that the old one's members have now.
+    """Return the transfer between what two epochs held, from the ranks that the old one's members have now.
 
     Raises ``PlanError`` for a tensor that the old one did not hold, or in another shape or dtype.
     """

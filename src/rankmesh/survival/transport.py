@@ -86,28 +86,28 @@ class Transport(Protocol):
         """
 
     def stood_still(self) -> float:
-        """The longest time, in seconds, that this member gave no reply, since ``start_over``."""
+        """Return the longest time, in seconds, that this member gave no reply, since ``start_over``."""
 
     def start_over(self) -> None:
         """Count anew how long this member stood still."""
 
     def client(self, server: int, seconds: float) -> Connection:
-        """A connection to the store of a member; ``ConnectError`` where it does not answer in time."""
+        """Return a connection to the store of a member; ``ConnectError`` where it does not answer in time."""
 
     def prepare(self, servers: Collection[int], seconds: float) -> None:
         """Connect to the stores of these members meanwhile, and to no others: ``client`` then finds a connection."""
 
     def world(self, connection: Connection, epoch: Epoch, members: Members, seconds: float) -> EpochWorld:
-        """This member's world of an epoch, not entered yet, in which so many seconds bound each wait."""
+        """Return this member's world of an epoch, not entered yet, in which this many seconds bound each wait."""
 
     def event(self) -> Event:
-        """An event of this member."""
+        """Record an event of this member."""
 
     def now(self) -> float:
         """Seconds on a clock that never goes back."""
 
     def committed(self, step: int) -> None:
-        """This member has committed a step."""
+        """Record that this member has committed a step."""
 
     def close(self) -> None:
         """Reply no more, and watch nobody."""

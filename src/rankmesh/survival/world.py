@@ -109,7 +109,7 @@ class EpochWorld:
         return time.perf_counter() - started
 
     def wait_for(self, call: Callable[[], _Result]) -> _Result:
-        """What a call returns that waits for messages of other members; ``ConnectError`` when the world is aborted.
+        """Return the result of a call that waits for other members' messages; ``ConnectError`` if the world is aborted.
 
         Gloo never ends a message of which a part was sent when its receiver was killed. So over gloo a thread makes the
         call, and is left behind with it.
@@ -134,7 +134,7 @@ class EpochWorld:
             ) from error
 
     def _unless_aborted(self, call: Callable[[], _Result], thread: str, meanwhile: str) -> _Result:
-        """What a call returns, on a thread that is left behind where it is not back soon after an abort."""
+        """Return the result of a call on a thread, which is left behind where it is not back soon after an abort."""
         made = submit(call, thread)
         futures: list[Future[Any]] = [made, self._aborted]
         wait(futures, return_when=FIRST_COMPLETED)
@@ -199,7 +199,7 @@ class EpochWorld:
             self.store.set(key, text)
 
     def taken(self, key: str) -> str:
-        """A text that another member gives, or will."""
+        """Return a text that another member gives, or will give."""
         with self._reaching():
             wait_for(self.store, [key], _LONG)
             return str(self.store.get(key).decode())
@@ -265,7 +265,7 @@ class EpochWorld:
 
 
 def _part(store: Store, epoch: Epoch) -> PrefixStore:
-    """The part of a store that the world of an epoch has."""
+    """Return the part of a store that the world of an epoch has."""
     return PrefixStore(_prefix(epoch), store)
 
 
