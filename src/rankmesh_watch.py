@@ -5,14 +5,23 @@ returns at once, and nothing else of rankmesh is imported. With it, a process is
 ``destroy_process_group``, whichever framework calls them. Nothing here ends a program or keeps it from starting.
 """
 
+from __future__ import annotations
+
 import functools
 import os
 import sys
 
+TYPE_CHECKING = False  # the module typing would take longer to import than all of this
+if TYPE_CHECKING:
+    from collections.abc import Callable
+    from typing import Any
+
+    from rankmesh.debug.watch import Watch
+
 __all__ = ["load"]
 
 
-def load():
+def load() -> None:
     """Have this process's worlds watched if the environment asks for it."""
     if not (os.environ.get("RANKMESH") or os.environ.get("RANKMESH_RECORD")):
         return
@@ -20,11 +29,11 @@ def load():
 
     if not dist.is_available():
         return
-    watches = []
+    watches: list[Watch] = []
 
-    def joins(join):
+    def joins(join: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(join)
-        def init_process_group(*args, **options):
+        def init_process_group(*args: Any, **options: Any) -> Any:
             _safely(_prepare)
             joined = join(*args, **options)
             _safely(_start, watches)
@@ -32,9 +41,9 @@ def load():
 
         return init_process_group
 
-    def leaves(leave):
+    def leaves(leave: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(leave)
-        def destroy_process_group(group=None):
+        def destroy_process_group(group: Any = None) -> Any:
             if group is None or group is dist.group.WORLD:
                 while watches:
                     _safely(watches.pop().close)
@@ -51,19 +60,19 @@ def load():
                 setattr(place, name, watched)
 
 
-def _prepare():
+def _prepare() -> None:
     from rankmesh.debug.watch.recorder import prepare
 
     prepare()
 
 
-def _start(watches):
+def _start(watches: list[Watch]) -> None:
     from rankmesh.debug.watch.switch import start
 
     watches += start(os.environ)
 
 
-def _safely(step, *args):
+def _safely(step: Callable[..., object], *args: object) -> None:
     try:
         step(*args)
     except Exception as error:  # noqa: BLE001  - a job runs on without its watch
