@@ -25,7 +25,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=bool(os.environ.get("CI")),
-    max_examples=40 if os.environ.get("CI") else 100,
+    max_examples=25 if os.environ.get("CI") else 100,
 )
 settings.load_profile("rankmesh")
 
