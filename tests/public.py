@@ -40,6 +40,7 @@ PRINTED = {
     "search": ("search", "--world=4", "--cluster=host=2,leaf=2", "--model=llama3-8b", "--batch=8", "--sequence=128"),
     "transfer": ("transfer", "--model", "llama3-8b", "megatron:tp=2", "vllm:tp=2"),
     "presets": ("presets",),
+    "schema": ("schema",),
 }
 
 

@@ -7,7 +7,7 @@ options      the arguments that subcommands have in common
 outputs      files beside what is printed
 console      data to stdout, words for people to stderr
 columns      tables that fit the terminal
-show, groups, explain, diff, explore, presets      one file each, which writes for the terminal too
+show, groups, explain, diff, explore, presets, schema      one file each, which writes for the terminal too
 ```
 """
 

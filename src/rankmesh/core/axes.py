@@ -9,12 +9,24 @@
 from __future__ import annotations
 
 import operator
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from math import prod
+from typing import Any
 
 from rankmesh.errors import LayoutError, UnknownAxis, quoted
 
-__all__ = ["RESERVED", "AxesLike", "axis_name", "axis_names", "axis_size", "fill", "find", "integer", "parse_axes"]
+__all__ = [
+    "RESERVED",
+    "AxesLike",
+    "array",
+    "axis_name",
+    "axis_names",
+    "axis_size",
+    "fill",
+    "find",
+    "integer",
+    "parse_axes",
+]
 
 AxesLike = str | Iterable[str]
 
@@ -41,6 +53,13 @@ def integer(value: object, what: str, *, least: int) -> int:
             least=least,
         )
     return number
+
+
+def array(value: object, what: str) -> Sequence[Any]:
+    """Return a list of a saved mesh or plan; raise ``TypeError`` for a text, a mapping, or a list with booleans."""
+    if not isinstance(value, list | tuple) or bool in map(type, value):
+        raise TypeError(f"{what}: expected a list without booleans, got {quoted(value)}")
+    return value
 
 
 def axis_name(name: object) -> str:

@@ -28,7 +28,7 @@ from math import prod
 from types import EllipsisType
 from typing import Any, TypedDict
 
-from rankmesh.core.axes import AxesLike, axis_name, axis_names, axis_size, fill, find, integer, parse_axes
+from rankmesh.core.axes import AxesLike, array, axis_name, axis_names, axis_size, fill, find, integer, parse_axes
 from rankmesh.core.groups import Groups
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.strided import Strided
@@ -462,18 +462,24 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any]) -> Mesh:
-        sizes, apart = _unique(data["axes"]), data.get("consecutive") is False
-        mesh = cls.of(sizes, offset=data["offset"], rank_map=None if apart else data.get("rank_map"))
-        if apart:
+        consecutive, rank_map = data.get("consecutive", True), data.get("rank_map")
+        if not isinstance(consecutive, bool):
+            raise LayoutError(f"consecutive is {quoted(consecutive)}; give true or false", received=consecutive)
+        ranks = None if rank_map is None else array(rank_map, "rank_map")
+        sizes = _unique(array(data["axes"], "axes of a mesh"))
+        mesh = cls.of(sizes, offset=data["offset"], rank_map=ranks if consecutive else None)
+        if not consecutive:
             mesh = mesh._with(rank_range=mesh._rank_range.ordered(data["rank_map"], consecutive=False))
         views = {}
         for name, view in data.get("views", {}).items():
-            other = mesh._with(sizes=_factors(axis_name(name), _unique(view["axes"]), mesh.size))
+            other = mesh._with(
+                sizes=_factors(axis_name(name), _unique(array(view["axes"], f"axes of view {name!r}")), mesh.size)
+            )
             views[name] = other._with(parts=other._checked_parts(view.get("parts", {})))
         return mesh._with(parts=mesh._checked_parts(data.get("parts", {})), views=views)
 
     def _checked_parts(self, parts: Mapping[str, Iterable[str]]) -> dict[str, tuple[str, ...]]:
-        split = {axis_name(name): axis_names(leaves) for name, leaves in parts.items()}
+        split = {axis_name(name): axis_names(array(leaves, f"parts of {name!r}")) for name, leaves in parts.items()}
         known = {*self._sizes, *split}
         for name, leaves in split.items():
             if not leaves or name in self._sizes or not known.issuperset(leaves):

@@ -82,6 +82,8 @@ def time_limit(timeout: object) -> timedelta:
 
 def _config(name: str, value: object) -> tuple[tuple[str, NcclValue], ...]:
     try:
+        if isinstance(value, str):
+            raise TypeError
         config = dict(value)  # type: ignore[call-overload]  # TypeError is caught
     except (TypeError, ValueError):
         config = {None: None}

@@ -24,7 +24,7 @@ from functools import cached_property
 from types import EllipsisType, MappingProxyType
 from typing import TYPE_CHECKING, Any
 
-from rankmesh.core.axes import integer
+from rankmesh.core.axes import array, integer
 from rankmesh.core.groups import Groups
 from rankmesh.core.local import LocalGroups
 from rankmesh.core.mesh import Mesh
@@ -282,7 +282,7 @@ class Plan:
 
     @classmethod
     def _from_dict(cls, data: Mapping[str, Any]) -> Plan:
-        specs = [GroupSpec.from_dict(spec) for spec in data["groups"]]
+        specs = [GroupSpec.from_dict(spec) for spec in array(data["groups"], "groups")]
         plan = cls(Mesh.from_dict(data["mesh"]), specs, world_size=data.get("world_size"), name=data.get("name", ""))
         of_views = {view: Options(**options) for view, options in data.get("view_options", {}).items()}
         # The groups have what they inherited; only groups to come inherit these.

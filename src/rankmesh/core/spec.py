@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, TypedDict
 
-from rankmesh.core.axes import AxesLike, axis_names, integer
+from rankmesh.core.axes import AxesLike, array, axis_names, integer
 from rankmesh.core.groups import Groups
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import GivenOptions, Options, OptionValue, flag
@@ -160,7 +160,7 @@ class GroupSpec:
         pick = data.get("pick")
         return cls(
             data["name"],
-            tuple(data["axes"]),
+            tuple(array(data["axes"], "axes of a group")),
             view=data.get("view"),
             pick=None if pick is None else Pick(tuple(pick)),
             levels=data.get("levels"),

@@ -399,7 +399,7 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
 
 
 def _is_unit(value: object) -> bool:
-    return isinstance(value, int) and 0 <= value < _DEVICES
+    return isinstance(value, int) and not isinstance(value, bool) and 0 <= value < _DEVICES
 
 
 def _check_inside(host: Host, levels: list[str]) -> None:
@@ -454,7 +454,7 @@ def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[L
 
 def _of_document(data: Mapping[str, Any]) -> Cluster:
     schema = data.get("schema", SCHEMA)
-    if schema != SCHEMA:
+    if schema != SCHEMA or isinstance(schema, bool):
         raise ClusterError(
             f"this cluster has schema {quoted(schema)}, but this version of rankmesh reads {SCHEMA}; upgrade rankmesh",
             schema=schema,
@@ -470,7 +470,7 @@ def _of_document(data: Mapping[str, Any]) -> Cluster:
     hosts = tuple(host for row in rows for host in _hosts({**dict.fromkeys(unnamed, "all"), **row}, names, len(inner)))
     notes = tuple(f"no host names its {level}: all hosts are in one" for level in unnamed)
     rank_map = data.get("rank_map")
-    if rank_map is not None and not isinstance(rank_map, list | tuple):
+    if rank_map is not None and (not isinstance(rank_map, list | tuple) or bool in map(type, rank_map)):
         raise ClusterError(f"rank_map is {quoted(rank_map)}; give a list of ranks, or leave it out")
     # A level that was added to join the others is written down, so the hosts of a document are joined as they are.
     return Cluster(levels, hosts, None if rank_map is None else tuple(rank_map), notes)
@@ -491,6 +491,10 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 
 def _level(row: Mapping[str, Any], default: Level) -> Level:
     _known(row, {"name", "latency", "bandwidth", "uplink", "default"}, f"level {quoted(row.get('name'))}")
+    if not isinstance(row.get("default", False), bool):
+        raise ClusterError(
+            f"default of level {quoted(row.get('name'))} is {quoted(row['default'])}; give true or false"
+        )
     given = {key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None}
     return replace(default, **given, assumed="bandwidth" not in given or row.get("default") is True)
 

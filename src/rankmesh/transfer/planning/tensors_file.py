@@ -54,13 +54,15 @@ def shardings_of(document: object, source: Mesh, target: Mesh, what: str = "tens
         if not isinstance(entry["shape"], list | tuple):
             raise _refused(what, f"{quoted(name)} has the shape {quoted(entry['shape'])}")
         for side, mesh, found in (("source", source, ours), ("target", target, theirs)):
-            found[str(name)] = _sharding(f"{what}, {name!r}, {side}", mesh, entry, entry.get(side) or {})
+            found[str(name)] = _sharding(
+                f"{what}, {name!r}, {side}", mesh, entry, {} if entry.get(side) is None else entry[side]
+            )
     return ours, theirs
 
 
 def _sharding(what: str, mesh: Mesh, entry: Mapping[str, Any], side: Any) -> Sharding:
     _known(what, "", side, _SIDE)
-    for name, kind in (("cut", list | tuple), ("at", Mapping)):
+    for name, kind in (("cut", list | tuple), ("at", Mapping), ("padded", Mapping)):
         if side.get(name) is not None and not isinstance(side[name], kind):
             raise _refused(what, f"its {name} is {quoted(side[name])}")
     given = {name: _numbered(side[name]) if name in ("parts", "padded") else side[name] for name in side}
