@@ -32,11 +32,12 @@ def test_the_first_screen_of_the_readme(tmp_path):
     assert shown in printed
 
 
-def test_the_report_of_the_page(tmp_path):
-    """The report that the page shows gives what it shows below."""
+@pytest.mark.parametrize("name", ["ras.txt", "train.log"])
+def test_the_files_of_the_page(name, tmp_path):
+    """The report and the log that the page shows give what it shows below."""
     shown_blocks = list(blocks((ROOT / "docs" / "howto" / "hang.md").read_text(encoding="utf-8")))
-    place = next(i for i, block in enumerate(shown_blocks) if "doctor ras.txt" in block.text)
-    (tmp_path / "ras.txt").write_text(shown_blocks[place - 1].text, encoding="utf-8")
+    place = next(i for i, block in enumerate(shown_blocks) if f"doctor {name}" in block.text)
+    (tmp_path / name).write_text(shown_blocks[place - 1].text, encoding="utf-8")
     [(command, shown)] = shown_blocks[place].commands
     status, printed = run(command, tmp_path)
     assert status == 7

@@ -20,6 +20,7 @@ EXAMPLES = """\
 $ rankmesh doctor recordings
 $ rankmesh doctor /tmp/nccl_traces megatron:world=64,tp=2,pp=2
 $ rankmesh doctor ras.txt recordings --layout megatron:world=64,tp=2,pp=2
+$ rankmesh doctor train.log --layout tp=8,dp=4
 $ rankmesh doctor recordings --json
 """
 
@@ -32,8 +33,8 @@ _Paths = Annotated[
     typer.Argument(
         metavar="PATH",
         help="Folders and files, in any mixture: recordings of the ranks (those of torch's flight recorder, JSON or "
-        "pickle, gzip or not; their names end with the rank; or those that rankmesh wrote), and reports of ncclras "
-        "(text or -f json). A SPEC may follow them, as for --layout.",
+        "pickle, gzip or not; their names end with the rank; or those that rankmesh wrote), reports of ncclras "
+        "(text or -f json), and logs with lines of torch's NCCL watchdog. A SPEC may follow them, as for --layout.",
     ),
 ]
 _Layout = Annotated[

@@ -14,7 +14,7 @@ from pathlib import Path
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.causes import CAUSES, Cause
-from rankmesh.debug.doctor.evidence import Finding, contradictions, findings_of
+from rankmesh.debug.doctor.evidence import Finding, by_cause, contradictions, findings_of
 from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, history_of
@@ -23,6 +23,7 @@ from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
 from rankmesh.debug.doctor.timeouts import in_time
 from rankmesh.debug.doctor.waits import Waits, waits_of
+from rankmesh.debug.doctor.watchdog import findings_of_logs, size_of_job
 from rankmesh.errors import in_words
 
 __all__ = ["Diagnosis", "diagnose", "doctor", "report", "summary"]
@@ -44,7 +45,7 @@ _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVE
 class Diagnosis:
     """What hangs: the causes, the first one first, and the ranks that wait; ``notes`` are on what was not read.
 
-    ``findings`` are of reports without calls: they explain a hang of which no recording has the cause.
+    ``findings`` are of reports and logs: they explain a hang of which no recording has the cause.
     """
 
     causes: tuple[Cause, ...]
@@ -119,15 +120,16 @@ def _ranks_of(causes: Iterable[Cause]) -> list[int]:
 def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -> Diagnosis:
     """Return what hangs, by the files in these folders and these files; a plan names groups by kind and coordinate.
 
-    Raises ``RecordingError`` if none of them holds a recording or a report.
+    Raises ``RecordingError`` if none of them holds a recording, a report or lines of the watchdog.
     """
     given = [paths] if isinstance(paths, str | Path) else paths
     found = read_paths([Path(path) for path in given])
     notes = (*found.notes, *contradictions(found.reports, found.recordings))
     diagnosis = diagnose(found.recordings, plan, notes)
-    totals = () if found.recordings else (report.total for report in found.reports)
+    totals = () if found.recordings else (*(report.total for report in found.reports), size_of_job(found.logs, plan))
     size = max([diagnosis.world_size, *totals])
-    return replace(diagnosis, findings=findings_of(found.reports, plan), world_size=size)
+    findings = by_cause([*findings_of(found.reports, plan), *findings_of_logs(found.logs, plan)])
+    return replace(diagnosis, findings=findings, world_size=size)
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Evidence without calls: what reports of NCCL say of ranks, in findings that state how far they can be trusted.
+"""Evidence without recorded calls, in findings that state how far they can be trusted; here what reports of NCCL say.
 
 ```
 ahead                     launched more operations than the others: made a call that they did not make, or waits
@@ -24,9 +24,9 @@ from rankmesh.debug.doctor.ras import Communicator, Count, Report
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import in_words
 
-__all__ = ["Finding", "contradictions", "findings_of"]
+__all__ = ["Finding", "by_cause", "contradictions", "findings_of"]
 
-_ORDER = ("dead", "unresponsive", "different", "behind", "ahead", "differ", "left")
+_ORDER = ("dead", "unresponsive", "different", "behind", "missing", "ahead", "differ", "waiting", "left")
 _LIKELY = ("dead", "unresponsive", "different", "behind")
 _WHY = {"ahead": "; they made a call that the others did not make, or wait in it for them"}
 _MISSING = {
@@ -38,7 +38,7 @@ _MISSING = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What one report says of some ranks: ``ranks`` of the job, empty where only positions in a group are known."""
+    """What a report or logs say of some ranks: ``ranks`` of the job, empty where only positions are known."""
 
     cause: str
     ranks: tuple[int, ...]
@@ -72,8 +72,12 @@ class _Named:
 
 def findings_of(reports: Iterable[Report], plan: Plan | None = None) -> tuple[Finding, ...]:
     """Return what the reports say, the likeliest cause first."""
-    found = [finding for report in reports for finding in _of_report(report, plan)]
-    return tuple(sorted(found, key=lambda one: _ORDER.index(one.cause)))
+    return by_cause(finding for report in reports for finding in _of_report(report, plan))
+
+
+def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
+    """Return findings with the certain ones first, then the likeliest cause first."""
+    return tuple(sorted(findings, key=lambda one: (one.confidence != "certain", _ORDER.index(one.cause))))
 
 
 def contradictions(reports: Iterable[Report], recordings: Mapping[int, Recording]) -> Iterator[str]:

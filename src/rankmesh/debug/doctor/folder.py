@@ -15,9 +15,10 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rankmesh.debug.doctor.logs import Log, read_log
 from rankmesh.debug.doctor.ras import Report, head_of, is_report, read_report
 from rankmesh.debug.doctor.reader import read_files
 from rankmesh.debug.doctor.recording import Recording
@@ -37,11 +38,12 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Found:
-    """The recordings of one job by rank, reports of NCCL, and notes on what was left out."""
+    """The recordings of one job by rank, reports of NCCL, logs of the watchdog, and notes on what was left out."""
 
     recordings: dict[int, Recording]
     notes: tuple[str, ...] = ()
     reports: tuple[Report, ...] = ()
+    logs: tuple[Log, ...] = ()
 
 
 def read_paths(paths: Sequence[Path]) -> Found:
@@ -62,20 +64,27 @@ def read_paths(paths: Sequence[Path]) -> Found:
     of_nccl = {path for path, rank in candidates if _may_be_report(path, rank) and is_report(path)}
     of_nccl |= set(filter(is_report, others))
     reports, notes = _reports(sorted(of_nccl))
-    recordings, refused = read_files([file for file in candidates if file[0] not in of_nccl])
+    texts = [*others, *(path for path, rank in candidates if rank is None)]
+    logs = {path: log for path in texts if path not in of_nccl and (log := read_log(path)) is not None}
+    recordings, refused = read_files([file for file in candidates if file[0] not in of_nccl | logs.keys()])
     notes += refused
-    if unused := [path.name for path in others if path not in of_nccl]:
+    if unused := [path.name for path in others if path not in of_nccl | logs.keys()]:
         more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
-        notes.append(f"not used: {', '.join(unused[:_SHOWN])}{more}, neither recordings nor reports of ncclras")
+        notes.append(
+            f"not used: {', '.join(unused[:_SHOWN])}{more}, neither recordings nor reports of ncclras nor logs with "
+            "lines of torch's watchdog"
+        )
+    evidence = Found({}, tuple(notes), tuple(reports), tuple(logs.values()))
     if recordings:
         found = chosen(recordings, notes)
-        return Found(found.recordings, found.notes, tuple(reports))
-    if reports:
-        return Found({}, tuple(notes), tuple(reports))
+        return replace(evidence, recordings=found.recordings, notes=found.notes)
+    if reports or logs:
+        return evidence
     where, why = ", ".join(repr(str(path)) for path in paths[:4]), f"; {notes[0]}" if notes else ""
     raise RecordingError(
         f"{where} holds no recording that can be read{why}; a recording is a file of torch's flight recorder whose "
-        "name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote; a report is what ncclras printed",
+        "name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote; a report is what ncclras printed; "
+        "a log has lines of torch's NCCL watchdog",
         path=str(paths[0]) if paths else "",
         refused=tuple(notes),
     )

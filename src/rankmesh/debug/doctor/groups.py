@@ -22,7 +22,7 @@ from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import listed
 
-__all__ = ["KnownGroup", "group_of_plan", "kinds_of_size", "known_groups"]
+__all__ = ["KnownGroup", "group_at", "group_of_plan", "kinds_of_size", "known_groups"]
 
 _DEFAULT = "default_pg"
 # The kind of groups of which only the members are known.
@@ -107,6 +107,17 @@ def group_of_plan(plan: Plan | None, members: tuple[int, ...], kind: str = "") -
     locals_of = _local(plan, members[0]) if members else []
     fitting = [local for local in locals_of if sorted(local.ranks) == sorted(members)]
     return next((local for local in fitting if local.name == kind), fitting[0] if fitting else None)
+
+
+def group_at(plan: Plan | None, ranks: Mapping[int, int], kind: str = "") -> LocalGroup | None:
+    """Return the group of a plan that has these ranks at these positions: the one of this kind, or the only one."""
+    locals_of = _local(plan, next(iter(ranks.values()))) if ranks else []
+    fitting = [
+        local
+        for local in locals_of
+        if all(place < len(local.ranks) and local.ranks[place] == rank for place, rank in ranks.items())
+    ]
+    return next((local for local in fitting if local.name == kind), fitting[0] if len(fitting) == 1 else None)
 
 
 def kinds_of_size(plan: Plan | None, size: int) -> list[str]:

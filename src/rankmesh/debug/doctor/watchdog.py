@@ -1,0 +1,269 @@
+"""What torch's watchdog lines say of ranks: the call that each waits in, and who is not in it.
+
+```
+different   one call of a group is ALLREDUCE on some ranks and BROADCAST on others, or has other sizes
+behind      others wait in a call that this rank has not enqueued; it waits nowhere, and all other ranks do
+ahead       waits in a call that the most have not enqueued
+differ      ranks are at different calls, and no rank can be named
+missing     has no line of the watchdog; named where all others wait
+waiting     waits in a call, and nothing says for whom
+```
+
+Ranks are compared in groups whose name is the same on all members (``LogGroup.is_named``), and where no call is between
+two of them: torch counts sends and receives apart, in the same numbers. Only two different calls at one number are
+certain. A rank that is behind may wait in a call that has not timed out yet: it is named only if it is the only one.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import cached_property
+
+from rankmesh.core.plan import Plan
+from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.groups import group_at
+from rankmesh.debug.doctor.logs import Log, LogGroup, Status, Work
+from rankmesh.errors import in_words
+
+__all__ = ["findings_of_logs", "last_attempt", "size_of_job"]
+
+# Operations whose sizes are the same on all ranks, and those in the numbers of which sends and receives may be.
+_EQUAL = {"ALLREDUCE", "BROADCAST", "REDUCE", "ALLGATHER_BASE", "REDUCE_SCATTER_BASE"}
+_APART = {"SEND", "RECV", "COALESCED", "UNKNOWN", "BATCH_ISEND_IRECV"}
+# Seconds in which the lines of one attempt are, without a timeout; and at least.
+_TIMEOUT, _LEAST = 600, 60
+# Calls that one finding lists, logs that it names, and ranks of a job.
+_SHOWN, _NAMED, _RANKS = 4, 3, 2**20
+
+
+@dataclass(frozen=True)
+class _Member:
+    """A process in a group: the number of the ``call`` that it waits in, None for none; and what it has enqueued."""
+
+    position: int
+    rank: int | None
+    call: int | None
+    enqueued: int | None
+    works: tuple[Work, ...]
+
+    @property
+    def work(self) -> Work | None:
+        """The call that it waits in, if its operation is known."""
+        return next((work for work in self.works if work.number == self.call), None)
+
+
+@dataclass(frozen=True)
+class _Group:
+    """A group, the processes of which there are lines, and how many it has at least."""
+
+    group: LogGroup | None
+    label: str
+    size: int
+    members: tuple[_Member, ...]
+
+    @cached_property
+    def waiting(self) -> tuple[_Member, ...]:
+        """Those that wait in a call."""
+        return tuple(member for member in self.members if member.call is not None)
+
+    @cached_property
+    def first(self) -> int:
+        """The first call that a member waits in."""
+        return min(member.call for member in self.waiting if member.call is not None)
+
+    @cached_property
+    def behind(self) -> tuple[_Member, ...]:
+        """Those that have not enqueued the first call that others wait in."""
+        if not self.is_comparable or not self.waiting:
+            return ()
+        return tuple(m for m in self.members if m.call is None and m.enqueued is not None and m.enqueued < self.first)
+
+    @cached_property
+    def is_comparable(self) -> bool:
+        """Whether the lines are of one group, and numbers of calls mean the same on all members."""
+        members, works = self.members, [work for member in self.members for work in member.works]
+        known = [member.rank for member in members if member.rank is not None]
+        return (
+            self.group is not None
+            and self.group.is_named
+            and len({member.position for member in members}) == len(members)
+            and len(set(known)) == len(known)
+            and not (self.group.is_world and any(member.rank != member.position for member in members))
+            and not any(work.operation.lstrip("_") in _APART for work in works)
+            and all(len({work.number for work in member.works}) == len(member.works) for member in members)
+        )
+
+
+def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None) -> tuple[Finding, ...]:
+    """Return what the watchdog's lines say, for each group."""
+    lines = last_attempt(logs)
+    groups = _groups(lines, plan)
+    ranks = {line.rank for line in lines}
+    known = {rank for rank in ranks if rank is not None and rank < _RANKS}
+    total = size_of_job(logs, plan)
+    waiting = {member.rank for each in groups for member in each.waiting}
+    absent = set(range(total)) - waiting
+    # Whoever is not known may be any rank, and so may be one whose lines are missing.
+    is_whole = (
+        None not in ranks and not any(log.is_partial for log in logs) and len({line.actor for line in lines}) == 1
+    )
+    suspects = absent if is_whole and len(absent) == 1 else set[int]()
+    source = ", ".join(log.path for log in logs[:_NAMED])
+    source += f" and {len(logs) - _NAMED} more" if len(logs) > _NAMED else ""
+    found = [_finding(each, suspects, source) for each in groups if each.waiting]
+    if is_whole and waiting and known and (missing := absent - known):
+        whom = tuple(missing & suspects)
+        what = f"no line of torch's watchdog is of {in_words(missing)} of {total}; {in_words(known & waiting)} wait"
+        found.append(Finding("missing", whom, "world", what, "possible", source))
+    return tuple(found)
+
+
+def size_of_job(logs: Iterable[Log], plan: Plan | None = None) -> int:
+    """Return how many ranks the job has: those of the plan, or as many as the highest rank of a line says."""
+    ranks = [line.rank for log in logs for line in log.lines if line.rank is not None and line.rank < _RANKS]
+    return max([plan.world_size if plan else 0, *(rank + 1 for rank in ranks)])
+
+
+def last_attempt(logs: Iterable[Log]) -> list[Status]:
+    """Return the lines of the last attempt: those of earlier ones are at least a timeout older than the last line."""
+    lines = [line for log in logs for line in log.lines]
+    last = max((line.time for line in lines if line.time is not None), default=0)
+    timeouts = [line.timeout for line in lines if line.timeout is not None]
+    begin = last - max(_LEAST, min(timeouts, default=_TIMEOUT))
+    return [line for line in lines if line.time is None or line.time >= begin]
+
+
+# -- groups ----------------------------------------------------------------------------------------------------------
+
+
+def _groups(lines: Sequence[Status], plan: Plan | None) -> list[_Group]:
+    """Return the groups with their members, each with all its lines."""
+    found: dict[LogGroup | None, dict[tuple[int, int | None], list[Status]]] = {}
+    at: dict[tuple[object, ...], set[LogGroup]] = {}
+    for line in lines:
+        if line.group is not None and line.number is not None:
+            at.setdefault(_call_of(line), set()).add(line.group)
+    for line in lines:
+        group = line.group
+        if group is None and len(named := at.get(_call_of(line), set())) == 1:
+            [group] = named
+        elif group is None and named:
+            continue  # of one of several groups, each of which has a line of its own
+        found.setdefault(group, {}).setdefault((line.position, line.rank), []).append(line)
+    return [_group(group, members, plan) for group, members in found.items()]
+
+
+def _call_of(line: Status) -> tuple[object, ...]:
+    """Return what a line without a group has in common with the line that names the group of its call."""
+    return line.actor, line.rank, line.position, line.number
+
+
+def _group(group: LogGroup | None, found: Mapping[tuple[int, int | None], list[Status]], plan: Plan | None) -> _Group:
+    members = tuple(
+        _member(position, rank, lines) for (position, rank), lines in sorted(found.items(), key=lambda each: each[0][0])
+    )
+    least = 1 + max(member.position for member in members)
+    if group is None:
+        return _Group(None, "a group that the log does not name", least, members)
+    if group.is_world:
+        return _Group(group, "world", max(least, plan.world_size if plan else 0), members)
+    desc = group.desc.rpartition(":")[2]
+    ranks = {member.position: member.rank for member in members if member.rank is not None}
+    local = group_at(plan, ranks, desc.partition("@")[0]) if len(ranks) == len(members) else None
+    if local is not None:
+        return _Group(group, str(local), len(local.ranks), members)
+    return _Group(group, desc if "@" in desc else f"{desc or 'group'} {group.name[:16]}", least, members)
+
+
+def _member(position: int, rank: int | None, lines: Sequence[Status]) -> _Member:
+    numbers = [line.number for line in lines if line.number is not None]
+    enqueued = max((line.enqueued for line in lines if line.enqueued is not None), default=None)
+    completed = max((line.completed for line in lines if line.completed is not None), default=None)
+    call = min(numbers, default=None)
+    if call is None and enqueued is not None and completed is not None and completed < enqueued:
+        call = max(completed, 0) + 1
+    works = dict.fromkeys(line.work for line in lines if line.work is not None)
+    return _Member(position, rank, call, enqueued, tuple(works))
+
+
+# -- findings --------------------------------------------------------------------------------------------------------
+
+
+def _finding(each: _Group, suspects: set[int], source: str) -> Finding:
+    """Return what the lines of a group say."""
+    waits = "; ".join(_waits(each))
+    if each.is_comparable and (parts := _different(each)):
+        largest = max(parts.values(), key=len)
+        odd = [member for members in parts.values() if members is not largest for member in members]
+        ranks = _ranks(odd) if 2 * len(largest) > each.size else ()
+        number = next(iter(parts)).number
+        which = " and ".join(f"{_described([work])} on {_words(members)}" for work, members in parts.items())
+        return Finding("different", ranks, each.label, f"{each.label}: call {number} is {which}", "certain", source)
+    if behind := each.behind:
+        counts = sorted({member.enqueued for member in behind if member.enqueued is not None})
+        parts_of = (
+            f"{_words([m for m in behind if m.enqueued == count])} enqueued no call after {count}"
+            for count in counts[:_SHOWN]
+        )
+        evidence = f"{each.label}: {', '.join(parts_of)}; {waits}"
+        if len(behind) > len(each.waiting):
+            return Finding("ahead", (), each.label, evidence, "possible", source)
+        if suspects and set(_ranks(behind)) == suspects:
+            return Finding("behind", _ranks(behind), each.label, evidence, "likely", source)
+        return Finding("differ", (), each.label, evidence, "possible", source)
+    calls = {member.call for member in each.waiting}
+    cause = "differ" if each.is_comparable and len(calls) > 1 else "waiting"
+    return Finding(cause, (), each.label, f"{each.label}: {waits}", "possible", source)
+
+
+def _different(each: _Group) -> dict[Work, list[_Member]]:
+    """Return the members by their call at the first number at which calls differ; empty where none do."""
+    by_number: dict[int, dict[Work, list[_Member]]] = {}
+    for member in each.members:
+        for work in member.works:
+            same = by_number.setdefault(work.number, {})
+            like = next((other for other in same if _signature(other) == _signature(work)), work)
+            same.setdefault(like, []).append(member)
+    return next((parts for _, parts in sorted(by_number.items(), key=lambda of: of[0]) if len(parts) > 1), {})
+
+
+def _signature(work: Work) -> tuple[object, ...]:
+    """Return what of a call is the same on all members of its group."""
+    operation = work.operation.lstrip("_")
+    return (operation, work.sent, work.received) if operation in _EQUAL else (operation,)
+
+
+def _waits(each: _Group) -> Iterator[str]:
+    """Yield who waits in which call."""
+    parts: dict[tuple[int, str], list[_Member]] = {}
+    for member in each.waiting:
+        parts.setdefault((member.call or 0, member.work.operation if member.work else ""), []).append(member)
+    for (number, operation), members in sorted(parts.items(), key=lambda part: part[0])[:_SHOWN]:
+        verb = "waits" if len(members) == 1 else "wait"
+        what = f", {_described([member.work for member in members if member.work])}" if operation else ""
+        yield f"{_words(members)} {verb} in call {number}{what}"
+    if len(parts) > _SHOWN:
+        yield f"and {len(parts) - _SHOWN} more calls"
+
+
+def _described(works: Sequence[Work]) -> str:
+    """Return an operation with its sizes, if they are the same in these calls."""
+    operation = works[0].operation.lstrip("_")
+    sizes = {(work.sent, work.received) for work in works}
+    sent, received = sizes.pop()
+    if sizes or sent is None or received is None:
+        return operation
+    return f"{operation} of {sent} elements" if sent == received else f"{operation} of {sent} to {received} elements"
+
+
+def _ranks(members: Iterable[_Member]) -> tuple[int, ...]:
+    """Return the ranks of members; none unless all are known."""
+    ranks = [member.rank for member in members]
+    return tuple(sorted(rank for rank in ranks if rank is not None)) if None not in ranks else ()
+
+
+def _words(members: Sequence[_Member]) -> str:
+    """Return members in words: their ranks, or their positions where these are not known."""
+    ranks = _ranks(members)
+    return in_words(ranks) if ranks else in_words(m.position for m in members).replace("rank", "position", 1)

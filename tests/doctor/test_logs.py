@@ -1,0 +1,298 @@
+"""Logs of torch's watchdog: formats of releases, prefixes of launchers, and that no rank is named without proof."""
+
+from contextlib import suppress
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.doctor.making import WORLD, call, document, write
+
+import rankmesh as rm
+from rankmesh.debug.doctor import doctor, logs
+from rankmesh.debug.doctor.logs import Work, read_log
+from rankmesh.debug.doctor.watchdog import findings_of_logs
+from rankmesh.errors import RecordingError
+
+PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
+WHOLE = range(8)
+LATER = "PG ID {id} PG GUID {name}{desc} Rank {place}"
+PREFIXES = [
+    "",
+    "[default3]:",
+    "3: ",
+    "(TrainWorker pid=71, ip=10.0.0.3) ",
+    "[pod/train-worker-0/pytorch] ",
+    "\x1b[36m(W pid=7)\x1b[0m ",
+]
+STATUS = {
+    "2.4": "Exception (either an error or timeout) detected by watchdog at work: {at}, "
+    "last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.",
+    "2.7": " failure detected by watchdog at work sequence id: {at} PG status: last enqueued work: {enqueued}, "
+    "last completed work: {completed}",
+    "2.13": " failure detected by watchdog at work sequence id: {at} PG status: last enqueued work: {enqueued}, "
+    "last started work: {at} (ALLREDUCE), last completed work: {completed}",
+}
+
+
+def head(rank, second=0, release="2.7"):
+    """What torch begins a line with; its oldest releases had no rank and no time there."""
+    if release == "2.2":
+        return "[E ProcessGroupNCCL.cpp:475] "
+    return f"[rank{rank}]:[E606 09:{10 + second // 60:02}:{second % 60:02}.164985 ProcessGroupNCCL.cpp:757] "
+
+
+def named(group, release):
+    """The prefix of a group: (name, description, position)."""
+    name, desc, place = group
+    if release == "2.4":
+        return f"[PG {name} ({desc}) Rank {place}] " if desc else f"[PG {name} Rank {place}] "
+    return f"[PG ID {int(name) % 9} PG GUID {name}{f'({desc})' if desc else ''} Rank {place}] "
+
+
+def timed_out(rank, at, group=None, operation="ALLREDUCE", sizes=(4, 4), enqueued=None, release="2.7", second=0):
+    """The two lines of a rank whose call has timed out; ``group`` is (name, description, position)."""
+    name, desc, place = group or ("0", "default_pg", rank)
+    start = head(rank, second, release)
+    caught = f"[Rank {place}] Watchdog caught collective operation timeout: WorkNCCL(SeqNum={at}, OpType={operation}, "
+    caught += (
+        f"NumelIn={sizes[0]}, NumelOut={sizes[1]}, Timeout(ms)=600000) ran for 600004 milliseconds before timing out."
+    )
+    lines = [start + caught]
+    if release in STATUS:
+        status = STATUS[release].format(at=at, enqueued=enqueued or at, completed=at - 1)
+        lines.append(start + named((name, desc, place), release) + status)
+    return lines
+
+
+def asked(rank, enqueued, completed, second=0):
+    """The line of a rank that another one asked for its recording: the counts of the world's group."""
+    what = "Received a dump signal due to a collective timeout from rank 0 and we will try our best to dump the debug "
+    what += f"info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.This is most likely"
+    return [f"{head(rank, second)}{named(('0', 'default_pg', rank), '2.7')}{what}"]
+
+
+def found_in(tmp_path, *texts, plan=None, name="log-{}.txt"):
+    """The cause, ranks, group and confidence of each finding in logs of these lines."""
+    read = []
+    for place, lines in enumerate(texts):
+        path = tmp_path / name.format(place)
+        path.write_text("\n".join(["step 1", *lines, "bye"]), encoding="utf-8")
+        read.append(read_log(path))
+    findings = findings_of_logs([log for log in read if log], plan)
+    return [(one.cause, one.ranks, one.group, one.confidence) for one in findings]
+
+
+def lines_of(*parts):
+    """The lines of several ranks, one after another."""
+    return [line for part in parts for line in part]
+
+
+BEHIND = lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank != 3), asked(3, 6, 6))
+
+
+@pytest.mark.parametrize("release", STATUS)
+@pytest.mark.parametrize("prefix", PREFIXES)
+def test_a_rank_that_is_behind(tmp_path, prefix, release):
+    """All others wait in call 7, which rank 3 has not enqueued, whatever wrote the lines."""
+    others = lines_of(*(timed_out(rank, 7, release=release) for rank in WHOLE if rank != 3))
+    lines = [f"{prefix}{line}\r" for line in [*others, *asked(3, 6, 6)]]
+    assert found_in(tmp_path, lines) == [("behind", (3,), "world", "likely")]
+
+
+def test_one_log_for_each_rank(tmp_path):
+    """The logs of all ranks say together what one log of all says."""
+    texts = [[line for line in BEHIND if f"[rank{rank}]" in line] for rank in WHOLE]
+    assert found_in(tmp_path, *texts) == [("behind", (3,), "world", "likely")]
+
+
+@pytest.mark.parametrize(
+    ("odd", "cause"),
+    [({"operation": "BROADCAST"}, "different"), ({"sizes": (8, 8)}, "different"), ({}, "waiting")],
+)
+def test_a_rank_that_made_another_call(tmp_path, odd, cause):
+    """Two operations or sizes at one number are certain; the same ones on all name nobody."""
+    lines = lines_of(*(timed_out(rank, 7, **(odd if rank == 5 else {})) for rank in WHOLE))
+    expected = ((5,), "certain") if odd else ((), "possible")
+    assert found_in(tmp_path, lines) == [(cause, expected[0], "world", expected[1])]
+
+
+def test_half_of_the_ranks_made_another_call(tmp_path):
+    """Where no majority of the group is known to agree, the calls differ for certain, and nobody is named."""
+    lines = lines_of(*(timed_out(rank, 7, operation=("BROADCAST", "ALLREDUCE")[rank % 2]) for rank in WHOLE))
+    assert found_in(tmp_path, lines) == [("different", (), "world", "certain")]
+    few = lines_of(*(timed_out(rank, 7, operation="BROADCAST" if rank else "ALLREDUCE") for rank in (0, 1, 7)))
+    assert found_in(tmp_path, few)[0] == ("different", (), "world", "certain")
+
+
+def test_sizes_that_may_differ(tmp_path):
+    """An all-to-all and a gather of uneven parts have other sizes on each rank."""
+    lines = lines_of(*(timed_out(rank, 7, operation="ALLTOALL_BASE", sizes=(rank, 9)) for rank in WHOLE))
+    assert found_in(tmp_path, lines) == [("waiting", (), "world", "possible")]
+
+
+def test_a_group_is_named_by_the_plan(tmp_path):
+    """Ranks 2 and 3 are positions 0 and 1 of the plan's tp@dp1, whatever the log calls it."""
+    lines = lines_of(timed_out(2, 9, ("12", "TENSOR", 0)), timed_out(3, 9, ("12", "TENSOR", 1)))
+    assert found_in(tmp_path, lines, plan=PLAN)[0] == ("waiting", (), "tp@dp1", "possible")
+    assert found_in(tmp_path, lines)[0] == ("waiting", (), "TENSOR 12", "possible")
+
+
+def test_several_that_are_behind_are_not_named(tmp_path):
+    """Of two ranks that are behind one may wait for the other in a receive."""
+    lines = lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank not in (2, 3)), asked(2, 6, 6), asked(3, 6, 6))
+    assert found_in(tmp_path, lines) == [("differ", (), "world", "possible")]
+
+
+def test_a_rank_that_waits_elsewhere_is_not_named(tmp_path):
+    """Rank 3 is behind in the world as it waits in its tp group, for rank 2, of which there is no line."""
+    others = lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank not in (2, 3)))
+    lines = [*others, *asked(3, 6, 6), *timed_out(3, 5, ("12", "tp", 1))]
+    assert [(cause, ranks) for cause, ranks, *_ in found_in(tmp_path, lines)] == [
+        ("differ", ()),
+        ("waiting", ()),
+        ("missing", (2,)),
+    ]
+
+
+def test_an_extra_call_of_few(tmp_path):
+    """One rank waits in a call that no other has enqueued: it is ahead, and nobody is named."""
+    lines = lines_of(timed_out(0, 7), *(asked(rank, 6, 6) for rank in WHOLE if rank))
+    assert found_in(tmp_path, lines) == [("ahead", (), "world", "possible")]
+
+
+def test_ranks_without_a_line(tmp_path):
+    """All others wait: one rank without a line is possibly the one; of two nobody knows, nor in a partial log."""
+    lines = lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank != 3))
+    assert found_in(tmp_path, lines)[1] == ("missing", (3,), "world", "possible")
+    two = [line for line in lines if "[rank5]" not in line]
+    assert found_in(tmp_path, two)[1] == ("missing", (), "world", "possible")
+    folded = [*lines, f"{lines[0]} [repeated 3x across cluster]"]
+    assert found_in(tmp_path, folded) == [("waiting", (), "world", "possible")]
+
+
+@pytest.mark.parametrize("operation", ["SEND", "RECV", "COALESCED"])
+def test_groups_with_sends_and_receives(tmp_path, operation):
+    """Sends have numbers of their own, so numbers of different ranks are not compared."""
+    lines = lines_of(timed_out(0, 4, operation=operation), *(timed_out(rank, 7) for rank in WHOLE if rank > 1))
+    lines += asked(1, 2, 2)
+    assert {cause for cause, *_ in found_in(tmp_path, lines)} == {"waiting"}
+
+
+def test_names_that_each_process_counts(tmp_path):
+    """torch 2.3 names groups by a number that is another group on another rank: its ranks are not compared."""
+    lines = lines_of(
+        timed_out(0, 7, ("3", "", 0), release="2.4"),
+        timed_out(5, 7, ("3", "", 1), operation="BROADCAST", release="2.4"),
+    )
+    assert found_in(tmp_path, lines)[0] == ("waiting", (), "group 3", "possible")
+
+
+def test_one_name_of_two_groups(tmp_path):
+    """Two ranks at one position of a group are of two groups."""
+    lines = lines_of(timed_out(0, 7, ("3", "tp", 0)), timed_out(2, 7, ("3", "tp", 0), operation="BROADCAST"))
+    assert {cause for cause, *_ in found_in(tmp_path, lines)} == {"waiting", "missing"}
+
+
+def test_two_worlds_in_one_log(tmp_path):
+    """Ray's trainers and their inference engines each have a world."""
+    lines = [f"(Trainer pid=1) {line}" for line in lines_of(*(timed_out(rank, 7) for rank in (0, 1)))]
+    lines += [f"(Engine pid=9) {line}" for line in lines_of(timed_out(2, 7, operation="BROADCAST"), asked(3, 2, 2))]
+    assert [found[:2] for found in found_in(tmp_path, lines)] == [("waiting", ()), ("differ", ())]
+
+
+def test_an_earlier_attempt(tmp_path):
+    """Lines a timeout older than the last one are of an attempt before."""
+    before = lines_of(*(timed_out(rank, 7, second=0) for rank in WHOLE if rank != 5), asked(5, 6, 6))
+    after = lines_of(*(timed_out(rank, 9, second=1500) for rank in WHOLE if rank != 3), asked(3, 8, 8, second=1501))
+    assert found_in(tmp_path, [*before, *after]) == [("behind", (3,), "world", "likely")]
+
+
+def test_the_oldest_lines(tmp_path):
+    """torch 2.2 says neither rank nor group: the file names the rank, and nobody is compared."""
+    texts = [timed_out(rank, 7 - rank, release="2.2") for rank in (0, 1)]
+    assert found_in(tmp_path, *texts, name="train_rank{}.log")[0] == (
+        "waiting",
+        (),
+        "a group that the log does not name",
+        "possible",
+    )
+    [line] = read_log(tmp_path / "train_rank1.log").lines
+    assert (line.rank, line.position, line.work) == (1, 1, Work(6, "ALLREDUCE", 4, 4))
+
+
+def test_two_processes_in_one_line(tmp_path):
+    """Processes that write at once lose a line break."""
+    (tmp_path / "log").write_text("abc" + "".join(lines_of(timed_out(0, 7), timed_out(1, 8))), encoding="utf-8")
+    assert {(line.rank, line.number) for line in read_log(tmp_path / "log").lines} == {(0, 7), (1, 8)}
+
+
+def test_the_last_part_of_a_large_log(tmp_path, monkeypatch):
+    """Of a large log the end is read, and of many lines the first: the log is partial then."""
+    path = tmp_path / "train.log"
+    path.write_text("x" * 5000 + "\n" + "\n".join(BEHIND), encoding="utf-8")
+    assert not read_log(path).is_partial
+    monkeypatch.setattr(logs, "_SIZE", 4000)
+    read = read_log(path)
+    assert read.is_partial
+    assert 3 in {line.rank for line in read.lines}
+    assert not any(ranks for _, ranks, *_ in found_in(tmp_path, ["x" * 5000, *BEHIND]))
+    monkeypatch.setattr(logs, "_SIZE", 1 << 20)
+    monkeypatch.setattr(logs, "_LINES", 4)
+    assert len(read_log(path).lines) == 5
+    assert read_log(path).is_partial
+
+
+def test_files_without_lines(tmp_path):
+    """Binary files, devices and logs of something else are not logs."""
+    (tmp_path / "data.log").write_bytes(b"\0" + "\n".join(BEHIND).encode())
+    (tmp_path / "train.log").write_text("ProcessGroupNCCL.cpp is a file\n", encoding="utf-8")
+    assert [read_log(path) for path in (tmp_path / "data.log", tmp_path / "train.log", tmp_path)] == [None] * 3
+    with pytest.raises(RecordingError):
+        doctor(tmp_path / "train.log")
+
+
+def test_a_mixture(tmp_path):
+    """Recordings decide, and a log beside them adds its finding."""
+    hung = {r: document([call(WORLD, 6), call(WORLD, 7, done=False)], {WORLD: tuple(WHOLE)}) for r in WHOLE if r != 3}
+    write(tmp_path, hung)
+    (tmp_path / "train.log").write_text("\n".join(BEHIND), encoding="utf-8")
+    (tmp_path / "notes.md").write_text("nothing\n", encoding="utf-8")
+    found = doctor(tmp_path, PLAN)
+    assert [(one.cause, one.ranks) for one in found.causes] == [("dead", (3,))]
+    assert [(one.cause, one.ranks, one.source) for one in found.findings] == [("behind", (3,), "train.log")]
+    assert any("notes.md" in note and "train.log" not in note for note in found.notes)
+
+
+def test_a_log_alone(tmp_path):
+    """The verdict is the first finding, and the size of the job is known."""
+    (tmp_path / "train.log").write_text("\n".join(BEHIND), encoding="utf-8")
+    found = doctor(tmp_path / "train.log")
+    assert found.verdict.startswith(
+        "behind: world: rank 3 enqueued no call after 6; ranks 0, 1, 2, 4, 5, 6, 7 wait in call 7"
+    )
+    assert found.world_size == 8
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.lists(st.sampled_from(["behind", "waits", "missing"]), min_size=2, max_size=8))
+def test_laws(tmp_path_factory, states):
+    """A rank is named only where all others wait; who waits is never named."""
+    lines = []
+    for rank, state in enumerate(states):
+        lines += timed_out(rank, 7) if state == "waits" else asked(rank, 6, 6) if state == "behind" else []
+    for cause, ranks, _, confidence in found_in(tmp_path_factory.mktemp("law"), lines):
+        assert confidence != "certain"
+        assert all(states[rank] != "waits" for rank in ranks)
+        assert not ranks or [rank for rank, state in enumerate(states) if state != "waits"][: len(ranks)] == [*ranks]
+        assert cause in ("behind", "missing") or not ranks
+
+
+@settings(max_examples=150, deadline=None)
+@given(st.lists(st.tuples(st.integers(0, 6000), st.text(max_size=3)), max_size=8))
+def test_changed_logs(tmp_path_factory, changes):
+    """Any text is read without an error."""
+    text = "\n".join(BEHIND)
+    for place, inserted in changes:
+        text = text[: place % len(text)] + inserted + text[(place + 1) % len(text) :]
+    with suppress(UnicodeEncodeError):
+        found_in(tmp_path_factory.mktemp("log"), text.split("\n"))
