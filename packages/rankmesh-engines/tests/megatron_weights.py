@@ -17,7 +17,7 @@ import engines_beside  # noqa: E402
 import torch  # noqa: E402
 import transformers  # noqa: E402
 from megatron.core.dist_checkpointing.mapping import ShardedTensor, apply_factories  # noqa: E402
-from tests.dialects.megatron.test_gpt_model import OnCpu, without_a_gpu  # noqa: E402
+from tests.peers.megatron_training import OnCpu, without_a_gpu  # noqa: E402
 
 import rankmesh as rm  # noqa: E402
 from rankmesh import sim  # noqa: E402
