@@ -24,7 +24,7 @@ from rankmesh.debug.doctor.ras import Communicator, Count, Report
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import in_words
 
-__all__ = ["Finding", "by_cause", "contradictions", "findings_of"]
+__all__ = ["Finding", "all_known", "by_cause", "contradictions", "findings_of", "ranks_in_words"]
 
 _ORDER = ("dead", "unresponsive", "different", "behind", "missing", "ahead", "differ", "waiting", "left")
 _LIKELY = ("dead", "unresponsive", "different", "behind")
@@ -38,7 +38,7 @@ _MISSING = {
 
 @dataclass(frozen=True)
 class Finding:
-    """What a report or logs say of some ranks: ``ranks`` of the job, empty where only positions are known."""
+    """A fact of a report or of logs about some ranks of the job; ``ranks`` is empty where only positions are known."""
 
     cause: str
     ranks: tuple[int, ...]
@@ -66,8 +66,18 @@ class _Named:
 
     def known(self, positions: Iterable[int]) -> tuple[int, ...]:
         """Return the ranks at these positions; none unless all are known."""
-        found = [self.ranks.get(position) for position in positions]
-        return tuple(sorted(rank for rank in found if rank is not None)) if None not in found else ()
+        return all_known(map(self.ranks.get, positions))
+
+
+def all_known(ranks: Iterable[int | None]) -> tuple[int, ...]:
+    """Return ranks in order; none unless all are known."""
+    found = list(ranks)
+    return tuple(sorted(rank for rank in found if rank is not None)) if None not in found else ()
+
+
+def ranks_in_words(ranks: Sequence[int], positions: Iterable[int]) -> str:
+    """Return ranks in words, or their positions in the group where the ranks are not known."""
+    return in_words(ranks) if ranks else in_words(positions).replace("rank", "position", 1)
 
 
 def findings_of(reports: Iterable[Report], plan: Plan | None = None) -> tuple[Finding, ...]:
@@ -186,10 +196,9 @@ def _counted(each: _Named, operation: str, counts: Sequence[Count], plan: Plan |
 def _words(each: _Named, places: Sequence[int], plan: Plan | None) -> str:
     """Return ranks in words: with the group that they are, or as positions where their ranks are not known."""
     ranks = each.known(places)
-    if not ranks:
-        return in_words(places).replace("rank", "position", 1)
     group = group_of_plan(plan, ranks) if len(ranks) > 1 else None
-    return in_words(ranks) if group is None else f"{in_words(ranks)} ({group})"
+    words = ranks_in_words(ranks, places)
+    return words if group is None else f"{words} ({group})"
 
 
 def _finding(cause: str, ranks: tuple[int, ...], group: str, evidence: str, report: Report) -> Finding:

@@ -22,9 +22,9 @@ from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import listed
 
-__all__ = ["KnownGroup", "group_at", "group_of_plan", "kinds_of_size", "known_groups"]
+__all__ = ["DEFAULT", "KnownGroup", "group_at", "group_of_plan", "kinds_of_size", "known_groups"]
 
-_DEFAULT = "default_pg"
+DEFAULT = "default_pg"
 # The kind of groups of which only the members are known.
 _UNNAMED = "group"
 # Our names, whose description has no coordinate where a kind spans the whole mesh.
@@ -89,7 +89,7 @@ def _listed_members(
 
 def _guess(group: GroupName, seen: Iterable[int], plan: Plan | None, world: tuple[int, ...]) -> tuple[int, ...]:
     """Return members that nobody lists: the world, the one group of the plan that fits, or the ranks that used it."""
-    if group.desc == _DEFAULT:
+    if group.desc == DEFAULT:
         return world
     ranks = tuple(sorted(seen))
     fitting = {local.ranks for local in _local(plan, ranks[0]) if set(ranks) <= set(local.ranks)}
@@ -129,7 +129,7 @@ def _known(group: GroupName, members: tuple[int, ...], plan: Plan | None) -> Kno
     """Return the group under its name in the plan, or under the name that torch has for it."""
     desc = group.desc.rpartition(":")[2] if "@" in group.desc else group.desc
     kind = desc.partition("@")[0]
-    if group.desc == _DEFAULT:
+    if group.desc == DEFAULT:
         return KnownGroup(group.name, "world", "world", members)
     if (chosen := group_of_plan(plan, members, kind)) is not None:
         return KnownGroup(group.name, chosen.name, str(chosen), members)

@@ -21,6 +21,7 @@ from functools import partial
 from pathlib import Path
 
 from rankmesh.core.documents import Unreadable, open_regular
+from rankmesh.debug.doctor.groups import DEFAULT
 
 __all__ = ["Log", "LogGroup", "Status", "Work", "read_log"]
 
@@ -55,7 +56,8 @@ _ACTOR = re.compile(r"\((\w{1,80})[^()]{0,200}?pid=\d")
 _OF_FILE = re.compile(r"rank[-_.]?(\d{1,7})(?!\d)", re.IGNORECASE)
 # Ray prints one of several similar lines.
 _FOLDED = re.compile(rb"\[repeated \d+x across cluster\]")
-_DEFAULT, _WORLD = "default_pg", "0"
+# The name of the world's group, where it has no description.
+_WORLD = "0"
 # torch's number of elements where it has none.
 _NO_SIZE = 2**64 - 1
 
@@ -75,7 +77,7 @@ class LogGroup:
     @property
     def is_world(self) -> bool:
         """Whether this is the default group, whose positions are the ranks of the job."""
-        return self.desc == _DEFAULT or (self.name == _WORLD and not self.desc)
+        return self.desc == DEFAULT or (self.name == _WORLD and not self.desc)
 
 
 @dataclass(frozen=True)

@@ -13,7 +13,7 @@ out one of many equal calls diverges later, or only waits elsewhere: lines of co
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Hashable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import islice
 
@@ -101,13 +101,19 @@ def _misnamed(history: History) -> Iterator[Cause]:
     rank 1                      new_group([0, 1]) -> its first group       that the other does not know
     ```
     """
-    named: dict[frozenset[int], dict[int, set[KnownGroup]]] = {}
-    for (rank, _), group in history.group_of.items():
-        named.setdefault(frozenset(group.members), {}).setdefault(rank, set()).add(group)
-    for members, known in named.items():
+    found = set[frozenset[int]]()
+    for group in _in_use(history):
+        members = frozenset(group.members)
+        if members in found or members <= history.known_as[group].keys():
+            continue
+        found.add(members)
+        named = [
+            other for other in history.tracks if len(other.members) == len(members) == len(members & {*other.members})
+        ]
+        known = {rank: {other for other in named if rank in history.known_as[other]} for rank in members}
         common = set.intersection(*known.values())
         unshared = {rank: groups - common for rank, groups in known.items()}
-        if len(known) == len(members) > 1 and all(unshared.values()) and _is_in_one(history, unshared):
+        if all(unshared.values()):
             ranks = sorted(members)
             calls = {rank: about for rank in ranks[:_SHOWN] if (about := history.recordings[rank].in_call) is not None}
             had = [f"{call.earlier} on rank {rank}" for rank, call in calls.items() if call.earlier is not None]
@@ -121,10 +127,11 @@ def _misnamed(history: History) -> Iterator[Cause]:
             yield Cause("order", tuple(ranks), group, 1, operation, evidence, sites)
 
 
-def _is_in_one(history: History, groups: Mapping[int, set[KnownGroup]]) -> bool:
-    """Return whether a rank is in a call of one of its groups: others may never be used."""
-    calls = ((history.recordings[rank].in_call, names) for rank, names in groups.items())
-    return any(call is not None and any(call.group == one.name for one in names) for call, names in calls)
+def _in_use(history: History) -> Iterator[KnownGroup]:
+    """Yield each group that a rank is in a call of, once; others may never be used."""
+    calls = ((rank, recording.in_call) for rank, recording in history.recordings.items())
+    groups = (history.named(call.group, rank) for rank, call in calls if call is not None)
+    return iter(dict.fromkeys(group for group in groups if group is not None))
 
 
 def _hidden(history: History, group: KnownGroup) -> Iterator[Cause]:

@@ -1,4 +1,4 @@
-"""What torch's watchdog lines say of ranks: the call that each waits in, and who is not in it.
+"""Findings from the lines of torch's watchdog: the call that each rank waits in, and the ranks that are not in it.
 
 ```
 different   one call of a group is ALLREDUCE on some ranks and BROADCAST on others, or has other sizes
@@ -21,7 +21,7 @@ from dataclasses import dataclass
 from functools import cached_property
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.evidence import Finding, all_known, ranks_in_words
 from rankmesh.debug.doctor.groups import group_at
 from rankmesh.debug.doctor.logs import Log, LogGroup, Status, Work
 from rankmesh.errors import in_words
@@ -96,7 +96,7 @@ class _Group:
 
 
 def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None) -> tuple[Finding, ...]:
-    """Return what the watchdog's lines say, for each group."""
+    """Return the findings of each group."""
     lines = last_attempt(logs)
     groups = _groups(lines, plan)
     ranks = {line.rank for line in lines}
@@ -191,7 +191,7 @@ def _member(position: int, rank: int | None, lines: Sequence[Status]) -> _Member
 
 
 def _finding(each: _Group, suspects: set[int], source: str) -> Finding:
-    """Return what the lines of a group say."""
+    """Return the finding of a group."""
     waits = "; ".join(_waits(each))
     if each.is_comparable and (parts := _different(each)):
         largest = max(parts.values(), key=len)
@@ -259,11 +259,9 @@ def _described(works: Sequence[Work]) -> str:
 
 def _ranks(members: Iterable[_Member]) -> tuple[int, ...]:
     """Return the ranks of members; none unless all are known."""
-    ranks = [member.rank for member in members]
-    return tuple(sorted(rank for rank in ranks if rank is not None)) if None not in ranks else ()
+    return all_known(member.rank for member in members)
 
 
 def _words(members: Sequence[_Member]) -> str:
-    """Return members in words: their ranks, or their positions where these are not known."""
-    ranks = _ranks(members)
-    return in_words(ranks) if ranks else in_words(m.position for m in members).replace("rank", "position", 1)
+    """Return members in words."""
+    return ranks_in_words(_ranks(members), (member.position for member in members))

@@ -83,13 +83,13 @@ class Recorder:
         kept = self._kept(frames=calls.frames_are_ready())
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
-        named = live_names()
-        described = {
-            name: named.get(name, desc) if desc in _UNNAMED else desc for name, (desc, _) in self._groups.items()
-        }
-        groups = {
-            name: {"name": name, "desc": described[name], "ranks": list(r)} for name, (_, r) in self._groups.items()
-        }
+        known = self._groups
+        if any(desc in _UNNAMED for desc, _ in known.values()):
+            found = live_names()
+            known = {
+                name: (found.get(name, desc) if desc in _UNNAMED else desc, r) for name, (desc, r) in known.items()
+            }
+        groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in known.items()}
         about = self._about(reason) | ({"ended": True, "failure": self.failure()} if ended else self._now(mark))
         return {
             **kept,

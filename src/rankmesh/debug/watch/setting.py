@@ -27,7 +27,7 @@ _JOBS = ("TORCHELASTIC_RUN_ID", "SLURM_JOB_ID", "RAY_JOB_ID", "PBS_JOBID", "LSB_
 
 @dataclass(frozen=True)
 class Setting:
-    """What the variable asks for: where recordings go, seconds that a call may take (None: half of its timeout).
+    """The options of the variable: where recordings go, seconds that a call may take (None: half of its timeout).
 
     ``then`` is what happens after a diagnosis of a hang: log, abort (blocked calls return with an error), or exit.
     """
