@@ -1,4 +1,4 @@
-"""What a report of a fault needs to know of a machine: versions, how groups are made, interfaces, limits, the clock.
+"""Facts of a machine for the report of a fault: versions, how groups are made, interfaces, limits, the clock.
 
 >>> sorted(machine())[:4]
 ['clock', 'cuda', 'groups', 'interfaces']
@@ -11,6 +11,7 @@ import platform
 import resource
 import socket
 import struct
+from collections.abc import Mapping
 from contextlib import suppress
 from datetime import datetime, timezone
 from typing import Any
@@ -21,12 +22,12 @@ from rankmesh.errors import RankmeshError, first_line
 __all__ = ["machine"]
 
 _VARIABLES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "GLOO_", "RANKMESH", "CUDA_VISIBLE_DEVICES")
-# Of Linux: the request for the IPv4 address of an interface, and where it lies in the answer.
+# Of Linux: the request for the IPv4 address of an interface, and the bytes of the address in its reply.
 _SIOCGIFADDR, _ADDRESS = 0x8915, slice(20, 24)
 
 
-def machine() -> dict[str, Any]:
-    """Return what this process finds, as plain data; what torch would tell is None where it is not installed."""
+def machine(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return what this process finds, as plain data; torch's part is None where it is not installed."""
     return {
         "rankmesh": __version__,
         "python": platform.python_version(),
@@ -42,7 +43,7 @@ def machine() -> dict[str, Any]:
         "clock": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
         "variables": {
             name: value
-            for name, value in sorted(os.environ.items())
+            for name, value in sorted(environment.items())
             if name.startswith(_VARIABLES) and not name.endswith("KEY")
         },
     }

@@ -29,11 +29,15 @@ $ mpirun -np 4 rankmesh where
 
 @dataclass(frozen=True)
 class Whereabouts:
-    """This process as its launcher tells it, the devices that it sees (None: without torch), and what is missing."""
+    """This process as its launcher tells it, the devices that it sees (None: without torch), and what is missing.
+
+    ``machine`` are facts for the report of a fault.
+    """
 
     launch: Launch
     devices: tuple[str, ...] | None
     missing: str
+    machine: Mapping[str, Any]
 
     def to_dict(self) -> dict[str, Any]:
         """Return plain data with stable keys."""
@@ -43,7 +47,7 @@ class Whereabouts:
             "devices": None if self.devices is None else list(self.devices),
             "missing": self.missing or None,
             "evidence": dict(self.launch.evidence),
-            "machine": machine(),
+            "machine": dict(self.machine),
         }
 
 
@@ -60,7 +64,7 @@ def where(environment: Mapping[str, str] = os.environ) -> Whereabouts:
             launch = resolved(launch, environment=environment)
         except ConnectError as error:
             missing = f"the rendezvous address: {error.message}"
-    return Whereabouts(launch, _devices(), missing)
+    return Whereabouts(launch, _devices(), missing, machine(environment))
 
 
 def _devices() -> tuple[str, ...] | None:
@@ -124,7 +128,7 @@ def _print(found: Whereabouts) -> None:
         Column("evidence", [line or "-" for line in evidence]),
     ]
     print_columns(out(), columns)
-    about = machine()
+    about = found.machine
     versions = {
         "software": f"rankmesh {about['rankmesh']}, Python {about['python']}, {about['system']}",
         "torch": f"{about['torch']}, NCCL {about['nccl'] or 'none'}" if about["torch"] else "not installed",
