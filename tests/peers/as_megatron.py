@@ -40,17 +40,6 @@ RANKS, LIMIT = 8, 300.0
 _SECONDS = timedelta(seconds=30)
 
 
-class OnCpu(torch.overrides.TorchFunctionMode):
-    """Tensors that are asked for on a GPU are made on the CPU."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        """The call, with another device."""
-        named = dict(kwargs or {})
-        if str(named.get("device", "")).startswith("cuda"):
-            named["device"] = "cpu"
-        return function(*args, **named)
-
-
 class Utils:
     """A world, and a parallel state in it."""
 
@@ -158,7 +147,7 @@ def run(rank, tests, result):
         os.dup2(log.fileno(), 2)
     how = ["-q", "--noconftest", "-c", os.devnull, "--rootdir", str(tests), "--timeout", "40"]
     Utils.initialize_distributed()  # in Megatron's runs an earlier file has
-    with OnCpu():
+    with stand_ins.OnCpu():
         pytest.main([*how, "-p", "no:cacheprovider", "-p", "pytest_mock", str(tests)], plugins=[endings])
     os._exit(0)
 

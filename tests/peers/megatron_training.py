@@ -8,6 +8,7 @@ from unittest.mock import Mock
 
 import torch
 from tests.peers import stand_ins
+from tests.peers.stand_ins import OnCpu
 
 stand_ins.triton()
 
@@ -19,17 +20,6 @@ def megatron(name):
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         return importlib.import_module(f"megatron.core.{name}")
-
-
-class OnCpu(torch.overrides.TorchFunctionMode):
-    """Tensors that are asked for on the GPU are made on the CPU."""
-
-    def __torch_function__(self, function, types, args=(), kwargs=None):
-        """The call, with another device."""
-        kwargs = dict(kwargs or {})
-        if str(kwargs.get("device", "")).startswith("cuda"):
-            kwargs["device"] = "cpu"
-        return function(*args, **kwargs)
 
 
 def without_a_gpu():

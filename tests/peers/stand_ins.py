@@ -1,10 +1,11 @@
-"""Stand-ins for what Megatron imports and these tests never call: triton, a gigabyte of it."""
+"""Stand-ins for what Megatron imports and these tests never call: triton, a gigabyte of it; and for the GPU."""
 
 import importlib.util
 import sys
 from types import ModuleType
 
-import torch._inductor.runtime.triton_compat  # noqa: F401  - where torch looks for triton itself
+import torch
+import torch._inductor.runtime.triton_compat  # where torch looks for triton itself
 
 _NAMES = ("triton", "triton.language")
 
@@ -23,6 +24,17 @@ class _Anything(ModuleType):
         if name.startswith("__"):
             raise AttributeError(name)
         return self
+
+
+class OnCpu(torch.overrides.TorchFunctionMode):
+    """Tensors that are asked for on the GPU are made on the CPU."""
+
+    def __torch_function__(self, function, types, args=(), kwargs=None):
+        """The call, with another device."""
+        kwargs = dict(kwargs or {})
+        if str(kwargs.get("device", "")).startswith("cuda"):
+            kwargs["device"] = "cpu"
+        return function(*args, **kwargs)
 
 
 def triton():
