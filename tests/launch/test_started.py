@@ -1,4 +1,4 @@
-"""What launchers put into the environment, as one value; recorded from real runs where ``table.py`` says "run"."""
+"""What launchers put into the environment, as one value."""
 
 import pytest
 from hypothesis import given
@@ -67,9 +67,8 @@ def test_every_launcher_gives_the_same_rank(name):
 
 
 def test_every_row_of_the_table_is_tried():
-    """Each launcher of the table has a recorded environment here, and says where its variables are written down."""
+    """Each launcher of the table has a recorded environment here."""
     assert {row.name for row in LAUNCHERS} - {"kubernetes"} == set(RECORDED)
-    assert all(row.source.endswith(("; run", "; recorded")) for row in LAUNCHERS if row.name != "environment")
 
 
 @pytest.mark.parametrize(

@@ -49,10 +49,7 @@ PORT = 29500
 
 @dataclass(frozen=True)
 class Launcher:
-    """A row of the table: the variables that a launcher sets, and where this is written down.
-
-    ``marks`` are those by which it is recognised, all of them.
-    """
+    """A row of the table: the variables that a launcher sets; ``marks`` are those by which it is recognised, all."""
 
     name: str
     marks: tuple[str, ...]
@@ -60,79 +57,45 @@ class Launcher:
     size: str
     local_rank: str = ""
     local_size: str = ""
-    source: str = ""
 
 
-def _row(name: str, marks: str, variables: str, source: str = "") -> Launcher:
+def _row(name: str, marks: str, variables: str) -> Launcher:
     """Return a row; ``variables`` are the rank, the world size, and the rank and size on the host where there are."""
-    rank, size, local_rank, local_size, *_ = [*variables.split(), "", ""]
-    return Launcher(name, tuple(marks.split()), rank, size, local_rank, local_size, source)
+    return Launcher(name, tuple(marks.split()), *variables.split())
 
 
 _USUAL = "RANK WORLD_SIZE LOCAL_RANK LOCAL_WORLD_SIZE"
 _HYDRA = "PMI_RANK PMI_SIZE MPI_LOCALRANKID MPI_LOCALNRANKS"
-_KUBERNETES = "KUBERNETES_SERVICE_HOST"
-_KUBEFLOW = "https://www.kubeflow.org/docs/components/trainer (TrainJob); recorded"
+_OPEN_MPI = "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE"
+_JSRUN = "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE"
+_POD = "KUBERNETES_SERVICE_HOST"
 
 LAUNCHERS = (
-    _row(
-        "torchrun",
-        "TORCHELASTIC_RUN_ID RANK WORLD_SIZE",
-        _USUAL,
-        "https://docs.pytorch.org/docs/stable/elastic/run.html; run",
-    ),
-    _row("ray", "RAY_JOB_ID RANK WORLD_SIZE", _USUAL, "ray.train.torch.config of Ray 2.60; run"),
-    _row(
-        "jsrun",
-        "JSM_NAMESPACE_RANK",
-        "JSM_NAMESPACE_RANK JSM_NAMESPACE_SIZE JSM_NAMESPACE_LOCAL_RANK JSM_NAMESPACE_LOCAL_SIZE",
-        "https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=jsm; recorded",
-    ),
-    _row(
-        "openmpi",
-        "OMPI_COMM_WORLD_RANK",
-        "OMPI_COMM_WORLD_RANK OMPI_COMM_WORLD_SIZE OMPI_COMM_WORLD_LOCAL_RANK OMPI_COMM_WORLD_LOCAL_SIZE",
-        "https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html; run",
-    ),
-    _row(
-        "intelmpi",
-        "PMI_RANK MPI_LOCALRANKID I_MPI_MPIRUN",
-        _HYDRA,
-        "Intel MPI Library Developer Reference, Hydra environment variables; recorded",
-    ),
-    _row("mpich", "PMI_RANK MPI_LOCALRANKID", _HYDRA, "Hydra of MPICH 4.0; run"),
-    _row(
-        "pals",
-        "PALS_RANKID",
-        "PALS_RANKID PMI_SIZE PALS_LOCAL_RANKID PALS_LOCAL_SIZE",
-        "https://docs.alcf.anl.gov/aurora/running-jobs-aurora; recorded",
-    ),
-    _row(
-        "flux",
-        "FLUX_TASK_RANK",
-        "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID",
-        "flux-core, src/shell/task.c and flux-environment(7); recorded",
-    ),
-    _row(
-        "slurm",
-        "SLURM_PROCID",
-        "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID",
-        "https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES; run",
-    ),
-    _row("pmix", "PMIX_RANK", "PMIX_RANK WORLD_SIZE", "PMIx standard, PMIx_Init; recorded"),
-    _row(
-        "kubernetes",
-        f"{_KUBERNETES} RANK WORLD_SIZE",
-        _USUAL,
-        "kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go (PyTorchJob); recorded",
-    ),
-    _row("kubernetes", f"{_KUBERNETES} PET_NODE_RANK PET_NNODES", "PET_NODE_RANK PET_NNODES", _KUBEFLOW),
-    _row(
-        "kubernetes",
-        "JOB_COMPLETION_INDEX",
-        "JOB_COMPLETION_INDEX WORLD_SIZE",
-        "https://kubernetes.io/docs/concepts/workloads/controllers/job (Indexed), JobSet; recorded",
-    ),
+    # https://docs.pytorch.org/docs/stable/elastic/run.html
+    _row("torchrun", "TORCHELASTIC_RUN_ID RANK WORLD_SIZE", _USUAL),
+    # ray.train.torch.config of Ray 2.60
+    _row("ray", "RAY_JOB_ID RANK WORLD_SIZE", _USUAL),
+    # https://www.ibm.com/docs/en/spectrum-lsf/10.1.0?topic=jsm
+    _row("jsrun", "JSM_NAMESPACE_RANK", _JSRUN),
+    # https://docs.open-mpi.org/en/v5.0.x/tuning-apps/environment-var.html
+    _row("openmpi", "OMPI_COMM_WORLD_RANK", _OPEN_MPI),
+    # Intel MPI Library Developer Reference, Hydra environment variables; Hydra of MPICH 4.0
+    _row("intelmpi", "PMI_RANK MPI_LOCALRANKID I_MPI_MPIRUN", _HYDRA),
+    _row("mpich", "PMI_RANK MPI_LOCALRANKID", _HYDRA),
+    # https://docs.alcf.anl.gov/aurora/running-jobs-aurora
+    _row("pals", "PALS_RANKID", "PALS_RANKID PMI_SIZE PALS_LOCAL_RANKID PALS_LOCAL_SIZE"),
+    # flux-core, src/shell/task.c and flux-environment(7)
+    _row("flux", "FLUX_TASK_RANK", "FLUX_TASK_RANK FLUX_JOB_SIZE FLUX_TASK_LOCAL_ID"),
+    # https://slurm.schedmd.com/srun.html#SECTION_OUTPUT-ENVIRONMENT-VARIABLES
+    _row("slurm", "SLURM_PROCID", "SLURM_PROCID SLURM_STEP_NUM_TASKS SLURM_LOCALID"),
+    # PMIx standard, PMIx_Init
+    _row("pmix", "PMIX_RANK", "PMIX_RANK WORLD_SIZE"),
+    # PyTorchJob: kubeflow/training-operator, pkg/controller.v1/pytorch/envvar.go
+    _row("kubernetes", f"{_POD} RANK WORLD_SIZE", _USUAL),
+    # TrainJob: https://www.kubeflow.org/docs/components/trainer
+    _row("kubernetes", f"{_POD} PET_NODE_RANK PET_NNODES", "PET_NODE_RANK PET_NNODES"),
+    # Indexed jobs, JobSet: https://kubernetes.io/docs/concepts/workloads/controllers/job
+    _row("kubernetes", "JOB_COMPLETION_INDEX", "JOB_COMPLETION_INDEX WORLD_SIZE"),
     _row("environment", "RANK WORLD_SIZE", _USUAL),
 )
 ENVIRONMENT = LAUNCHERS[-1]
