@@ -25,9 +25,8 @@ from torch.distributed import distributed_c10d as c10d
 import rankmesh as rm
 from rankmesh.backend import cut as cutting
 from rankmesh.backend import public, releases
-from rankmesh.backend.cut import SNDBUFFORCE, cut
+from rankmesh.backend.cut import SNDBUFFORCE, Drain, cut
 from rankmesh.backend.default import DefaultGroup
-from rankmesh.backend.drain import Drain
 from rankmesh.backend.gloo import GlooDevices, put_gloo_under
 from rankmesh.backend.members import MemberBackend
 from rankmesh.backend.protocol import GroupRequest, Kind, NotJoined

@@ -10,7 +10,7 @@ import time
 import pytest
 from tests.sockets import descriptors
 
-from rankmesh.backend.drain import Drain
+from rankmesh.backend.cut import Drain
 
 SENT = bytes(16 << 20)
 

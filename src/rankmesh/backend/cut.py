@@ -4,6 +4,7 @@
 device     a thread that polls an epoll descriptor: a socket that listens, and the connections of its groups
 address    where that socket listens; gloo publishes it in the store of a group
 cut        the connections of each epoll descriptor that polls a socket at a published address
+drain      what the members still send on them is read, so that they are through
 ```
 
 Only gloo polls the socket that listens there, so no connection of anybody else is cut.
@@ -15,16 +16,17 @@ import os
 import select
 import socket
 import struct
+import threading
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import nullcontext, suppress
 from pathlib import Path
 from typing import NamedTuple
 
-from rankmesh.backend.drain import ARRIVAL, LOOK, Drain, duplicate_of
+__all__ = ["SNDBUFFORCE", "Drain", "cut", "duplicate_of"]
 
-__all__ = ["SNDBUFFORCE", "cut"]
-
+# Seconds that messages under way have to arrive, and seconds between two looks at them.
+_ARRIVAL, _LOOK = 0.5, 0.002
 # A connection on which nothing arrived for this share of the time that is left to wait has no message under way.
 _STILL = 0.04
 # Where struct tcp_info has the milliseconds since data arrived, tcpi_last_data_recv.
@@ -33,6 +35,10 @@ _LAST_RECEIVED = 52
 SNDBUFFORCE, _BUFFER = 32, 2**30
 # Bytes between port and address in struct sockaddr_in and sockaddr_in6.
 _FLOW = {socket.AF_INET: 0, socket.AF_INET6: 4}
+# Seconds that a cut connection is read, as others may learn later of the abort, and the bytes of one read.
+_KEPT, _BYTES = 2.0, 1 << 20
+# Seconds between two looks at whether all is over, where nothing comes.
+_IDLE = 0.05
 
 
 def cut(published: Collection[bytes], drain: Drain) -> None:
@@ -45,16 +51,17 @@ def cut(published: Collection[bytes], drain: Drain) -> None:
     Returns once gloo has closed its ends: a device that goes away before, with the last group on it, leaves them
     polled while they are read here, and gloo ends the process where an event arrives for a closed one.
     """
-    devices = _devices(published)
-    end, all_ended, in_use = time.monotonic() + ARRIVAL, set[int](), True
+    devices, ended = _devices(published), set[int]()
+    end, in_use = time.monotonic() + _ARRIVAL, True
     while in_use:
-        in_use, ended = _end_receives(devices, end - time.monotonic())
-        all_ended.update(ended)
-        drain.take(ended, lambda: _connections(devices).keys())
-        time.sleep(LOOK)
-    end = time.monotonic() + ARRIVAL
-    while not all_ended.isdisjoint(_connections(devices)) and time.monotonic() < end:
-        time.sleep(LOOK)
+        found = {inode: one for inode, one in _connections(devices).items() if inode not in ended}
+        in_use, cut_now = _end_receives(found, end - time.monotonic())
+        ended |= cut_now.keys()
+        drain.take(cut_now, lambda: _connections(devices).keys())
+        time.sleep(_LOOK)
+    end = time.monotonic() + _ARRIVAL
+    while not ended.isdisjoint(_connections(devices)) and time.monotonic() < end:
+        time.sleep(_LOOK)
 
 
 class _Polled(NamedTuple):
@@ -107,10 +114,10 @@ def _listens_at(polled: _Polled, published: Collection[bytes]) -> bool:
     return False
 
 
-def _end_receives(devices: Mapping[int, int], left: float) -> tuple[bool, dict[int, socket.socket]]:
+def _end_receives(found: Mapping[int, _Polled], left: float) -> tuple[bool, dict[int, socket.socket]]:
     """End what arrives on connections, except on those in use while seconds are left; whether there are such."""
     in_use, ended = False, {}
-    for inode, polled in _connections(devices).items():
+    for inode, polled in found.items():
         one = duplicate_of(polled.descriptor, inode)
         if one is None:
             continue
@@ -133,3 +140,61 @@ def _is_in_use(one: socket.socket, waits_to_write: bool, within: float) -> bool:
         (ago,) = struct.unpack_from("I", one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), _LAST_RECEIVED)
         return waits_to_write or ago < 1000 * within or bool(one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     return False
+
+
+class Drain:
+    """Reads for a while what members send on connections of which their peer has cut its end."""
+
+    def __init__(self) -> None:
+        self._over = threading.Event()
+        self._readers: list[threading.Thread] = []
+
+    def take(self, ended: Mapping[int, socket.socket], polled: Callable[[], Collection[int]]) -> None:
+        """Own these connections, by their inodes, and close them in the end; ``polled`` are those that gloo reads."""
+        if ended:
+            reader = threading.Thread(target=self._read, args=(ended, polled), daemon=True, name="rankmesh-drain")
+            self._readers = [other for other in self._readers if other.is_alive()] + [reader]
+            reader.start()
+
+    def _read(self, ended: Mapping[int, socket.socket], polled: Callable[[], Collection[int]]) -> None:
+        end, waste, gloos, came = time.monotonic() + _KEPT, bytearray(_BYTES), set(ended), set[socket.socket]()
+        by_number = {one.fileno(): one for one in ended.values()}
+        with select.epoll() as poll:
+            while (left := end - time.monotonic()) > 0 and not self._over.is_set():
+                for inode in gloos.difference(polled()) if gloos else ():
+                    gloos.remove(inode)
+                    poll.register(ended[inode], select.EPOLLIN | select.EPOLLET)  # whenever something comes, and now
+                pause = 0.0 if came else _LOOK if gloos else _IDLE
+                came.update(by_number[number] for number, _ in poll.poll(min(left, pause)))
+                came = {one for one in came if not _is_emptied(one, waste)}
+        for one in ended.values():
+            one.close()
+
+    def close(self) -> None:
+        """Close all of them; no thread is left."""
+        self._over.set()
+        for reader in self._readers:
+            reader.join()
+
+
+def _is_emptied(one: socket.socket, into: bytearray) -> bool:
+    """Read what a connection has now; whether that was all."""
+    with suppress(OSError):
+        return not one.recv_into(into, flags=socket.MSG_DONTWAIT)
+    return True
+
+
+def duplicate_of(descriptor: int, inode: int) -> socket.socket | None:
+    """Return a descriptor of our own of the socket with this inode, to be closed.
+
+    None where the descriptor is not a socket, or is another's by now. In no case does a copy stay open.
+    """
+    with suppress(OSError):
+        copy = os.dup(descriptor)
+        try:
+            if os.fstat(copy).st_ino == inode:
+                return socket.socket(fileno=copy)
+        except OSError:  # not a socket
+            pass
+        os.close(copy)
+    return None

@@ -9,7 +9,7 @@ from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.backend.drain import duplicate_of
+from rankmesh.backend.cut import duplicate_of
 
 __all__ = ["CutStore"]
 

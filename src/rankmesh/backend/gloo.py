@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.protocol import NotJoined
@@ -27,7 +27,7 @@ from rankmesh.rendezvous.channel import ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
 
 if TYPE_CHECKING:
-    from rankmesh.backend.drain import Drain
+    from rankmesh.backend.cut import Drain
 
 __all__ = ["EAGER_SIZE", "PAIR_TIMEOUTS", "GlooDevices", "delete_address", "put_gloo_under"]
 
@@ -74,8 +74,7 @@ class GlooDevices:
 
     def cut(self) -> None:
         """Have every call on these devices return, with an error where it waits for a member."""
-        from rankmesh.backend.cut import cut
-        from rankmesh.backend.drain import Drain
+        from rankmesh.backend.cut import Drain, cut
 
         with self._cutting:
             self.drain = self.drain or Drain()
@@ -95,7 +94,7 @@ class GlooDevices:
 def put_gloo_under(
     pg: dist.ProcessGroup,
     devices: GlooDevices,
-    store: Any,
+    store: Store,
     *,
     ranks: Sequence[int],
     rank: int,
@@ -150,7 +149,7 @@ def put_gloo_under(
     return made
 
 
-def _addresses(store: Any) -> Any:
+def _addresses(store: Store) -> Store:
     """Where the members of a group write their addresses, in the group's part of the world's store."""
     return PrefixStore("gloo/", store)
 
@@ -166,7 +165,7 @@ def _limited(store: Any, within: timedelta) -> Iterator[None]:
         store.set_timeout(before)
 
 
-def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
+def _seen(addresses: Store, ranks: Sequence[int]) -> tuple[int, ...]:
     """Return the members whose addresses are in the store; none where the store does not answer."""
     try:
         return _asked(lambda: tuple(rank for place, rank in enumerate(ranks) if addresses.check([f"0/{place}"])))
@@ -174,7 +173,7 @@ def _seen(addresses: Any, ranks: Sequence[int]) -> tuple[int, ...]:
         return ()
 
 
-def delete_address(store: Any, position: int) -> bool:
+def delete_address(store: Store, position: int) -> bool:
     """Delete the address under which a member of a gloo group was found; whether the store answered."""
     try:
         _asked(lambda: _addresses(store).delete_key(f"0/{position}"))

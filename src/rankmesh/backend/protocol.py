@@ -24,7 +24,7 @@ from rankmesh.core.options import Options
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-    from rankmesh.backend.drain import Drain
+    from rankmesh.backend.cut import Drain
 
 __all__ = ["Backend", "GroupRequest", "Kind", "NotJoined"]
 

@@ -13,12 +13,12 @@ from functools import partial, wraps
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 from torch.distributed.device_mesh import DeviceMesh
 
 from rankmesh.backend import registries
-from rankmesh.backend.drain import Drain
+from rankmesh.backend.cut import Drain
 from rankmesh.backend.gloo import GlooDevices, put_gloo_under
 from rankmesh.backend.options import config, kinds_of
 from rankmesh.errors import PlanError, in_words
@@ -38,7 +38,7 @@ class WorldGroup:
     def __init__(
         self,
         backend: str,
-        store: Any,
+        store: Store,
         rank: int,
         size: int,
         *,

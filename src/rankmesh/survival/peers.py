@@ -22,8 +22,8 @@ from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
+from rankmesh.backend.cut import Drain
 from rankmesh.backend.cut_store import CutStore
-from rankmesh.backend.drain import Drain
 from rankmesh.backend.nccl import outlive_errors
 from rankmesh.errors import ConnectError, first_line, in_words
 from rankmesh.launch.job_key import VARIABLE, JobKey

@@ -21,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.backend.drain import Drain
+from rankmesh.backend.cut import Drain
 from rankmesh.backend.nccl import device_done
 from rankmesh.backend.world_group import WorldGroup
 from rankmesh.debug.watch.watch import Watch
