@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import PrefixStore
+from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend import registries
@@ -85,7 +85,7 @@ class MemberBackend(Backend):
         return self._registered(pg, request, store)
 
     @staticmethod
-    def _registered(pg: dist.ProcessGroup, request: GroupRequest, store: Any) -> dist.ProcessGroup:
+    def _registered(pg: dist.ProcessGroup, request: GroupRequest, store: Store) -> dist.ProcessGroup:
         positions = registries.Positions(request.ranks)
         registries.register(pg, request.kind.backend, store, request.name, request.desc, positions)
         return pg

@@ -21,6 +21,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.options import check_backend, kinds_of
@@ -78,7 +79,9 @@ class Communicator:
     Each wait takes ``limit`` at most. Raises ``NotJoined`` when not all of them come.
     """
 
-    def __init__(self, store: Any, rank: int, size: int, *, name: str, limit: timedelta, device: torch.device) -> None:
+    def __init__(
+        self, store: Store, rank: int, size: int, *, name: str, limit: timedelta, device: torch.device
+    ) -> None:
         check_backend("nccl")
         self._store, self._rank, self._device, self._limit = store, rank, device, limit.total_seconds()
         # First, since NCCL itself waits for a member without a limit.

@@ -8,7 +8,7 @@ from functools import cached_property
 from typing import Any
 
 import torch.distributed as dist
-from torch._C._distributed_c10d import _register_process_group
+from torch._C._distributed_c10d import Store, _register_process_group
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.options import config
@@ -47,7 +47,7 @@ class Positions(Mapping[int, int]):
         return len(self._ranks)
 
 
-def register(pg: Any, backend: str, store: Any, name: Any, desc: str, ranks: Mapping[int, int]) -> None:
+def register(pg: Any, backend: str, store: Store, name: Any, desc: str, ranks: Mapping[int, int]) -> None:
     """Enter a process group in torch's registries; ``ranks`` has the position of each member by its global rank."""
     known, tag = c10d.Backend(backend), f"ptd:{name}"
     pg._set_group_name(name)
@@ -67,7 +67,7 @@ def set_positions(pg: Any, ranks: Sequence[int]) -> None:
     c10d._world.pg_group_ranks[pg] = Positions(ranks)  # type: ignore[assignment]  # torch has a dict, and only reads
 
 
-def place_of(pg: Any) -> tuple[str, Any] | None:
+def place_of(pg: Any) -> tuple[str, Store] | None:
     """Backend and store of a process group, None for one that torch does not have any more."""
     if pg not in c10d._world.pg_map:
         return None

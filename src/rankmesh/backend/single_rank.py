@@ -18,7 +18,7 @@ they are known on the releases of ``versions``.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from datetime import timedelta
 from typing import Any, NoReturn
 
@@ -32,6 +32,7 @@ from rankmesh.errors import ConnectError
 __all__ = ["SingleRankGroup", "fake_backend", "finished", "premultiplied", "put_under", "single_rank_group"]
 
 _DEVICES = ("cpu", "cuda")
+_Listed = torch.Tensor | Sequence[torch.Tensor]
 
 
 class _Finished(Work):
@@ -99,10 +100,12 @@ class SingleRankGroup(dist.ProcessGroup):
         self._operations += 1
         return finished(tensors)
 
-    def _in_place(self, tensors: Any = (), *_: Any, **__: Any) -> dist.Work:
+    def _in_place(self, tensors: _Listed = (), *_: object, **__: object) -> dist.Work:
         return self._done(_listed(tensors))
 
-    def _copied(self, outputs: Any, given: Any, *_: Any, **__: Any) -> dist.Work:
+    def _copied(
+        self, outputs: _Listed | Sequence[_Listed], given: _Listed | Sequence[_Listed], *_: object, **__: object
+    ) -> dist.Work:
         """Copy each input to its output, both one tensor, or listed, by member too: there is one member."""
         copied = _flat(outputs)
         for output, tensor in zip(copied, _flat(given), strict=True):
@@ -114,7 +117,7 @@ class SingleRankGroup(dist.ProcessGroup):
             output.detach().copy_(tensor.detach().reshape(output.shape))
         return self._done(copied)
 
-    def _no_peer(self, *_: Any, **__: Any) -> NoReturn:
+    def _no_peer(self, *_: object, **__: object) -> NoReturn:
         raise ValueError(
             f"group {self.group_name!r} has one rank, so it has no peer to send to or receive from; "
             "test group.size > 1 first"
@@ -132,7 +135,7 @@ class SingleRankGroup(dist.ProcessGroup):
     recv = _no_peer
     recv_anysource = _no_peer
 
-    def allreduce(self, tensors: Any, opts: Any = None, *_: Any, **__: Any) -> dist.Work:
+    def allreduce(self, tensors: _Listed, opts: object = None, *_: object, **__: object) -> dist.Work:
         """Return the tensors as they are; a scaled sum of one is the tensor times its factor."""
         reduced = _listed(tensors)
         factor = premultiplied(getattr(opts, "reduceOp", opts))
@@ -142,14 +145,14 @@ class SingleRankGroup(dist.ProcessGroup):
                     tensor.mul_(factor)
         return self._done(reduced)
 
-    def barrier(self, *_: Any, **__: Any) -> dist.Work:
+    def barrier(self, *_: object, **__: object) -> dist.Work:
         """Return at once."""
         return self._done([])
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: object = None, wait_all_ranks: bool = False) -> None:
         """Return at once: there is no other member."""
 
-    def set_timeout(self, timeout: Any) -> None:
+    def set_timeout(self, timeout: object) -> None:
         """Do nothing: no call takes long."""
 
     def _get_backend(self, device: torch.device) -> Any:
@@ -168,22 +171,23 @@ class _LocalBackend:
     def __init__(self, fake: Any) -> None:
         self._fake = fake
 
-    def register_mem_pool(self, pool: Any, symm: bool = False) -> None:
+    def register_mem_pool(self, pool: object, symm: bool = False) -> None:
         """Do nothing."""
 
-    def deregister_mem_pool(self, pool: Any) -> None:
+    def deregister_mem_pool(self, pool: object) -> None:
         """Do nothing."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._fake, name)
 
 
-def _listed(tensors: Any) -> list[torch.Tensor]:
+def _listed(tensors: _Listed) -> list[torch.Tensor]:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _flat(tensors: Any) -> list[torch.Tensor]:
-    return [tensor for one in _listed(tensors) for tensor in _listed(one)]
+def _flat(tensors: _Listed | Sequence[_Listed]) -> list[torch.Tensor]:
+    listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
+    return [tensor for one in listed for tensor in _listed(one)]
 
 
 def single_rank_group(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:

@@ -24,6 +24,7 @@ import torch
 import torch.distributed as dist
 from torch._C._distributed_c10d import (  # type: ignore[attr-defined]  # some are absent from torch's stubs
     PrefixStore,
+    Store,
     _set_global_rank,
     _set_thread_isolation_mode,
     _unregister_all_process_groups,
@@ -206,7 +207,7 @@ def _maker(original: Any) -> Any:
     """Return torch's maker of process groups, which asks the simulation for the groups of ranks."""
 
     def hook(
-        size: int, rank: int, members: Sequence[int], backend: Any, store: Any, name: Any, *rest: Any, **more: Any
+        size: int, rank: int, members: Sequence[int], backend: Any, store: Store, name: Any, *rest: Any, **more: Any
     ) -> Any:
         if not is_rank():
             return original(size, rank, members, backend, store, name, *rest, **more)
@@ -222,7 +223,7 @@ def _maker(original: Any) -> Any:
     return hook
 
 
-def simulated(ranks: Sequence[int], name: str, desc: str, backend: Any, store: Any, *, meet: bool) -> Any:
+def simulated(ranks: Sequence[int], name: str, desc: str, backend: Any, store: Store, *, meet: bool) -> Any:
     """Return a process group of this thread's rank, registered; the thread is a rank."""
     members, answers = list(ranks), answering()
     if answers is None:
@@ -256,7 +257,7 @@ class ThreadBackend(MemberBackend):
         raise ConnectError("simulated groups have no connections to abort; the simulation reports a call that hangs")
 
 
-def begin_world(size: int, backend: str, store: Any) -> None:
+def begin_world(size: int, backend: str, store: Store) -> None:
     """Give this thread's rank its world."""
     pg = simulated(range(size), "0", "default_pg", backend, store, meet=False)
     c10d._world.group_count = 1

@@ -16,7 +16,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,21 @@ if TYPE_CHECKING:
 
 __all__ = ["SimulatedGroup"]
 
-Tensors = list[torch.Tensor]
+Tensor = torch.Tensor
+Tensors = list[Tensor]
+Listed = Tensor | Sequence[Tensor]
+Nested = Sequence[Listed]
+Rows = Sequence[int] | None
+
+
+class Options(Protocol):
+    """What is read of the options of torch's call; each kind of call has its own class."""
+
+    rootRank: int  # noqa: N815  - torch's name
+    reduceOp: object  # noqa: N815  - torch's name
+
+
+Opts = Options | None
 
 
 class SimulatedGroup(PythonGroup):
@@ -49,58 +63,60 @@ class SimulatedGroup(PythonGroup):
 
     # -- collectives --------------------------------------------------------------------------------------------
 
-    def allreduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def allreduce(self, tensors: Listed, opts: Opts = None, *_: object) -> dist.Work:
         return self._reducing("all_reduce", _listed(tensors), _listed(tensors), opts)
 
-    def allreduce_coalesced(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def allreduce_coalesced(self, tensors: Listed, opts: Opts = None, *_: object) -> dist.Work:
         return self._reducing("all_reduce_coalesced", _listed(tensors), _listed(tensors), opts)
 
-    def reduce(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def reduce(self, tensors: Listed, opts: Options, *_: object) -> dist.Work:
         given = _listed(tensors)
         return self._reducing("reduce", given, given if opts.rootRank == self.position else [], opts, opts.rootRank)
 
-    def broadcast(self, tensors: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def broadcast(self, tensors: Listed, opts: Opts = None, *_: object) -> dist.Work:
         given, root = _listed(tensors), 0 if opts is None else opts.rootRank
         signature = {"tensors": shapes(given), "root": self._name_of(root)}
         return self._post("broadcast", given, given, opts, signature, root=root)
 
-    def allgather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def allgather(self, outputs: Nested, inputs: Listed, opts: Opts = None, *_: object) -> dist.Work:
         """Give every member the tensors of all, in the order of positions; shapes may differ."""
         return self._gathering("all_gather", _flat(outputs), _listed(inputs), opts)
 
-    def allgather_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def allgather_coalesced(self, outputs: Nested, inputs: Listed, opts: Opts = None, *_: object) -> dist.Work:
         """Gather several at once: the outputs are listed by member."""
         return self._gathering("all_gather_coalesced", _flat(outputs), _listed(inputs), opts)
 
-    def all_gather_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
+    def all_gather_single(self, output: Tensor, given: Tensor, opts: Opts = None, *_: object) -> dist.Work:
         return self._gathering_parts("all_gather_single", [output], [given], opts)
 
-    def all_gather_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def all_gather_single_coalesced(self, outputs: Listed, inputs: Listed, opts: Opts = None, *_: object) -> dist.Work:
         return self._gathering_parts("all_gather_single_coalesced", _listed(outputs), _listed(inputs), opts)
 
-    def gather(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def gather(self, outputs: Nested, inputs: Listed, opts: Options, *_: object) -> dist.Work:
         given, signature = _listed(inputs), {"root": self._name_of(opts.rootRank)}
         local = {"gives": shapes(given)}
         return self._post("gather", given, _flat(outputs), opts, signature, local, root=opts.rootRank)
 
-    def scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def scatter(self, outputs: Listed, inputs: Nested, opts: Options, *_: object) -> dist.Work:
         takes, signature = _listed(outputs), {"root": self._name_of(opts.rootRank)}
         local = {"takes": shapes(takes)}
         return self._post("scatter", _flat(inputs), takes, opts, signature, local, root=opts.rootRank)
 
-    def reduce_scatter(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def reduce_scatter(self, outputs: Listed, inputs: Nested, opts: Opts = None, *_: object) -> dist.Work:
         given, takes = _flat(inputs), _listed(outputs)
         self._expect("reduce_scatter", len(given), self.size(), "tensors, one for each member")
         self._expect("reduce_scatter", takes[0].numel(), given[self.position].numel(), "elements of output")
         return self._reducing("reduce_scatter", given, takes, opts)
 
-    def reduce_scatter_single(self, output: torch.Tensor, given: torch.Tensor, opts: Any = None, *_: Any) -> dist.Work:
+    def reduce_scatter_single(self, output: Tensor, given: Tensor, opts: Opts = None, *_: object) -> dist.Work:
         return self._scattering_parts("reduce_scatter_single", [output], [given], opts)
 
-    def reduce_scatter_single_coalesced(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def reduce_scatter_single_coalesced(
+        self, outputs: Listed, inputs: Listed, opts: Opts = None, *_: object
+    ) -> dist.Work:
         return self._scattering_parts("reduce_scatter_single_coalesced", _listed(outputs), _listed(inputs), opts)
 
-    def alltoall(self, outputs: Any, inputs: Any, opts: Any = None, *_: Any) -> dist.Work:
+    def alltoall(self, outputs: Listed, inputs: Listed, opts: Opts = None, *_: object) -> dist.Work:
         given, takes = _listed(inputs), _listed(outputs)
         self._expect("all_to_all", len(given), self.size(), "tensors, one for each member")
         self._expect("all_to_all", len(takes), self.size(), "outputs, one for each member")
@@ -108,7 +124,7 @@ class SimulatedGroup(PythonGroup):
         return self._post("all_to_all", given, takes, opts, {}, local)
 
     def all_to_all_single(
-        self, output: torch.Tensor, given: torch.Tensor, takes: Any = None, gives: Any = None, opts: Any = None, *_: Any
+        self, output: Tensor, given: Tensor, takes: Rows = None, gives: Rows = None, opts: Opts = None, *_: object
     ) -> dist.Work:
         """Exchange rows between all members: equally many, or by the split sizes."""
         gives, takes = self._rows(given, gives), self._rows(output, takes)
@@ -116,10 +132,10 @@ class SimulatedGroup(PythonGroup):
         signature, local = {"rows": shapes([given[:0]])}, {"gives": tuple(gives), "takes": tuple(takes)}
         return self._post("all_to_all_single", parts, places, opts, signature, local)
 
-    def barrier(self, opts: Any = None, *_: Any) -> dist.Work:
+    def barrier(self, opts: Opts = None, *_: object) -> dist.Work:
         return self._post("barrier", [], [], opts)
 
-    def monitored_barrier(self, timeout: Any = None, wait_all_ranks: bool = False) -> None:
+    def monitored_barrier(self, timeout: object = None, wait_all_ranks: bool = False) -> None:
         """Wait for all members; those that do not join are named in any case."""
         self._post("monitored_barrier", [], [], None).wait()
 
@@ -127,7 +143,7 @@ class SimulatedGroup(PythonGroup):
         """Wait until all members have made the group, as gloo connects them."""
         self._post("new_group", [], [], None).wait()
 
-    def split_group(self, *_: Any, **__: Any) -> Any:
+    def split_group(self, *_: object, **__: object) -> NoReturn:
         """Refuse, where torch would crash: a simulation has no communicator to split."""
         raise NotImplementedError(
             f"a simulation does not carry split_group on {self.channel}; use torch.distributed.new_group, or a kind of "
@@ -140,14 +156,14 @@ class SimulatedGroup(PythonGroup):
 
     # -- point to point -----------------------------------------------------------------------------------------
 
-    def send(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+    def send(self, tensors: Listed, peer: int, tag: int = 0) -> dist.Work:
         """Done when the member at position ``peer`` has received it."""
         return self._point_to_point("send", _listed(tensors), [], peer, tag)
 
-    def recv(self, tensors: Any, peer: int, tag: int = 0) -> dist.Work:
+    def recv(self, tensors: Listed, peer: int, tag: int = 0) -> dist.Work:
         return self._point_to_point("recv", [], _listed(tensors), peer, tag)
 
-    def recv_anysource(self, tensors: Any, tag: int = 0) -> dist.Work:
+    def recv_anysource(self, tensors: Listed, tag: int = 0) -> dist.Work:
         return self._point_to_point("recv", [], _listed(tensors), None, tag)
 
     # -- what torch asks besides --------------------------------------------------------------------------------
@@ -161,7 +177,7 @@ class SimulatedGroup(PythonGroup):
         works, self._together = self._together or [], None
         return Together(works)
 
-    def set_timeout(self, timeout: Any) -> None:
+    def set_timeout(self, timeout: object) -> None:
         """Do nothing: a rank that cannot go on fails immediately."""
 
     def shutdown(self) -> None:
@@ -188,7 +204,7 @@ class SimulatedGroup(PythonGroup):
         name: str,
         given: Tensors,
         takes: Tensors,
-        opts: Any,
+        opts: Opts,
         root: int | None = None,
         shown: Tensors | None = None,
     ) -> dist.Work:
@@ -198,14 +214,14 @@ class SimulatedGroup(PythonGroup):
             signature["root"] = self._name_of(root)
         return self._post(name, given, takes, opts, signature, reduction=reduction, root=root)
 
-    def _gathering(self, name: str, takes: Tensors, given: Tensors, opts: Any) -> dist.Work:
+    def _gathering(self, name: str, takes: Tensors, given: Tensors, opts: Opts) -> dist.Work:
         local = {"gives": shapes(given), "takes": shapes(takes)}
         return self._post(name, given, takes, opts, {"tensors": len(given)}, local)
 
-    def _gathering_parts(self, name: str, takes: Tensors, given: Tensors, opts: Any) -> dist.Work:
+    def _gathering_parts(self, name: str, takes: Tensors, given: Tensors, opts: Opts) -> dist.Work:
         return self._post(name, given, self._by_member(name, takes, given), opts, {"tensors": shapes(given)})
 
-    def _scattering_parts(self, name: str, takes: Tensors, given: Tensors, opts: Any) -> dist.Work:
+    def _scattering_parts(self, name: str, takes: Tensors, given: Tensors, opts: Opts) -> dist.Work:
         return self._reducing(name, self._by_member(name, given, takes), takes, opts, shown=given)
 
     def _by_member(self, name: str, large: Tensors, small: Tensors) -> Tensors:
@@ -233,7 +249,7 @@ class SimulatedGroup(PythonGroup):
         operation: str,
         given: Tensors,
         takes: Tensors,
-        opts: Any,
+        opts: Opts,
         signature: Mapping[str, object] = MappingProxyType({}),
         local: Mapping[str, object] = MappingProxyType({}),
         *,
@@ -272,7 +288,7 @@ class SimulatedGroup(PythonGroup):
             )
         return f"rank {self.channel.ranks[position]}"
 
-    def _rows(self, tensor: torch.Tensor, sizes: Any) -> list[int]:
+    def _rows(self, tensor: torch.Tensor, sizes: Rows) -> list[int]:
         if sizes:
             self._expect("all_to_all_single", len(sizes), self.size(), "split sizes, one for each member")
             self._expect("all_to_all_single", sum(sizes), tensor.shape[0], "rows in the split sizes")
@@ -299,9 +315,9 @@ def _check_dense(tensor: torch.Tensor, operation: str) -> None:
         )
 
 
-def _listed(tensors: Any) -> Tensors:
+def _listed(tensors: Listed) -> Tensors:
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _flat(lists: Sequence[Any]) -> Tensors:
+def _flat(lists: Nested) -> Tensors:
     return [tensor for tensors in lists for tensor in _listed(tensors)]
