@@ -20,9 +20,9 @@ from typing import Any
 
 from bench.lost import environment
 
-__all__ = ["PHASES", "measured_changes"]
+__all__ = ["PHASES", "SIZES", "measured_changes"]
 
-RANKS = 8
+SIZES = (8, 16)
 # For each way its phases, and the mark at which each ends.
 PHASES = {
     "relayout": {
@@ -45,7 +45,7 @@ PHASES = {
 _ROOT = Path(__file__).parents[1]
 
 
-def measured_changes(rounds: int, *, ranks: int = RANKS, limit: float = 240.0) -> dict[str, Any]:
+def measured_changes(rounds: int, *, ranks: int, limit: float = 400.0) -> dict[str, Any]:
     """Measure both ways in turn: the seconds of each phase, of each round."""
     found: dict[str, list[dict[str, float]]] = {way: [] for way in PHASES}
     for _ in range(rounds):

@@ -340,23 +340,19 @@ def _survive(found: Found) -> dict[str, Any]:
     }
 
 
-def _changes(found: Found) -> dict[str, str]:
-    """Return the phases of both ways to another layout, as shares of their time, and the ratios of the times."""
-    whole = {way: [sum(phases.values()) for phases in rounds] for way, rounds in found["phases"].items()}
-
-    def row(way: str) -> tuple[str, ...]:
-        names = found["phases"][way][0]
-        shares = {
-            name: median([one[name] / total for one, total in zip(found["phases"][way], whole[way], strict=True)])
-            for name in names
-        }
-        return way, ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
-
-    ratios = [again / change for change, again in zip(whole["relayout"], whole["restart"], strict=True)]
-    return {
-        "changes": table("|share of its time by phase", map(row, found["phases"])),
-        "restart": f"{min(ratios):.0f} to {max(ratios):.0f}",
-    }
+def _changes(found: Sequence[Found]) -> dict[str, str]:
+    """Return the seconds of both ways to another layout, with the share of each phase, and the ratios of the times."""
+    rows, ratios = [], []
+    for size in found:
+        whole = {way: [sum(phases.values()) for phases in rounds] for way, rounds in size["phases"].items()}
+        again = [after / change for change, after in zip(whole["relayout"], whole["restart"], strict=True)]
+        ratios.append(f"{min(again):.0f} to {max(again):.0f} times as long on {size['ranks']} ranks")
+        for way, rounds in size["phases"].items():
+            totals = list(zip(rounds, whole[way], strict=True))
+            shares = {name: median([one[name] / total for one, total in totals]) for name in rounds[0]}
+            phases = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
+            rows.append((str(size["ranks"]), way, f"{median(whole[way]):.1f}", phases))
+    return {"changes": table("ranks|way|seconds|share by phase", rows), "restart": ", ".join(ratios)}
 
 
 def _commit(found: Found) -> str:

@@ -30,7 +30,7 @@ import torch
 import rankmesh as rm
 from bench.lost import measured_losses
 from bench.processes import run_world
-from bench.relayout import measured_changes
+from bench.relayout import SIZES, measured_changes
 from bench.report import record
 from rankmesh.rendezvous.waiting import submit
 from rankmesh.survival.state import EpochState
@@ -164,7 +164,7 @@ def _main() -> None:
         found["losses"] = measured_losses(given.losses)
         found["load"] = round(os.getloadavg()[0], 1)
     if given.changes:
-        found["changes"] = {**measured_changes(given.changes), "load": round(os.getloadavg()[0], 1)}
+        found["changes"] = [measured_changes(given.changes, ranks=ranks) for ranks in SIZES]
     record(given.json, found)
 
 
