@@ -39,6 +39,7 @@ __all__ = [
     "Unreadable",
     "YamlTree",
     "check_regular",
+    "compose_documents",
     "compose_yaml",
     "limited",
     "open_regular",
@@ -369,14 +370,29 @@ def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
     """Return the nodes of a YAML text. Raises ``Unreadable``; an alias counts as all that it stands for."""
     import yaml
 
+    return YamlTree(*_composed(text, yaml.compose, limits))
+
+
+def compose_documents(text: str, limits: Limits = DOCUMENT) -> list[YamlTree]:
+    """Return the nodes of each document of a YAML text, as `compose_yaml` returns those of one."""
+    import yaml
+
+    nodes, loader = _composed(text, lambda *given: list(yaml.compose_all(*given)), limits)
+    return [YamlTree(node, loader) for node in nodes]
+
+
+def _composed(text: str, compose: Callable[[str, Any], Any], limits: Limits) -> tuple[Any, Any]:
+    """Return what composes a YAML text makes of it, once its events are checked, and the loader of its values."""
+    import yaml
+
     _check_text(text)
     loader, parser = yaml.SafeLoader(""), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    def compose() -> Any:
+    def composed() -> Any:
         _check_events(yaml.parse(text, Loader=parser), loader, limits)
-        return yaml.compose(text, Loader=parser)
+        return compose(text, parser)
 
-    return YamlTree(_made("YAML", compose, limits, yaml.YAMLError), loader)
+    return _made("YAML", composed, limits, yaml.YAMLError), loader
 
 
 def _check_events(events: Iterable[Any], loader: Any, limits: Limits) -> None:

@@ -20,7 +20,7 @@ from rankmesh.readers.parents import with_parents
 from rankmesh.readers.reading import NO_LAYOUT, Entry, Reading, Settled, place
 from rankmesh.readers.run import Run, read_arguments, read_run
 
-__all__ = ["NO_WORLD", "Config", "plan_of", "read_config", "read_launch"]
+__all__ = ["NO_WORLD", "Config", "is_script", "plan_of", "read_config", "read_launch"]
 
 _SCRIPT = "a Megatron launch script"
 # The code of an error that says that a file states sizes without the world size.
@@ -157,7 +157,7 @@ def read_config(
 
 
 def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, str]) -> Config:
-    found = [] if _is_script(text, path) else entries(text, path)
+    found = [] if is_script(text, path) else entries(text, path)
     if not found and (listed := read_arguments(text, path, megatron.FLAGS)) is not None:
         return _made(
             "megatron",
@@ -173,7 +173,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             run = read_run(text, path, megatron.FLAGS, variables)
         if run is None:
             problem = "this is no training config"
-            if _is_script(text, path):
+            if is_script(text, path):
                 problem = f"this script starts no training in a plain line; run it: rankmesh show --run {path}"
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path, code=NO_LAYOUT)
         given = " ".join(f"{name}={value}" for name, value in variables.items())
@@ -204,17 +204,18 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     return _made(names[0], form.title, form.reader.from_document(found, path), path, world_size, None, found)
 
 
-def read_launch(run: Run, path: str, title: str, world_size: int | None) -> Config:
+def read_launch(run: Run, path: str, title: str = _SCRIPT, world_size: int | None = None) -> Config:
     """Return the plan of one run of a launch script; ``title``: what it is where it is of Megatron."""
     check_known(run, path)
     program = next((program for program in PROGRAMS if program.matches(run)), None)
     if program is None:
-        return _made("megatron", title, megatron.from_run(run, path), path, world_size, run, run.arguments)
+        return _made("megatron", title, megatron.from_run(run, path), path, world_size, run, run.stated)
     title = title.replace(_SCRIPT, program.title)
-    return _made(program.format, title, program.settle(run, path), path, world_size, run, run.arguments)
+    return _made(program.format, title, program.settle(run, path), path, world_size, run, run.stated)
 
 
-def _is_script(text: str, path: str) -> bool:
+def is_script(text: str, path: str) -> bool:
+    """Return whether a file is a shell script, by the ending of its name or its first line."""
     first = text.partition("\n")[0]
     return path.endswith((".sh", ".bash", ".slurm", ".sbatch")) or (first.startswith("#!") and "sh" in first)
 

@@ -17,7 +17,7 @@ from typing import Any
 
 from rankmesh.errors import PlacementError, quoted
 
-__all__ = ["FAMILIES", "latent_attention", "model_type", "transformer"]
+__all__ = ["FAMILIES", "counts", "latent_attention", "model_type", "transformer"]
 
 # A field of Transformer, and the names that configs have for it; the first that is there counts.
 _FIELDS: Mapping[str, tuple[str, ...]] = {
@@ -115,6 +115,22 @@ def model_type(config: Mapping[str, Any]) -> object:
     if kind is None and isinstance(classes, list | tuple):
         return next((name for name, family in FAMILIES.items() if family.architecture in classes), None)
     return kind
+
+
+def counts(config: Mapping[str, Any]) -> dict[str, int]:
+    """Return the heads, heads of keys, layers and experts of a ``config.json``, as far as it and its family have them.
+
+    >>> counts({"model_type": "mixtral", "num_attention_heads": 32, "num_hidden_layers": 32})
+    {'heads': 32, 'kv_heads': 8, 'layers': 32, 'experts': 8}
+    """
+    texts = config.get("text_config")
+    data = texts if isinstance(texts, Mapping) else config
+    kind = model_type(data)
+    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    data = {**(family.defaults if family else {}), **data}
+    names = ["heads", *(["kv_heads"] if family else []), "layers", "experts"]
+    found = {name: next((data[key] for key in _FIELDS[name] if type(data.get(key)) is int), 0) for name in names}
+    return {name: value for name, value in found.items() if value > 0}
 
 
 def transformer(config: Mapping[str, Any]) -> dict[str, Any]:

@@ -8,10 +8,13 @@ Weights are those before quantisation, as they are trained. Of Gemma 3 these are
 
 from __future__ import annotations
 
+import re
 from collections.abc import Mapping
 from typing import Any
 
-__all__ = ["CONFIGS"]
+from rankmesh.readers.families import counts
+
+__all__ = ["CONFIGS", "named_counts"]
 
 _COMMON = {"hidden_act": "silu", "tie_word_embeddings": False, "dtype": "bfloat16"}
 # fmt: off
@@ -67,3 +70,56 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "gemma3-27b": _GEMMA | _sizes(62, 5376, 32, 21504, num_key_value_heads=16, head_dim=128, vocab_size=262208,
                                   sliding_window=1024, query_pre_attn_scalar=168),
 }  # fmt: skip
+
+# Heads, heads of keys and layers of further models, by the names of their repositories at Hugging Face.
+_COUNTS: Mapping[str, tuple[int, int, int]] = {
+    "qwen2.5-0.5b": (14, 2, 24),
+    "qwen2.5-1.5b": (12, 2, 28),
+    "qwen2.5-3b": (16, 2, 36),
+    "qwen2.5-7b": (28, 4, 28),
+    "qwen2.5-14b": (40, 8, 48),
+    "qwen2.5-32b": (40, 8, 64),
+    "qwen2.5-72b": (64, 8, 80),
+    "qwen3-0.6b": (16, 8, 28),
+    "qwen3-1.7b": (16, 8, 28),
+    "qwen3-4b": (32, 8, 36),
+    "qwen3-14b": (40, 8, 40),
+    "qwq-32b": (40, 8, 64),
+    "llama-2-7b": (32, 32, 32),
+    "llama-2-13b": (40, 40, 40),
+    "llama-2-70b": (64, 8, 80),
+    "llama-3.2-1b": (32, 8, 16),
+    "llama-3.2-3b": (24, 8, 28),
+    "mistral-7b": (32, 8, 32),
+    "phi-4": (40, 10, 40),
+    "gemma-2-9b": (16, 8, 42),
+    "gemma-2-27b": (32, 16, 46),
+    "opt-125m": (12, 12, 12),
+    "gpt2": (12, 12, 12),
+}
+_NAMES: Mapping[str, str] = {
+    r"llama-3(\.1)?-8b": "llama3-8b",
+    r"llama-3(\.[13])?-70b": "llama3-70b",
+    r"llama-3\.1-405b": "llama3-405b",
+    r"deepseek-(v3(\.1)?|r1)": "deepseek-v3",
+    r"qwen3(-coder)?-30b-a3b": "qwen3-30b-a3b",
+    r"gemma-3-(1b|27b)": r"gemma3-\1",
+}
+# What names another training or number format of the same shape.
+_VARIANT = re.compile(
+    r"(-(instruct|base|chat|it|pt|hf|fp8|nvfp4|fp4|awq|gptq|int[48]|bf16|w\da\d+|bnb|[48]bit|thinking|dynamic|quantized"
+    r"|\d{4}|v0\.\d|zero|terminus)(\.w\da\d+)?)+$"
+)
+
+
+def named_counts(name: str) -> dict[str, int]:
+    """Return the heads, heads of keys, layers and experts of a model by its name at Hugging Face, none of another.
+
+    >>> named_counts("Qwen/Qwen2.5-7B-Instruct"), named_counts("org/Qwen2.5-7B-merged")
+    ({'heads': 28, 'kv_heads': 4, 'layers': 28}, {})
+    """
+    model = _VARIANT.sub("", name.rpartition("/")[2].lower()).removeprefix("meta-")
+    if model in _COUNTS:
+        return dict(zip(("heads", "kv_heads", "layers"), _COUNTS[model], strict=True))
+    known = next((re.sub(pattern, to, model) for pattern, to in _NAMES.items() if re.fullmatch(pattern, model)), model)
+    return counts(CONFIGS[known]) if known in CONFIGS else {}

@@ -54,7 +54,7 @@ _NEAR, _TYPO = 0.75, 0.92
 NO_LAYOUT = "no-layout"
 # Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
 _SUSPECTS = 2_000
-_NAME = re.compile(r"\$\{?(?:oc\.env:)?([A-Za-z_]\w*)")
+_NAME = re.compile(r"\$[{(]?(?:oc\.env:)?([A-Za-z_]\w*)")
 _DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
 
 
@@ -227,6 +227,8 @@ def whole(entry: Entry, path: str) -> int | None:
     if isinstance(value, Missing):
         name = None if value.runs else _NAME.search(value.text)
         given = [f"give the variable a value: --set {name[1]}=2"] if name else []
+        if name and value.text.startswith("$("):
+            given = [f"add {name[1]} to the variables of the container"]
         run = [] if path.endswith(_DOCUMENTS) else [f"run it: rankmesh show --run {path}"]
         remedy = "; or ".join([*given, *run])
         raise refused(path, entry, value.why, remedy, code="unset-variable" if name else None)

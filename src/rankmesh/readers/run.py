@@ -30,7 +30,16 @@ from rankmesh.readers.recording.record import Launch
 from rankmesh.readers.script import TAKEN, TEXT, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
-__all__ = ["SYSTEMS", "Run", "check_unknown", "read_arguments", "read_run", "recorded_run"]
+__all__ = [
+    "SYSTEMS",
+    "Run",
+    "check_unknown",
+    "read_arguments",
+    "read_run",
+    "recorded_run",
+    "runs_of",
+    "slurm_variables",
+]
 
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")
 _PRINTS = {"[", "test", "echo", "printf", "cat", "export", "cd", "mkdir", "cp", "rm", "pip", "git", "tee", ":"}
@@ -57,6 +66,9 @@ _LAUNCHERS: Mapping[str, tuple[str, tuple[_Counts, ...]]] = {
 _STARTED = re.compile(r".*\.(py|sh)|(.*/)?(python[\d.]*|bash|sh|torchrun|deepspeed|accelerate)")
 _MODULE = ("-m", "--module")
 _OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
+# The options of launchers and engines that count nodes, and the ranks on each of them.
+_NODES = ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines", "PET_NNODES")
+_EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--num-gpus", "PET_NPROC_PER_NODE")
 # What torchrun takes from its environment where it is not given the option.
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
 # Systems that need none of these launchers, and the commands that start them.
@@ -80,7 +92,7 @@ _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 class Run:
     """The run: where it starts, what it was given, and how many ranks it has (None: not stated).
 
-    ``texts`` are all texts of its script, by their places.
+    ``texts`` are all texts of its script, by their places; ``counts`` are the options of its launcher, which count.
     """
 
     command: Command
@@ -90,6 +102,22 @@ class Run:
     notes: tuple[tuple[int, str], ...] = ()
     defaults: Mapping[int, str] = field(default_factory=dict)
     texts: Mapping[int, tuple[int, str]] = field(default_factory=dict)
+    counts: tuple[Entry, ...] = ()
+
+    @property
+    def nodes(self) -> Entry | None:
+        """The number of nodes as the launcher or the engine is given it, None where it is not a number."""
+        return self._count(_NODES)
+
+    @property
+    def ranks_of_node(self) -> Entry | None:
+        """The number of ranks on each node as the launcher is given it, None where it is not a number."""
+        return self._count(_EACH)
+
+    def _count(self, names: tuple[str, ...]) -> Entry | None:
+        found = next((entry for entry in self.counts if entry.key in names), None)
+        known = found is not None and isinstance(found.first, str) and re.fullmatch(r"[1-9]\d{0,5}", found.first)
+        return replace(found, value=int(found.first)) if found is not None and known else None
 
     @property
     def system(self) -> str:
@@ -110,6 +138,15 @@ class Run:
     def by_swift(self) -> bool:
         """Whether a command of ms-swift starts the run."""
         return bool(self.command.words) and text_of(self.command.words[0]) in _SWIFT
+
+    @property
+    def stated(self) -> list[Entry]:
+        """What the command states: options, settings, and the model that an engine is to serve."""
+        words = [shown(word) for word in self.command.words]
+        after = words.index("serve") + 1 if self.system and "serve" in words else len(words)
+        served = [word for word in self.command.words[after : after + 1] if not shown(word).startswith("-")]
+        model = [Entry(("model",), value_of(word), lines_of(word)[0]) for word in served]
+        return [*model, *self.arguments, *self.settings]
 
     @property
     def settings(self) -> list[Entry]:
@@ -138,7 +175,7 @@ def recorded_run(launch: Launch, path: str, marks: frozenset[str] = frozenset())
         return None
     arguments, _ = _arguments(command)
     arguments, notes = _last_of_each(arguments), _given_again(arguments, marks)
-    world = _world_size(command, arguments, path)
+    world = _world_size(command, arguments, _launch(command), path)
     # A count may be what this machine answers (nproc), which --world-size overrules.
     if world is not None:
         world = replace(world, line=0, default=not isinstance(world.value, Missing))
@@ -164,9 +201,25 @@ def read_run(
 
     ``given`` are variables of the environment: they beat defaults, and are used where the script leaves one open.
     """
-    script = read_script(text, _slurm(text), given)
-    runs = [command for command in script.commands if _is_run(command, marks)]
-    for command in runs:
+    script = read_script(text, slurm_variables(text), given)
+    runs = runs_of(script, path, marks)
+    if len(runs) > 1:
+        commands = [run.command for run in runs]
+        listed = "; ".join(f"line {command.line}: {cut(str(command))}" for command in commands[:8])
+        raise PlanError(
+            f"{path}:{commands[1].line}: the script has {len(runs)} runs ({listed}), so which one is meant is "
+            f"ambiguous; choose one: rankmesh show --run {path} --launch N",
+            path=path,
+            line=commands[1].line,
+            runs=tuple(command.line for command in commands),
+        )
+    return replace(runs[0], notes=(*runs[0].notes, *_given(script, path))) if runs else None
+
+
+def runs_of(script: Script, path: str, marks: frozenset[str] = frozenset()) -> list[Run]:
+    """Return all runs of a script. Raises ``PlanError`` for one that is in a function or in a text."""
+    commands = [command for command in script.commands if _is_run(command, marks)]
+    for command in commands:
         if command.within:
             raise PlanError(
                 f"{path}:{command.line}: the run is in {command.within}, which is not read; run it: rankmesh show "
@@ -174,21 +227,16 @@ def read_run(
                 path=path,
                 line=command.line,
             )
-    if not runs:
-        return None
-    if len(runs) > 1:
-        listed = "; ".join(f"line {command.line}: {cut(str(command))}" for command in runs[:8])
-        raise PlanError(
-            f"{path}:{runs[1].line}: the script has {len(runs)} runs ({listed}), so which one is meant is "
-            f"ambiguous; choose one: rankmesh show --run {path} --launch N",
-            path=path,
-            line=runs[1].line,
-            runs=tuple(command.line for command in runs),
-        )
-    arguments, strays = _arguments(runs[0])
-    world = _world_size(runs[0], arguments, path)
-    notes = (*script.notes, *_given(script, path))
-    return Run(runs[0], arguments, world, strays, notes, script.defaults, script.texts)
+    return [_run(command, script, path) for command in commands]
+
+
+def _run(command: Command, script: Script, path: str) -> Run:
+    arguments, strays = _arguments(command)
+    launch = _launch(command)
+    world = _world_size(command, arguments, launch, path)
+    counts = launch.options if launch.name else arguments
+    notes = tuple(script.notes)
+    return Run(command, arguments, world, strays, notes, script.defaults, script.texts, counts)
 
 
 def read_arguments(text: str, path: str, marks: frozenset[str]) -> Run | None:
@@ -304,11 +352,24 @@ def _entry(option: Word, values: list[Word]) -> Entry:
     return Entry((name,), value, lines[0] if lines else 0, also, default)
 
 
-def _world_size(command: Command, arguments: tuple[Entry, ...], path: str) -> Entry | None:
+@dataclass(frozen=True)
+class _Launch:
+    """The launcher of a command, its options and its unknown words; no name: the program is started directly."""
+
+    name: str = ""
+    options: tuple[Entry, ...] = ()
+    strays: tuple[Word, ...] = ()
+
+
+def _launch(command: Command) -> _Launch:
     line = f"{command} "
-    launcher = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
-    options, strays = _of_launcher(command, launcher) if launcher else ((), ())
-    for gap in (gap for word in strays if (gap := gap_of(word)) and gap.runs):
+    name = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
+    return _Launch(name, *_of_launcher(command, name)) if name else _Launch()
+
+
+def _world_size(command: Command, arguments: tuple[Entry, ...], launch: _Launch, path: str) -> Entry | None:
+    launcher, options = launch.name, launch.options
+    for gap in (gap for word in launch.strays if (gap := gap_of(word)) and gap.runs):
         why = f"the options {cut(gap.shown)} of {launcher} are unknown: {gap.why}"
         return Entry((launcher,), Missing(gap.shown, why, runs=True), command.line)
     for counts in _LAUNCHERS[launcher][1] if launcher else ():
@@ -414,7 +475,7 @@ def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> 
     return same[0] if same else None
 
 
-def _slurm(text: str) -> dict[str, Variable]:
+def slurm_variables(text: str) -> dict[str, Variable]:
     """Return the variables that Slurm sets from the ``#SBATCH`` lines."""
     return {
         name: Variable(((Part(str(value), (line,)),),), False, (line,))

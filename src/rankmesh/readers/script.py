@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import re
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate
 from typing import NoReturn
@@ -124,15 +124,21 @@ class Script:
 
 
 def read_script(
-    text: str, known: Mapping[str, Variable] | None = None, given: Mapping[str, str] | None = None
+    text: str,
+    known: Mapping[str, Variable] | None = None,
+    given: Mapping[str, str] | None = None,
+    starts: Sequence[int] = (),
 ) -> Script:
-    """Read a script; ``known`` are variables that it finds set, ``given`` are given with --set."""
+    """Read a script; ``known`` are variables that it finds set, ``given`` are given with --set.
+
+    ``starts`` are the places in the text at which the lines of its file begin, for a text inside of another file.
+    """
     if len(text) > _SIZE:
         raise Unreadable(f"is longer than {_SIZE >> 10} KiB")
     preset = {name: Variable(((Part(value, ()),),), False, ()) for name, value in (given or {}).items()}
     unresolved: dict[str, str] = {}
     while True:  # until no further name turns out to be unknown
-        reader = _Reader(text, Script(preset, {**(known or {}), **preset}), dict(unresolved))
+        reader = _Reader(text, Script(preset, {**(known or {}), **preset}), dict(unresolved), starts)
         reader.run()
         if reader.unresolved.keys() == unresolved.keys():
             return reader.script
@@ -142,9 +148,9 @@ def read_script(
 class _Reader:
     """Go through a text once. ``unresolved``: why a name is unknown, by names; the empty name stands for all."""
 
-    def __init__(self, text: str, script: Script, unresolved: dict[str, str]) -> None:
+    def __init__(self, text: str, script: Script, unresolved: dict[str, str], starts: Sequence[int]) -> None:
         self.text, self.script, self.unresolved, self.at, self.depth = text, script, unresolved, 0, 0
-        self.starts = [0, *(found.end() for found in re.finditer("\n", text))]
+        self.starts = starts or [0, *(found.end() for found in re.finditer("\n", text))]
         self.budget = Budget(_STEPS)
         self.open: list[str] = []
         self.functions: set[str] = set()

@@ -1,0 +1,447 @@
+r"""Commands of containers: of Dockerfiles, Docker Compose files and Kubernetes manifests, each as a script.
+
+```
+Dockerfile     ENTRYPOINT with CMD, RUN; ENV and ARG are variables; a stage has what the stage before it has
+Compose        entrypoint with command, a list or a text; environment, a list or a mapping
+Kubernetes     command with args in any container of any kind; env; $(NAME) is replaced as Kubernetes does
+```
+
+A text that a shell runs (``sh -c``) is read as a script. Words have the lines of the file on which they are written.
+
+>>> (found,) = read_containers('FROM a\nCMD ["vllm", "serve", "m", \\\n  "--tp", "4"]\n', "Dockerfile")
+>>> [(shown(word), word[0].lines) for word in found.script.commands[0].words[-2:]]
+[('--tp', (3,)), ('4', (3,))]
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from bisect import bisect_right
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from math import prod
+from typing import Any
+
+from rankmesh.core.documents import Invalid, Unreadable, compose_documents
+from rankmesh.readers.reading import Entry
+from rankmesh.readers.script import TAKEN, Command, Script, Variable, read_script
+from rankmesh.readers.tokens import Part, Word, gap_of, shown
+
+__all__ = ["Container", "has_containers", "is_dockerfile", "read_containers"]
+
+_DOCKERFILE = re.compile(r"(.*[/.])?(Dockerfile|Containerfile)([.-][^/]*)?", re.IGNORECASE)
+_KEY = re.compile(r"(^|[\s{,-])[\"']?(command|args|entrypoint)[\"']?[ \t]*:")
+_SHELL = re.compile(r"(.*/)?(ba|da|z)?sh")
+_SHELL_TEXT = re.compile(r"-[a-z]*c[a-z]*")
+# Images whose entrypoint is `vllm serve`.
+_SERVES = re.compile(r"(.*/)?vllm-openai([-:@].*)?")
+# Texts in quotes, which keep their line ends, and other line ends.
+_QUOTED = re.compile(r"(\"(?:\\.|[^\"\\])*\"|'[^']*')|\n", re.DOTALL)
+
+# Variables in a word: of Kubernetes, and of Compose.
+_KUBERNETES = re.compile(r"\$\((?P<name>[A-Za-z_][\w.-]*)\)")
+_COMPOSE = re.compile(r"\$(?:\{(?P<name>\w+)(?::?-(?P<default>[^{}]*))?\}|(?P<bare>[A-Za-z_]\w*))")
+# Kinds whose pods have no variables but those of the manifest.
+_PLAIN_KINDS = {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod"}
+# The names of what counts pods, by kinds, and the variables by which a pod of one job has their number.
+_COUNTS: Mapping[str, tuple[str, ...]] = {
+    "PyTorchJob": ("replicas",),
+    "JobSet": ("parallelism", "replicas", "completions"),
+    "TrainJob": ("numNodes",),
+    "LeaderWorkerSet": ("size",),
+    "Job": ("parallelism", "completions"),
+    "StatefulSet": ("replicas",),
+}
+_GROUP = {"LeaderWorkerSet": ("LWS_GROUP_SIZE",), "PyTorchJob": ("PET_NNODES",), "TrainJob": ("PET_NNODES",)}
+_EACH = ("nprocPerNode", "numProcPerNode")
+_GPU = re.compile(r".*\.com/gpu|count")
+
+
+@dataclass(frozen=True)
+class Container:
+    """The commands of one container, and what its manifest states of its pods.
+
+    ``pods``: each number of pods that may be the nodes of a run, none where the manifest does not decide it;
+    ``gpus``: the GPUs of one pod; ``group``: how many pods serve one model together.
+    """
+
+    script: Script
+    pods: tuple[Entry, ...] = ()
+    gpus: Entry | None = None
+    group: int = 1
+
+
+def is_dockerfile(path: str) -> bool:
+    """Return whether a file has the name of a Dockerfile.
+
+    >>> [is_dockerfile(name) for name in ("docker/Dockerfile.gpu", "train.dockerfile", "Containerfile", "docker.md")]
+    [True, True, True, False]
+    """
+    return _DOCKERFILE.fullmatch(path) is not None
+
+
+def has_containers(text: str, path: str) -> bool:
+    """Return whether a file may have commands of containers."""
+    return is_dockerfile(path) or (path.endswith((".yaml", ".yml")) and _KEY.search(text) is not None)
+
+
+def read_containers(text: str, path: str) -> list[Container]:
+    """Return the containers of a file in the order of its lines, none of a file of another kind.
+
+    Raises ``Unreadable`` for a text that is not read.
+    """
+    if is_dockerfile(path):
+        return [Container(script) for script in _dockerfile(text)]
+    try:
+        documents = compose_documents(text)
+    except Invalid:
+        return []  # a template
+    lines = text.split("\n")
+    return [found for tree in documents if tree.node is not None for found in _walked(tree.node, (), lines)]
+
+
+# -- commands ---------------------------------------------------------------------------------------------------------
+
+
+def _script(
+    words: Sequence[Word],
+    variables: dict[str, Variable],
+    *unknown: tuple[re.Pattern[str], Part],
+    starts: Sequence[int] = (),
+) -> Script:
+    """Return what the words of a command start: themselves, or the text that they give to a shell.
+
+    ``unknown``: the variables that may be left in words, and what they are read as; ``starts`` of a text that has them.
+    """
+    texts = [shown(word) for word in words]
+    shell = next((at for at, text in enumerate(texts) if _SHELL.fullmatch(text)), len(texts))
+    option = next((at for at in range(shell + 1, len(texts)) if _SHELL_TEXT.fullmatch(texts[at])), len(texts))
+    given = words[option + 1 :][texts[option + 1 : option + 2] == ["--"] :]
+    if given:
+        return _of_text(given[0], variables, starts)
+    for pattern, gap in unknown:
+        words = [_replaced(word, pattern, variables, gap) for word in words]
+    taken = {name: variables[name] for name in TAKEN if name in variables}
+    return Script({}, variables, [Command(tuple(words), words[0][0].lines[0], taken)] if words else [])
+
+
+def _of_text(text: Word, variables: dict[str, Variable], within: Sequence[int] = ()) -> Script:
+    """Read a text as a script, and the texts that it gives to shells; ``within``: the starts of a text that has it."""
+    content, starts = _placed(text, within)
+    script = read_script(content, variables, starts=starts)
+    commands = []
+    for command in script.commands:
+        known = command.within.endswith("-c") and not any(map(gap_of, command.words))
+        commands += _script(command.words, script.variables, starts=starts).commands if known else [command]
+    script.commands = commands
+    return script
+
+
+def _placed(word: Word, within: Sequence[int] = ()) -> tuple[str, list[int]]:
+    """Return the text of a word, and the places in it at which the lines of the file begin."""
+    content, starts = "", list[int]()
+    for part in word:
+        starts += [len(content)] * (part.lines[0] - len(starts))
+        text = part.text or part.shown
+        inside = (
+            within[bisect_right(within, part.at) : bisect_right(within, part.at + len(text))] if part.at >= 0 else ()
+        )
+        starts += [len(content) + place - part.at for place in inside]
+        content += text
+    return content, starts
+
+
+def _replaced(
+    word: Word, pattern: re.Pattern[str], variables: Mapping[str, Variable], unknown: Part | None = None
+) -> Word:
+    """Replace variables in a word by their values or defaults; others are ``unknown``, or stay as they are written."""
+    parts: list[Part] = []
+    for part in word:
+        at, text = 0, part.text or ""
+        for found in pattern.finditer(text):
+            names = found.groupdict()
+            name, default = names["name"] or names.get("bare") or "", names.get("default")
+            value = variables[name].words[0] if name in variables else ()
+            if value and (unknown is not None or gap_of(value) is None):
+                made = [replace(one, lines=(*part.lines, *one.lines)) for one in value]
+            elif default is not None:
+                made = [replace(part, text=default, default=True)]
+            elif unknown is not None:
+                why = unknown.why or f"the container has no variable {name}"
+                made = [replace(unknown, lines=part.lines, shown=found[0], why=why)]
+            else:
+                continue
+            parts += [replace(part, text=text[at : found.start()]), *made]
+            at = found.end()
+        parts.append(replace(part, text=text[at:]) if part.text is not None else part)
+    return tuple(part for part in parts if part.text != "") or word[:1]
+
+
+# -- Dockerfiles ------------------------------------------------------------------------------------------------------
+
+_INSTRUCTION = re.compile(r"[ \t]*([A-Za-z]+)[ \t]+")
+_FROM = re.compile(r"(?:--\S+\s+)*(\S+)(?:\s+[Aa][Ss]\s+(\S+))?")
+_OPTIONS = re.compile(r"(?:\s|\\\n|--\w[\w-]*=\S+(?=\s))*")
+_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
+
+
+@dataclass
+class _Stage:
+    """A stage of a build: its variables, and the commands that a container of it runs."""
+
+    variables: dict[str, Variable]
+    entrypoint: tuple[Word, ...] = ()
+    command: tuple[Word, ...] = ()
+    whole: bool = False  # the entrypoint is a text, which takes no command
+
+
+def _dockerfile(text: str) -> Iterator[Script]:
+    stage = _Stage({})
+    named: dict[str, _Stage] = {}
+    for name, word in _instructions(text):
+        content = "".join(part.text or "" for part in word)
+        if name == "FROM" and (found := _FROM.match(content)):
+            yield from _started(stage)
+            base = named.get(found[1])
+            stage = _Stage(dict(base.variables), base.entrypoint, base.command, base.whole) if base else _Stage({})
+            if base is None and _SERVES.fullmatch(found[1]):
+                stage.entrypoint = _serve(word[0].lines[0])
+            named[found[2] or ""] = stage
+        elif name in ("ENV", "ARG"):
+            if name == "ENV" and (old := re.match(r"(\w+)[ \t]+(?=[^\s=])", content)):
+                word = (replace(word[0], text=f"{old[1]}={(word[0].text or '')[old.end() :]}"), *word[1:])
+            stage.variables = dict(_of_text(word, stage.variables).variables)
+        elif name == "RUN":
+            with suppress(Unreadable):  # a text of another shell
+                yield _of_text(word, stage.variables)
+        elif name in ("CMD", "ENTRYPOINT"):
+            words = _listed(word)
+            text_of_shell = ((Part("sh", word[0].lines),), (Part("-c", word[0].lines),), word)
+            if name == "CMD":
+                stage.command = text_of_shell if words is None else words
+            else:
+                stage.entrypoint, stage.command = text_of_shell if words is None else words, ()
+                stage.whole = words is None
+    yield from _started(stage)
+
+
+def _started(stage: _Stage) -> Iterator[Script]:
+    words = stage.entrypoint if stage.whole else (*stage.entrypoint, *stage.command)
+    if words:
+        yield _script(words, stage.variables)
+
+
+def _instructions(text: str) -> Iterator[tuple[str, Word]]:
+    """Yield each instruction with its arguments, a part for each line; comments between its lines are left out."""
+    name, parts = "", list[Part]()
+    for number, line in enumerate(text.split("\n"), 1):
+        if line.lstrip().startswith("#") or (parts and not line.strip()):
+            continue
+        start = _INSTRUCTION.match(line) if not parts else None
+        if start is not None:
+            name, line = start[1].upper(), line[start.end() :]
+        if start is not None or parts:
+            parts.append(Part(f"{line}\n", (number,)))
+            if not line.rstrip().endswith("\\"):
+                yield name, _without_options(parts)
+                parts = []
+    if parts:
+        yield name, _without_options(parts)
+
+
+def _without_options(parts: list[Part]) -> Word:
+    """Return the arguments of an instruction without options such as ``--mount=...``, and blanks after a backslash."""
+    cleaned = [replace(part, text=re.sub(r"\\[ \t]+\n$", r"\\\n", part.text or "")) for part in parts]
+    first = cleaned[0].text or ""
+    return (replace(cleaned[0], text=first[_OPTIONS.match(first).end() :] or "\n"), *cleaned[1:])  # type: ignore[union-attr]
+
+
+def _listed(word: Word) -> tuple[Word, ...] | None:
+    """Return the words of a JSON list, None for another text, which a shell runs."""
+    text = "".join(part.text or "" for part in word).replace("\\\n", "  ")
+    if not text.lstrip().startswith("["):
+        return None
+    try:
+        if not all(isinstance(each, str) for each in json.loads(text)):
+            return None
+    except (ValueError, RecursionError):
+        return None
+    starts = [sum(len(part.text or "") for part in word[:count]) for count in range(len(word))]
+    return tuple(
+        (Part(json.loads(found[0]), word[bisect_right(starts, found.start()) - 1].lines),)
+        for found in _TEXT.finditer(text)
+    )
+
+
+# -- YAML -------------------------------------------------------------------------------------------------------------
+
+
+def _values(node: Any) -> dict[str, Any]:
+    """Return the nodes of a mapping by their keys, with those that it merges; none of another node."""
+    if node is None or node.id != "mapping":
+        return {}
+    stated = {key.value: value for key, value in node.value if key.id == "scalar" and not key.tag.endswith(":merge")}
+    merged = [value for key, value in node.value if key.tag.endswith(":merge")]
+    parts = [part for value in merged for part in _items(value) or [value]]
+    return {name: value for part in reversed(parts) for name, value in _values(part).items()} | stated
+
+
+def _items(node: Any) -> list[Any]:
+    return node.value if node is not None and node.id == "sequence" else []
+
+
+def _below(node: Any, *names: str) -> Any:
+    """Return the node at a path of keys, None where there is none."""
+    for name in names:
+        node = _values(node).get(name)
+    return node
+
+
+def _text(node: Any) -> str:
+    return node.value if node is not None and node.id == "scalar" else ""
+
+
+def _walked(node: Any, above: tuple[Any, ...], lines: list[str]) -> Iterator[Container]:
+    """Yield the containers below a node; ``above`` are the mappings that it is in, the outermost first."""
+    values = _values(node)
+    if not values.keys().isdisjoint(("command", "args", "entrypoint")):
+        with suppress(Unreadable):  # a text that is not shell
+            yield from _container(values, (*above, node), lines)
+    for value in values.values():
+        yield from _walked(value, (*above, node), lines)
+    for value in _items(node):
+        yield from _walked(value, above, lines)
+
+
+def _container(values: dict[str, Any], above: tuple[Any, ...], lines: list[str]) -> Iterator[Container]:
+    kind = _text(_below(above[0], "kind"))
+    of_compose = not kind and _below(above[0], "services") is not None
+    pattern = _COMPOSE if of_compose else _KUBERNETES
+    pods = _pods(above, kind)
+    variables = _environment(values.get("environment" if of_compose else "env"), lines, pattern)
+    for name in _GROUP.get(kind, ()) if pods else ():
+        variables.setdefault(name, _variable(str(pods[-1].value), pods[-1].line))
+    for counted in filter(None, (_count(above, name) for name in _EACH)):
+        variables.setdefault("PET_NPROC_PER_NODE", _variable(str(counted.value), counted.line))
+    words, starts = list[Word](), list[int]()
+    for key in ("entrypoint", "command", "args"):
+        node = values.get(key)
+        items = [_word(item, lines, of_compose) for item in _items(node) if item.id == "scalar"]
+        words += [_replaced(item, pattern, variables) for item in items]
+        if _text(node):
+            split, starts = _split(_word(node, lines, of_compose), variables)
+            words += split
+    replaced = "entrypoint" if of_compose else "command"
+    if words and replaced not in values and _SERVES.fullmatch(_text(values.get("image"))):
+        words = [*_serve(words[0][0].lines[0]), *words]
+    if words:
+        closed = kind in _PLAIN_KINDS and "envFrom" not in values
+        gap = Part(None, (), runs=not closed, elsewhere=not closed)
+        group = pods[-1].value if kind == "LeaderWorkerSet" and pods else 1
+        script = _script(words, variables, (pattern, gap), starts=starts)
+        yield Container(script, pods, _gpus(values), group)
+
+
+def _serve(line: int) -> tuple[Word, ...]:
+    """Return the entrypoint of vLLM's images."""
+    return ((Part("vllm", (line,)),), (Part("serve", (line,)),))
+
+
+def _variable(text: str | None, line: int, **unknown: Any) -> Variable:
+    return Variable(((Part(text, (line,), **unknown),),), False, (line,))
+
+
+def _environment(node: Any, lines: list[str], pattern: re.Pattern[str]) -> dict[str, Variable]:
+    """Return variables of a list of names with values, of a list of ``NAME=value``, or of a mapping."""
+    pairs = [(name, value, value.start_mark.line + 1) for name, value in _values(node).items()]
+    pairs += [(_text(_below(item, "name")), _below(item, "value"), item.start_mark.line + 1) for item in _items(node)]
+    found: dict[str, Variable] = {}
+    for name, value, line in pairs:
+        if value is not None and value.id == "scalar":
+            word = _replaced(_word(value, lines, unescaped=False), pattern, found)
+            found[name] = Variable((word,), False, (line,))
+        elif name:
+            found[name] = _variable(None, line, shown=f"$({name})", why=f"{name} is set outside of the file", runs=True)
+    for item in _items(node):
+        name, equals, text = _text(item).partition("=")
+        if equals:
+            word = _replaced((Part(text, (item.start_mark.line + 1,)),), pattern, found)
+            found[name] = Variable((word,), False, (item.start_mark.line + 1,))
+    return found
+
+
+def _word(node: Any, lines: list[str], unescaped: bool) -> Word:
+    """Return a scalar as a word, a part for each line on which it is written; ``unescaped``: of Compose's ``$$``."""
+    start, last = node.start_mark, node.end_mark.line
+    value = node.value.replace("$$", "$") if unescaped else node.value
+    parts, at, column = list[Part](), 0, start.column
+    for number in range(start.line, min(last + 1, len(lines)) if start.line < last else start.line):
+        begin, block = at, number == start.line and node.style in ("|", ">")
+        for sign in "" if block else "".join(lines[number][column:].split()):
+            place = at + len(value) - at - len(value[at:].lstrip())
+            at = place + 1 if value[place : place + 1] == sign else at
+        column = 0
+        if at > begin:
+            parts.append(Part(value[begin:at], (number + 1,)))
+    line = parts[-1].lines[0] if parts else start.line + 1
+    return (*parts, Part(value[at:], (line,))) if at < len(value) or not parts else tuple(parts)
+
+
+def _split(word: Word, variables: dict[str, Variable]) -> tuple[list[Word], list[int]]:
+    """Return the words of a text that no shell runs, as Compose splits it, and the starts of its lines."""
+    content, starts = _placed(word)
+    joined = _QUOTED.sub(lambda found: found[1] or " ", content)
+    commands = read_script(joined, variables, starts=starts).commands
+    return list(commands[0].words) if commands else [], starts
+
+
+# -- counts of pods and GPUs ------------------------------------------------------------------------------------------
+
+
+def _number(node: Any) -> Entry | None:
+    if re.fullmatch(r"[1-9]\d{0,4}", text := _text(node)) is None:
+        return None
+    return Entry((), int(text), node.start_mark.line + 1)
+
+
+def _count(above: Sequence[Any], name: str) -> Entry | None:
+    """Return the innermost count of a name in the mappings that something is in."""
+    found = [number for node in above if (number := _number(_below(node, name))) is not None]
+    return replace(found[-1], path=(name,)) if found else None
+
+
+def _pods(above: Sequence[Any], kind: str) -> tuple[Entry, ...]:
+    """Return each number of pods that may be the nodes of one run; none where the kind or a policy leaves it open."""
+    counts = {name: count for name in _COUNTS.get(kind, ()) if (count := _count(above, name)) is not None}
+    if not counts or _below(above[0], "spec", "elasticPolicy") is not None:
+        return ()
+    found = list(counts.values())
+    total = replace(found[0], value=_total(above[0]))
+    if kind == "PyTorchJob":
+        return (total,)
+    if kind == "JobSet":
+        product = prod(count.value for name, count in counts.items() if name != "completions")
+        return (*found, replace(found[0], value=product), total)
+    # One of several such pods may be in another document.
+    return tuple(found) if kind in _GROUP or max(count.value for count in found) > 1 else ()
+
+
+def _total(node: Any) -> int:
+    """Return the pods of all groups of a job, each a mapping with a template."""
+    values = _values(node)
+    if "template" in values:
+        counts = [_number(values.get("replicas")), _number(_below(values["template"], "spec", "parallelism"))]
+        return prod(count.value for count in counts if count is not None)
+    return sum(map(_total, [*values.values(), *_items(node)]))
+
+
+def _gpus(values: Mapping[str, Any]) -> Entry | None:
+    """Return the GPUs of a container: a limit of Kubernetes, or the devices of Compose."""
+    resources = values.get("resources") or values.get("resourcesPerNode")
+    devices = _items(_below(values.get("deploy"), "resources", "reservations", "devices"))
+    limits = [*_values(_below(resources, "limits")).items(), *_values(_below(resources, "requests")).items()]
+    limits += [("count", _below(device, "count")) for device in devices]
+    found = [(name, count) for name, node in limits if _GPU.fullmatch(name) and (count := _number(node))]
+    return replace(found[0][1], path=(found[0][0],)) if found else None

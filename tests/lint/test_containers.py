@@ -1,0 +1,177 @@
+"""``rankmesh lint`` of Dockerfiles, Compose files, manifests: the line of each flag, pods and GPUs, no false alarm."""
+
+import json
+
+import pytest
+
+from rankmesh.readers.containers import read_containers
+from rankmesh.readers.lint import lint_files, lint_text
+from rankmesh.readers.tokens import shown
+
+SERVE = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 3"
+TRAIN = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 3"
+
+
+def codes(text, name):
+    """The findings of a text, without their words."""
+    return [(found.code, found.line, found.fix) for found in lint_text(text, name).findings]
+
+
+DOCKERFILES = [
+    ('CMD ["vllm", "serve", "Qwen/Qwen3-8B", \\\n  "--tensor-parallel-size", "3"]\n', ("heads", 3, "tp=2")),
+    (f"ENTRYPOINT exec {SERVE}\n", ("heads", 2, "tp=2")),
+    ('ENTRYPOINT ["vllm", "serve"]\n\nCMD ["Qwen/Qwen3-8B", "--tensor-parallel-size=3"]\n', ("heads", 4, "tp=2")),
+    (f'ENTRYPOINT ["/bin/bash", "-c", "set -e; {SERVE}"]\n', ("heads", 2, "tp=2")),
+    (f"RUN --mount=type=cache,target=/x \\\n  # why\n  pip install . && \\\n  {TRAIN}\n", ("sizes", 5, "tp=2")),
+    ("ENV TP=3 \\\n    PP=1\nCMD " + TRAIN.replace("3", "$TP") + "\n", ("sizes", 4, "tp=2")),
+    ("ENV TP 3\nCMD " + TRAIN.replace("3", "${TP}") + "\n", ("sizes", 3, "tp=2")),
+    ("AS base\nENV TP=3\nFROM base\nCMD " + TRAIN.replace("3", "$TP") + "\n", ("sizes", 4, "tp=2")),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), DOCKERFILES)
+def test_dockerfile(text, expected):
+    """Exec and shell form, continued lines, variables, and stages over others."""
+    for name in ("Dockerfile", "docker/Dockerfile.gpu", "train.dockerfile"):
+        assert codes(f"FROM image{' ' if text.startswith('AS') else chr(10)}{text}", name) == [expected]
+
+
+COMPOSE = [
+    (f"command: {SERVE}", ("heads", 3, "tp=2")),
+    (f'command: ["sh", "-c", "{SERVE}"]', ("heads", 3, "tp=2")),
+    (
+        "command:\n      - vllm\n      - serve\n      - Qwen/Qwen3-8B\n      - --tensor-parallel-size=3",
+        ("heads", 7, "tp=2"),
+    ),
+    ("command: >-\n      vllm serve Qwen/Qwen3-8B\n      --tensor-parallel-size ${TP:-3}", ("heads", 5, "tp=2")),
+    ("environment: [TP=3]\n    command: sh -c 'exec vllm serve Qwen/Qwen3-8B\n      -tp $$TP'", ("heads", 5, "tp=2")),
+    (
+        "environment: {TP: 3}\n    entrypoint: [vllm, serve]\n    command: [Qwen/Qwen3-8B, -tp, '$TP']",
+        ("heads", 5, "tp=2"),
+    ),
+    ("image: vllm/vllm-openai:latest\n    command: --model Qwen/Qwen3-8B -tp 3", ("heads", 4, "tp=2")),
+    (
+        "command: vllm serve m -tp 4\n    deploy: {resources: {reservations: {devices: [{count: 2}]}}}",
+        ("gpus", 3, "tp=2"),
+    ),
+]
+
+
+@pytest.mark.parametrize(("text", "expected"), COMPOSE)
+def test_compose(text, expected):
+    """Commands as lists and texts, variables of lists and mappings, the entrypoint of vLLM's image, devices."""
+    assert codes(f"services:\n  a:\n    {text}\n", "compose.yaml") == [expected]
+
+
+def manifest(kind, spec, command, limits="{}"):
+    """A manifest whose container is at line 5."""
+    containers = f"[{{command: {command}, resources: {{limits: {limits}}}}}]"
+    pod = "{spec: {containers: \n  " + containers + "}}"
+    return f"apiVersion: v1\nkind: {kind}\nspec: {spec}\n".replace("POD", pod)
+
+
+TORCHRUN = json.dumps(["torchrun", "--nnodes", "3", "train.py"])
+PODS = [
+    ("Job", "{parallelism: 2, completions: 2, template: POD}", 2),
+    ("StatefulSet", "{replicas: 2, template: POD}", 2),
+    ("JobSet", "{replicatedJobs: [{replicas: 2, template: {spec: {parallelism: 2, template: POD}}}]}", 4),
+    ("PyTorchJob", "{pytorchReplicaSpecs: {Master: {replicas: 1, template: POD}}}", 1),
+    ("LeaderWorkerSet", "{replicas: 3, leaderWorkerTemplate: {size: 2, workerTemplate: POD}}", 2),
+]
+
+
+@pytest.mark.parametrize(("kind", "spec", "pods"), PODS)
+def test_pods(kind, spec, pods):
+    """A launcher is told another number of nodes than a kind makes pods; with that number there is no finding."""
+    text = manifest(kind, spec, TORCHRUN)
+    assert codes(text, "a.yaml") == [("nodes", 4, f"--nnodes {pods}")]
+    assert codes(text.replace('"3"', f'"{pods}"'), "a.yaml") == []
+    assert codes(f"kind: ConfigMap\n---\n{text}", "a.yaml") == [("nodes", 6, f"--nnodes {pods}")]
+
+
+def test_pods_of_one_are_not_counted():
+    """A Job of one pod may be one of several documents, and an elastic job has any number of pods."""
+    elastic = PODS[3][1].replace("{pytorch", "{elasticPolicy: {}, pytorch")
+    for kind, spec in (("Job", "{parallelism: 1, template: POD}"), ("Pod", "{template: POD}"), ("PyTorchJob", elastic)):
+        assert codes(manifest(kind, spec, TORCHRUN), "a.yaml") == []
+
+
+def test_gpus():
+    """A container has fewer GPUs than its launcher starts ranks, or its engine needs on all of its nodes."""
+    two, spec = "{nvidia.com/gpu: 2}", "{template: POD}"
+    assert codes(manifest("Job", spec, "[torchrun, --nproc-per-node=4, a.py]", two), "a.yaml") == [
+        ("gpus", 4, "--nproc-per-node 2")
+    ]
+    serve = "[vllm, serve, m, -tp, '4', -pp, '2']"
+    assert codes(manifest("Deployment", spec, serve, two), "a.yaml") == [("gpus", 4, "tp=1")]
+    group = "{leaderWorkerTemplate: {size: SIZE, workerTemplate: POD}}"
+    for size, found in (("2", [("gpus", 4, "tp=2")]), ("4", [])):
+        assert codes(manifest("LeaderWorkerSet", group.replace("SIZE", size), serve, two), "a.yaml") == found
+    of_ray = serve.replace("m,", "m, --distributed-executor-backend, ray,")
+    assert codes(manifest("Deployment", spec, of_ray, two), "a.yaml") == []
+
+
+def test_variables_of_kubernetes():
+    """A variable is its value; one that nobody sets is a finding, one that an image or a controller may set a note."""
+
+    def container(env, argument, kind="Deployment"):
+        args = f"    args: [--model=Qwen/Qwen3-8B, -tp, {argument}]\n"
+        return f"kind: {kind}\nspec:\n  containers:\n  - image: vllm/vllm-openai\n    env: {env}\n{args}"
+
+    assert codes(container("[{name: TP, value: '3'}]", "$(TP)"), "a.yaml") == [("heads", 6, "tp=2")]
+    assert codes(container("[]", "$(TP)"), "a.yaml") == [("unset-variable", 6, None)]
+    for text in (
+        container("[{name: TP, valueFrom: {fieldRef: {}}}]", "$(TP)"),
+        container("[]", "$(LWS_GROUP_SIZE)", "LeaderWorkerSet"),
+        "kind: Pod\nspec:\n  containers:\n  - command: [sh, -c, 'vllm serve m -tp $TP']\n",
+    ):
+        found = lint_text(text, "a.yaml")
+        assert (found.findings, len(found.notes)) == ((), 1)
+
+
+def test_blocks_have_the_lines_of_the_file():
+    """The words of a text in a manifest have the lines on which they are written."""
+    text = """\
+kind: Pod
+spec:
+  containers:
+    - env: [{name: N, value: "2"}]
+      command: ["/bin/bash", "-c"]
+      args:
+        - |
+          # start
+          torchrun --nproc_per_node $(N) \\
+            --host $(hostname) a.py \\
+            --tensor-model-parallel-size 4
+"""
+    (found,) = read_containers(text, "a.yaml")
+    (command,) = found.script.commands
+    assert [(shown(word), word[0].lines[0]) for word in command.words] == [
+        ("torchrun", 9), ("--nproc_per_node", 9), ("2", 9), ("--host", 10), ("$(hostname)", 10), ("a.py", 10),
+        ("--tensor-model-parallel-size", 11), ("4", 11),
+    ]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["{{ .Values.x }}\ncommand: vllm serve -tp 3\n", "command: don't run vllm\n", "args: {vllm: 3}\ncommand: null\n",
+     "a: &a {command: vllm}\nb: {<<: [*a, *a]}\n", "command: ['']\nargs: ['', sh, -c]\n# vllm\n"],
+)  # fmt: skip
+def test_what_is_no_command_has_no_findings(text):
+    """Templates, texts that are not shell, empty words and mappings are passed."""
+    assert lint_text(text, "a.yaml").findings == ()
+
+
+def test_comments_ignore_codes():
+    """A comment after a line, and one on a line of its own."""
+    manifest = f"kind: Pod\nspec:\n  containers:\n  - command: [sh, -c, '{SERVE}']{{}}\n"
+    assert codes(manifest.format("  # rankmesh: ignore[heads]"), "a.yaml") == []
+    assert codes("# rankmesh: ignore\n" + manifest.format(""), "a.yaml") == []
+    assert codes(f"# rankmesh: ignore[heads]\nFROM a\nCMD {SERVE}\n", "Dockerfile") == []
+
+
+def test_folders(tmp_path):
+    """Dockerfiles of a folder are checked."""
+    for name in ("Dockerfile", "a.Dockerfile", "Containerfile.cuda"):
+        (tmp_path / name).write_text(f"FROM a\nCMD {SERVE}\n")
+    assert [found.line for found in lint_files([tmp_path]).findings] == [2, 2, 2]

@@ -1,0 +1,87 @@
+"""``rankmesh lint`` with a model that a file names: by its folder and by its name, and the rules of each engine."""
+
+import json
+
+import pytest
+
+from rankmesh.readers.lint import lint_text
+from rankmesh.readers.models import named_counts
+
+SGLANG = "python -m sglang.launch_server --model-path"
+VERL = (
+    "python3 -m verl.trainer.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=8 "
+    "actor_rollout_ref.actor.ulysses_sequence_parallel_size=8"
+)
+
+
+def codes(command, name="a.sh"):
+    """The findings of a script with one command, without their words."""
+    return [(found.code, found.line, found.fix) for found in lint_text(f"#!/bin/bash\n{command}\n", str(name)).findings]
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("vllm serve Qwen/Qwen2.5-7B-Instruct --tensor-parallel-size 8", ("heads", 2, "tp=7")),
+        ("vllm serve --model openai/gpt-oss-20b -tp 24", ("heads", 2, "tp=16")),
+        ("python -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-32B -tp 6", ("heads", 2, "tp=4")),
+        (f"{SGLANG} Qwen/Qwen3-8B --tp 24 --dp 4 --enable-dp-attention", ("heads", 2, "tp=16")),
+        (f"{SGLANG} m --tp 8 --dp 3 --enable-dp-attention", ("sizes", 2, "attn_dp=2")),
+        (f"{SGLANG} m --tp 8 --ep 3", ("sizes", 2, "ep=2")),
+        (f"{SGLANG} openai/gpt-oss-20b --tp 64 --ep 64", ("experts", 2, "ep=32")),
+        (f"{SGLANG} m --tp 8 --nnodes 3", ("nodes", 2, None)),
+        (f"{VERL} actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", ("heads", 2, "sp=4")),
+    ],
+)
+def test_findings(command, expected):
+    """A size that the engine refuses for this model, or for its own other sizes."""
+    assert codes(command) == [expected]
+
+
+@pytest.mark.parametrize(
+    "command",
+    [
+        "vllm serve Qwen/Qwen3-8B -tp 16",  # heads of keys are copied
+        "vllm serve Qwen/Qwen3-8B -pp 5",  # stages may differ
+        "vllm serve Qwen/Qwen3-30B-A3B -tp 4 -dp 3 --enable-expert-parallel",  # experts are in no size of its own
+        f"{SGLANG} openai/gpt-oss-20b --tp 64 --ep 64 --ep-num-redundant-experts 32",
+        f"{SGLANG} Qwen/Qwen2.5-7B --tp 8 --dp 2 --enable-dp-attention",
+        "vllm serve org/merged-Qwen2.5-7B-x -tp 8",  # not known
+    ],
+)
+def test_what_an_engine_allows(command):
+    """Sizes that an engine takes, and models that are not known, have no findings."""
+    assert codes(command) == []
+
+
+def test_folder(tmp_path):
+    """A folder that is there goes before a name; without a model, the config.json beside the file counts."""
+    config = {"architectures": ["LlamaForCausalLM"], "num_attention_heads": 12, "num_key_value_heads": 4}
+    (tmp_path / "Qwen3-8B").mkdir()
+    (tmp_path / "Qwen3-8B" / "config.json").write_text(json.dumps(config))
+    script = tmp_path / "serve.sh"
+    assert codes("vllm serve ./Qwen3-8B -tp 8", script) == [("heads", 2, "tp=6")]
+    assert codes(f"vllm serve --model={tmp_path / 'Qwen3-8B'} -tp 8", script) == [("heads", 2, "tp=6")]
+    assert codes("vllm serve --model Qwen/Qwen3-8B -tp 8", script) == []
+    assert codes("vllm serve ./none -tp 8", script) == []
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    assert codes("torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 8", script) == [
+        ("heads", 2, "tp=4")
+    ]
+    (tmp_path / "config.json").write_text("[" * 1000)
+    assert codes("torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 8", script) == []
+
+
+def test_several_runs_of_a_script():
+    """Each run of a script is checked."""
+    found = codes("vllm serve Qwen/Qwen3-8B -tp 3 &\nvllm serve Qwen/Qwen3-8B -tp 2 &\nvllm serve Qwen/Qwen3-8B -tp 5")
+    assert [(code, line) for code, line, _ in found] == [("heads", 2), ("heads", 4)]
+
+
+def test_names():
+    """Names of repositories, with what is only another training or number format of the same shape."""
+    assert named_counts("meta-llama/Meta-Llama-3.1-70B-Instruct-FP8") == named_counts("llama3-70b")
+    assert named_counts("deepseek-ai/DeepSeek-R1-0528")["experts"] == 256
+    assert named_counts("google/gemma-3-27b-it")["kv_heads"] == 16
+    for other in ("deepseek-ai/DeepSeek-R1-Distill-Qwen-7B", "Qwen/Qwen3-Coder-480B-A35B-Instruct", "", "org/"):
+        assert named_counts(other) == {}
