@@ -154,8 +154,7 @@ def destroy(pg: dist.ProcessGroup, *, addresses: bool = True) -> bool:
     known = registries.place_of(pg)
     if known is None:
         return True
-    tag, position, size = registries.tag_of(pg), pg.rank(), pg.size()
-    dist.destroy_process_group(pg)
-    registries.forget_tag(tag)
+    position, size = pg.rank(), pg.size()
+    registries.unregister(pg)
     here = addresses and size > 1 and kinds_of(known[0]) == {"gloo"}
     return not here or delete_address(known[1], position)

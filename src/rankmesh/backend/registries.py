@@ -17,13 +17,12 @@ __all__ = [
     "Positions",
     "describe",
     "every_group",
-    "forget_tag",
     "place_of",
     "register",
     "registered",
     "registries",
     "set_timeout",
-    "tag_of",
+    "unregister",
 ]
 
 
@@ -75,13 +74,10 @@ def place_of(pg: Any) -> tuple[str, Store] | None:
     return str(backend), store
 
 
-def tag_of(pg: Any) -> str | None:
-    """Return the tag under which torch has a process group."""
-    return c10d._world.pg_to_tag.get(pg)
-
-
-def forget_tag(tag: str | None) -> None:
-    """Drop the empty list that torch leaves behind, one for each group ever made."""
+def unregister(pg: dist.ProcessGroup) -> None:
+    """Destroy a process group, and drop the empty list that torch leaves behind, one for each group ever made."""
+    tag = c10d._world.pg_to_tag.get(pg)
+    dist.destroy_process_group(pg)
     if tag is not None and not c10d._world.tags_to_pg.get(tag, True):
         del c10d._world.tags_to_pg[tag]
 

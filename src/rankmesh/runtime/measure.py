@@ -187,11 +187,11 @@ class _Call:
         count = max(1, size // 4)
         # What is cut in equal parts holds a multiple of the group's size.
         whole = -(-count // group.size) * group.size
-        make = {
-            "all-reduce": self._all_reduce,
-            "all-gather": self._all_gather,
-            "reduce-scatter": self._reduce_scatter,
-            "all-to-all": self._all_to_all,
+        make: dict[str, Callable[[], object]] = {
+            "all-reduce": lambda: dist.all_reduce(self._given, group=group.pg),
+            "all-gather": lambda: _gather(self._got, self._given, group=group.pg),
+            "reduce-scatter": lambda: _scatter(self._got, self._given, group=group.pg),
+            "all-to-all": lambda: dist.all_to_all_single(self._got, self._given, group=group.pg),
             "send/recv": self._send_recv,
             HOP: self._hop,
         }
@@ -213,18 +213,6 @@ class _Call:
     def _settle(self) -> None:
         if self._cuda:
             torch.cuda.synchronize()
-
-    def _all_reduce(self) -> None:
-        dist.all_reduce(self._given, group=self._group.pg)
-
-    def _all_gather(self) -> None:
-        _gather(self._got, self._given, group=self._group.pg)
-
-    def _reduce_scatter(self) -> None:
-        _scatter(self._got, self._given, group=self._group.pg)
-
-    def _all_to_all(self) -> None:
-        dist.all_to_all_single(self._got, self._given, group=self._group.pg)
 
     def _send_recv(self) -> None:
         """To the next stage, from the one before: nothing goes round the end."""
