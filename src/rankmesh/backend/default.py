@@ -17,7 +17,7 @@ from rankmesh.errors import ConnectError
 __all__ = ["DefaultGroup", "default_group", "default_pg", "is_inherited", "is_torch_function"]
 
 # The process groups of its parent that a forked child has copies of, without the threads that serve them.
-_inherited: list[Any] = []
+_inherited: list[dist.ProcessGroup] = []
 
 
 @dataclass(frozen=True)
@@ -62,7 +62,7 @@ def is_inherited() -> bool:
     return dist.is_initialized() and any(pg is c10d._get_default_group() for pg in _inherited)
 
 
-def default_pg(*, inherited: bool = False) -> Any:
+def default_pg(*, inherited: bool = False) -> dist.ProcessGroup:
     """Return the process group of the initialised world; raise ``ConnectError`` where there is none.
 
     Raises it in a forked child, too, unless the parent's world, ``inherited``, is asked for.
@@ -98,7 +98,7 @@ def default_group() -> DefaultGroup:
     )
 
 
-def _timeout_of(pg: Any, backend: str) -> timedelta:
+def _timeout_of(pg: dist.ProcessGroup, backend: str) -> timedelta:
     """Return the timeout that the world was initialised with; torch's default where the backend does not keep it."""
     for device in pg._device_types:
         options = getattr(pg._get_backend(device), "options", None)

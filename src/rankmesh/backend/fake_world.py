@@ -46,5 +46,5 @@ def fake_world(rank: int, size: int) -> Iterator[None]:
         forget_meshes()
 
 
-def _nothing(*_given: Any, **_options: Any) -> None:
+def _nothing(*_given: object, **_options: object) -> None:
     pass

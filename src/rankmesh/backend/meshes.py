@@ -11,6 +11,7 @@ import torch.distributed as dist
 from torch.distributed import device_mesh as torch_meshes
 from torch.distributed.device_mesh import DeviceMesh
 
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import ConnectError
 
 if TYPE_CHECKING:
@@ -20,7 +21,7 @@ __all__ = ["device_mesh", "flatten", "forget_meshes", "strided_shard", "unfold"]
 
 
 def device_mesh(
-    groups: list[dist.ProcessGroup], ranks: Any, axes: tuple[str, ...], device_type: str | None
+    groups: list[dist.ProcessGroup], ranks: IntArray | None, axes: tuple[str, ...], device_type: str | None
 ) -> DeviceMesh:
     """Return a ``DeviceMesh`` over process groups that exist; ``ranks`` has one axis for each of them."""
     kind = device_type or ("cuda" if "nccl" in dist.get_backend(groups[0]) else "cpu")
@@ -94,14 +95,14 @@ def _collapsed(layout: Any) -> Any:
     return joined.nest() if len(joined) > 1 else joined
 
 
-def _named(mesh: Any, groups: Sequence[Any]) -> DeviceMesh:
+def _named(mesh: Any, groups: Sequence[dist.ProcessGroup | None]) -> DeviceMesh:
     """Return the mesh, with these groups for its dimensions."""
     mesh._dim_group_names = ["" if pg is None else pg.group_name for pg in groups]
     made: DeviceMesh = mesh
     return made
 
 
-def _register(root: DeviceMesh, groups: Sequence[Any]) -> None:
+def _register(root: DeviceMesh, groups: Sequence[dist.ProcessGroup | None]) -> None:
     """Let the root find the groups; torch 2.10 asks its registry of all groups instead."""
     known: dict[str, Any] = getattr(root, "_pg_registry", {})
     known.update({pg.group_name: pg for pg in groups if pg is not None})

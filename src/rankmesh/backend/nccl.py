@@ -20,6 +20,7 @@ from datetime import timedelta
 from typing import Any
 
 import torch
+import torch.distributed as dist
 from torch import Tensor
 from torch._C._distributed_c10d import Store
 from torch.distributed import distributed_c10d as c10d
@@ -61,7 +62,7 @@ def device_done(device: torch.device, check: Callable[[], object]) -> None:
         check()
 
 
-def abort_together(groups: Iterable[Any]) -> None:
+def abort_together(groups: Iterable[dist.ProcessGroup]) -> None:
     """Abort the communicators of these groups at the same time.
 
     Each abort frees memory, which waits for all kernels of this process. So one after the other, the first one would

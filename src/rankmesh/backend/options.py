@@ -91,7 +91,7 @@ def nccl_options(wanted: Options, backend: str) -> Any:
     return options
 
 
-def options_of(given: Any) -> Options:
+def options_of(given: object) -> Options:
     """Return ``ProcessGroupNCCL.Options`` as ``Options``: the fields that differ from NCCL's defaults."""
     check_backend("nccl")
     plain = c10d.ProcessGroupNCCL.Options()

@@ -67,11 +67,11 @@ def calls_made(group: str = "") -> int:
     return sum(_calls_made(pg) for pg, name in named if not group or str(name) == group)
 
 
-def _calls_made(pg: Any) -> int:
+def _calls_made(pg: dist.ProcessGroup) -> int:
     made: dict[int, int] = {}
     for device in pg._device_types:
         with suppress(RuntimeError):  # a backend that does not count, or a group that ends
-            backend = pg._get_backend(device)
+            backend: Any = pg._get_backend(device)
             made[id(backend)] = backend._get_sequence_number_for_group()
     return sum(made.values())
 

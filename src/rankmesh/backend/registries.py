@@ -46,7 +46,7 @@ class Positions(Mapping[int, int]):
         return len(self._ranks)
 
 
-def register(pg: Any, backend: str, store: Store, name: Any, desc: str, ranks: Mapping[int, int]) -> None:
+def register(pg: dist.ProcessGroup, backend: str, store: Store, name: Any, desc: str, ranks: Mapping[int, int]) -> None:
     """Enter a process group in torch's registries; ``ranks`` has the position of each member by its global rank."""
     known, tag = c10d.Backend(backend), f"ptd:{name}"
     pg._set_group_name(name)
@@ -61,12 +61,12 @@ def register(pg: Any, backend: str, store: Store, name: Any, desc: str, ranks: M
     _register_process_group(name, pg)
 
 
-def set_positions(pg: Any, ranks: Sequence[int]) -> None:
+def set_positions(pg: dist.ProcessGroup, ranks: Sequence[int]) -> None:
     """Let torch's translation of ranks have the members in this order."""
     c10d._world.pg_group_ranks[pg] = Positions(ranks)  # type: ignore[assignment]  # torch has a dict, and only reads
 
 
-def place_of(pg: Any) -> tuple[str, Store] | None:
+def place_of(pg: dist.ProcessGroup) -> tuple[str, Store] | None:
     """Backend and store of a process group, None for one that torch does not have any more."""
     if pg not in c10d._world.pg_map:
         return None

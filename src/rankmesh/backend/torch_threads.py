@@ -120,13 +120,13 @@ def is_rank() -> bool:
 
 def answer_threads(ranks: Ranks) -> Callable[[], None]:
     """From now on torch.distributed answers each thread that is a rank for that rank alone; the way back."""
-    hooks: dict[str, Callable[[Any], Any]] = {
+    hooks: dict[str, Callable[[Any], object]] = {
         "_world": lambda original: _Worlds(original, ranks),
         "_new_process_group_helper": _maker,
         "_warn_not_in_group": lambda original: _for_ranks(original, ranks.refuse),
         "rendezvous": lambda original: _for_ranks(original, lambda *_, **__: iter([ranks.rendezvous()])),
     }
-    before: dict[str, Any] = {name: getattr(c10d, name) for name in hooks}
+    before: dict[str, object] = {name: getattr(c10d, name) for name in hooks}
     describe = c10d_logger._get_msg_dict
     # Torch compares meshes by what their process sees; two ranks of one process must not take each other's.
     DeviceMesh._thread_id = _MeshIdentity()  # type: ignore[assignment]  # torch has an int or None
@@ -195,8 +195,8 @@ class _MeshIdentity:
         vars(mesh)["_thread_id"] = value if ranks is None else ranks.identity()
 
 
-def _for_ranks(original: Any, instead: Any) -> Any:
-    def hook(*arguments: Any, **named: Any) -> Any:
+def _for_ranks(original: Callable[..., object], instead: Callable[..., object]) -> Any:
+    def hook(*arguments: object, **named: object) -> object:
         chosen = instead if is_rank() else original
         return chosen(*arguments, **named)
 
@@ -207,7 +207,7 @@ def _maker(original: Any) -> Any:
     """Return torch's maker of process groups, which asks the simulation for the groups of ranks."""
 
     def hook(
-        size: int, rank: int, members: Sequence[int], backend: Any, store: Store, name: Any, *rest: Any, **more: Any
+        size: int, rank: int, members: Sequence[int], backend: Any, store: Store, name: Any, *rest: object, **more: Any
     ) -> Any:
         if not is_rank():
             return original(size, rank, members, backend, store, name, *rest, **more)

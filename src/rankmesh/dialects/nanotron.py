@@ -118,7 +118,7 @@ class ParallelContext:
         self.tp_and_ep_pg: ProcessGroup = groups["tp_ep"].pg
         self.parallel_order = list(_ORDER)
         self.world_rank_matrix = self._matrix
-        self._groups: dict[str, Any] = {}  # nanotron has it, empty
+        self._groups: dict[str, object] = {}  # nanotron has it, empty
 
     @property
     def groups(self) -> LiveGroups:

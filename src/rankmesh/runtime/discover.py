@@ -56,7 +56,7 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     return replace(Cluster.from_dict(data), notes=notes)
 
 
-def _concluded(witnesses: list[Any]) -> dict[str, Any]:
+def _concluded(witnesses: list[Any]) -> dict[str, object]:
     found = discovered([Witness(**{**each, "switches": tuple(each["switches"])}) for each in witnesses])
     return {**found.to_dict(), "notes": found.notes}
 

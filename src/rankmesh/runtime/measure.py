@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 from datetime import timedelta
 from statistics import median
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -77,7 +77,7 @@ def measure(
     device = _device(world.default.backend)
     wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
 
-    def work() -> dict[str, Any]:
+    def work() -> dict[str, object]:
         rows = list(_rows(groups, chosen, given, progress, wait, device))
         wait()
         return {"rank": groups.rank, "host": host_name(), "rows": rows, "speed": _speed(device)}

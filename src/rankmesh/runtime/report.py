@@ -11,8 +11,9 @@ cp      1     0         none needed    gloo, 1800 s
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankmesh.core.local import LocalGroup
 
@@ -36,7 +37,7 @@ class GroupReport:
     created: bool
     backend: str
     timeout: float
-    options: dict[str, Any]
+    options: Mapping[str, object]
 
 
 @dataclass(frozen=True, repr=False)

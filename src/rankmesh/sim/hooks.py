@@ -7,13 +7,14 @@ that it does reaches the process's own world.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
 from rankmesh.backend import torch_threads
 from rankmesh.sim.members import SimulatedPeers
 from rankmesh.sim.simulation import RankContext, current_context
+from rankmesh.survival.heartbeat import Message
 
 __all__ = ["Hooks", "hooks"]
 
@@ -29,7 +30,7 @@ class _Answers:
         context = self._context()
         return id(context.simulation), context.rank
 
-    def make(self, name: str, ranks: Any, desc: str, *, meet: bool) -> Any:
+    def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> Any:
         context = self._context()
         return context.simulation.make(context, name, ranks, desc, meet=meet)
 
@@ -44,7 +45,7 @@ class _Answers:
     def observed(self) -> bool:
         return self._context().simulation.observer is not None
 
-    def peers(self, reply: Callable[..., Any]) -> SimulatedPeers:
+    def peers(self, reply: Callable[..., Message]) -> SimulatedPeers:
         context = self._context()
         return context.simulation.members.join(context, reply)
 

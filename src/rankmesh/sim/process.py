@@ -116,7 +116,12 @@ def _rank_seed(seed: int, rank: int) -> int:
     return (seed + 1_000_003 * (rank + 1)) % 2**32
 
 
-class RandomNumbers(PerRank[tuple[torch.Tensor, "list[torch.Tensor] | None", tuple[Any, ...]]]):
+# The states of torch on the processor, on its GPUs, and of random; numpy's engine, and its state where it was used.
+_Numbers = tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]
+_OfNumpy = tuple[np.random.BitGenerator, dict[str, Any] | None]
+
+
+class RandomNumbers(PerRank[_Numbers]):
     """The global generators of torch and random.
 
     torch starts with ``seed`` on every rank, as new processes start with one seed; random and numpy, which new
@@ -127,15 +132,15 @@ class RandomNumbers(PerRank[tuple[torch.Tensor, "list[torch.Tensor] | None", tup
         super().__init__()
         self._seed = seed
 
-    def fresh(self, rank: int) -> tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]:
+    def fresh(self, rank: int) -> _Numbers:
         generator = torch.Generator().manual_seed(self._seed)
         return generator.get_state(), None, random.Random(_rank_seed(self._seed, rank)).getstate()  # noqa: S311
 
-    def read(self) -> tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]:
+    def read(self) -> _Numbers:
         devices = torch.cuda.get_rng_state_all() if torch.cuda.is_initialized() else None
         return torch.get_rng_state(), devices, random.getstate()
 
-    def write(self, state: tuple[torch.Tensor, list[torch.Tensor] | None, tuple[Any, ...]]) -> None:
+    def write(self, state: _Numbers) -> None:
         host, devices, python = state
         torch.set_rng_state(host)
         random.setstate(python)
@@ -145,7 +150,7 @@ class RandomNumbers(PerRank[tuple[torch.Tensor, "list[torch.Tensor] | None", tup
             torch.cuda.manual_seed_all(self._seed)
 
 
-class NumpyNumbers(PerRank[tuple[Any, "dict[str, Any] | None"]]):
+class NumpyNumbers(PerRank[_OfNumpy]):
     """numpy's global generator: each rank has its own engine, which is exchanged as a whole.
 
     Reading and writing the state of an engine takes 0.13 ms, as much as all else at a switch, so that is done for one
@@ -158,15 +163,15 @@ class NumpyNumbers(PerRank[tuple[Any, "dict[str, Any] | None"]]):
         super().__init__()
         self._seed = seed
 
-    def fresh(self, rank: int) -> tuple[Any, dict[str, Any] | None]:
+    def fresh(self, rank: int) -> _OfNumpy:
         return np.random.MT19937(np.random.SeedSequence(_rank_seed(self._seed, rank))), None
 
-    def read(self) -> tuple[Any, dict[str, Any] | None]:
+    def read(self) -> _OfNumpy:
         engine = np.random.get_bit_generator()  # type: ignore[attr-defined]  # its stubs do not export it
         used = self._unused is None or _place(engine) != self._unused
         return engine, dict(np.random.get_state(legacy=False)) if used else None
 
-    def write(self, state: tuple[Any, dict[str, Any] | None]) -> None:
+    def write(self, state: _OfNumpy) -> None:
         engine, numbers = state
         np.random.set_bit_generator(engine)  # type: ignore[attr-defined]  # the same
         if numbers is not None:
@@ -174,7 +179,7 @@ class NumpyNumbers(PerRank[tuple[Any, "dict[str, Any] | None"]]):
         self._unused = _place(engine) if numbers is None else None
 
 
-def _place(engine: Any) -> tuple[int, int] | None:
+def _place(engine: np.random.BitGenerator) -> tuple[int, int] | None:
     """Return the first word of an engine's key and its position, read from its memory; None for other kinds."""
     if not isinstance(engine, np.random.MT19937):
         return None
@@ -248,7 +253,7 @@ class Modules(PerRank["list[Names]"]):
 
     def _copies(self, state: Sequence[Names]) -> list[Names]:
         """Copy the containers among the values: two names of one container share its copy."""
-        copies: dict[int, Any] = dict(self._holders)
+        copies: dict[int, object] = dict(self._holders)
         return [{name: _copied(name, value, copies) for name, value in names.items()} for names in state]
 
     def read(self) -> list[Names]:
@@ -269,7 +274,7 @@ def _is_known(module: str) -> bool:
     return module in _KNOWN_MODULES or module.startswith(_KNOWN_PACKAGES)
 
 
-def _listed(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
+def _listed(values: Iterable[object], seen: set[int]) -> Iterator[object]:
     """Yield the values, and those in containers among them."""
     for value in list(values):
         if isinstance(value, dict | list | set):
@@ -280,7 +285,7 @@ def _listed(values: Iterable[Any], seen: set[int]) -> Iterator[Any]:
             yield value
 
 
-def _may_change(value: Any, package: str) -> bool:
+def _may_change(value: object, package: str) -> bool:
     """Return whether a value is an object of a package with attributes that may change."""
     kind = type(value)
     if kind.__module__.partition(".")[0] != package or not isinstance(getattr(value, "__dict__", None), dict):
@@ -289,7 +294,7 @@ def _may_change(value: Any, package: str) -> bool:
     return not isinstance(value, type) and (frozen is None or not frozen.frozen)
 
 
-def _copied(name: str, value: Any, copies: dict[int, Any]) -> Any:
+def _copied(name: str, value: object, copies: dict[int, object]) -> object:
     if type(value) not in (list, dict, set) or name.startswith("__"):
         return value
     known = len(copies)

@@ -55,9 +55,9 @@ _SHOWN = 16
 
 
 def run(
-    function: Callable[..., Any],
+    function: Callable[..., object],
     ranks: Ranks,
-    *args: Any,
+    *args: object,
     order: Order = "deterministic",
     timeout: float = 10.0,
     seed: int = 0,
@@ -170,7 +170,7 @@ def cut_by(ranks: Ranks) -> Plan | None:
 class _Outcome:
     """The results and errors of the ranks; the failures in the order in which they happened."""
 
-    values: dict[int, Any] = field(default_factory=dict)
+    values: dict[int, object] = field(default_factory=dict)
     failures: dict[int, BaseException] = field(default_factory=dict)
 
 
@@ -178,8 +178,8 @@ class _Outcome:
 class _Program:
     """The program of every rank."""
 
-    function: Callable[..., Any]
-    args: Sequence[Any]
+    function: Callable[..., object]
+    args: Sequence[object]
     plan: Plan | None
     simulation: Simulation
     outcome: _Outcome
@@ -208,7 +208,7 @@ class _Program:
             torch_threads.end_world(context.world)
             scheduler.end(rank)
 
-    def _work(self) -> Any:
+    def _work(self) -> object:
         if self.initialise:
             torch_threads.begin_world(self.simulation.size, self.simulation.backend, self.simulation.store)
         groups = nullcontext() if self.plan is None else connect(self.plan)

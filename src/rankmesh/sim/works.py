@@ -10,7 +10,7 @@ sees old numbers, on every run. A tensor that is changed between the call and th
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -53,7 +53,7 @@ class SimulatedWork(PythonWork):
     def exception(self) -> None:
         """Return None: a call that failed raises where it is waited for."""
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future that is done: this waits first, as a wait inside torch would stop every rank."""
         self.wait()
         return _done(self.result())
@@ -82,13 +82,13 @@ class Together(dist.Work):
     def is_completed(self) -> bool:
         return all(work.is_completed() for work in self._works)
 
-    def get_future(self) -> torch.futures.Future[Any]:
+    def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         self.wait()
         return _done([tensor for work in self._works for tensor in work.result()])
 
 
-def _done(result: list[torch.Tensor]) -> torch.futures.Future[Any]:
-    future: torch.futures.Future[Any] = torch.futures.Future()
+def _done(result: list[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
+    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
     future.set_result(result)
     return future
 

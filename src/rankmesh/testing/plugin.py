@@ -44,6 +44,8 @@ if TYPE_CHECKING:
 
 __all__: list[str] = []
 
+_Test = Callable[..., object]
+
 MODES = ("sim", "gloo", "nccl")
 _OPTIONS = frozenset({"order", "orders", "timeout", "modules", "seed", "ranks_per_node"})
 _OF_COMPARISON = frozenset({"tolerance", "seconds", "timeout", "modules", "seed"})
@@ -157,22 +159,22 @@ def _read(mark: pytest.Mark, known: frozenset[str], about: str, name: str = "") 
     return given[0], options
 
 
-def _per_rank(test: Callable[..., Any], args: tuple[Any, ...], funcargs: dict[str, Any]) -> Callable[..., None]:
+def _per_rank(test: _Test, args: tuple[object, ...], funcargs: dict[str, object]) -> Callable[..., None]:
     """Return a test as a function of its rank's groups."""
     wanted = [name for name, value in funcargs.items() if value is _PER_RANK]
 
-    def on_rank(groups: Any = None) -> None:
+    def on_rank(groups: object = None) -> None:
         __tracebackhide__ = True
         test(*args, **{**funcargs, **dict.fromkeys(wanted, groups)})
 
     return on_rank
 
 
-def _on_ranks(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark) -> Callable[..., None]:
+def _on_ranks(item: pytest.Function, test: _Test, mark: pytest.Mark) -> Callable[..., None]:
     config, (spec, options) = item.config, _read(mark, _OPTIONS, "one number of ranks, SPEC, Mesh or Plan")
 
     @wraps(test)
-    def run(*args: Any, **funcargs: Any) -> None:
+    def run(*args: object, **funcargs: object) -> None:
         __tracebackhide__ = True
         wanted = any(value is _PER_RANK for value in funcargs.values())
         on_rank = _per_rank(test, args, funcargs)
@@ -189,12 +191,12 @@ def _on_ranks(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark
     return run
 
 
-def _compared(item: pytest.Function, test: Callable[..., Any], mark: pytest.Mark) -> Callable[..., None]:
+def _compared(item: pytest.Function, test: _Test, mark: pytest.Mark) -> Callable[..., None]:
     """Return a test that compares what it sees under its layouts with one process."""
     layouts, options = _read(mark, _OF_COMPARISON, "layouts=['tp=2', 'dp=2']", "layouts")
 
     @wraps(test)
-    def run(*args: Any, **funcargs: Any) -> None:
+    def run(*args: object, **funcargs: object) -> None:
         __tracebackhide__ = True
         from rankmesh import sim
 
@@ -225,7 +227,7 @@ def _seconds(config: pytest.Config, options: dict[str, Any], default: float) -> 
 
 
 def _simulate(
-    config: pytest.Config, function: Callable[..., Any], spec: Any, options: dict[str, Any], *args: Any
+    config: pytest.Config, function: Callable[..., object], spec: Any, options: dict[str, Any], *args: Any
 ) -> Any:
     """Run on simulated ranks, in one order or several; what each rank returned at last."""
     __tracebackhide__ = True
@@ -289,7 +291,7 @@ def ranks(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """Run a function on ranks: ``ranks(function, 4, *args)``, or with a layout, whose groups are its first argument."""
     config = request.config
 
-    def run(function: Callable[..., Any], spec: Any, *args: Any, **options: Any) -> list[Any]:
+    def run(function: Callable[..., object], spec: Any, *args: object, **options: Any) -> list[Any]:
         __tracebackhide__ = True
         mode = config.getoption("rankmesh")
         if mode == "sim":

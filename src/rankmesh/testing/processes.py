@@ -78,7 +78,7 @@ def _reason(result: Result) -> str:
 
 
 def run_function(
-    function: Callable[..., Any], spec: Any, args: Sequence[Any], backend: str, seconds: float
+    function: Callable[..., object], spec: Any, args: Sequence[object], backend: str, seconds: float
 ) -> list[Any]:
     """Run a function on each rank; what each returned. It and its arguments must be reachable from another process."""
     __tracebackhide__ = True
@@ -127,7 +127,7 @@ def _arguments(item: pytest.Function, folder: str) -> list[str]:
 
 
 def _run(
-    target: Callable[..., None], size: int, folder: str, backend: str, seconds: float, *rest: Any
+    target: Callable[..., None], size: int, folder: str, backend: str, seconds: float, *rest: object
 ) -> dict[int, Result]:
     """Start a target on each rank, and wait: the result that each left; of one that left none the end of its output."""
     context = multiprocessing.get_context("forkserver")

@@ -106,7 +106,7 @@ def _world(place: Place, name: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _call(function: Callable[..., Any], spec: Any, args: Sequence[Any]) -> Any:
+def _call(function: Callable[..., object], spec: Any, args: Sequence[object]) -> object:
     __tracebackhide__ = True
     plan = cut_by(spec)
     if plan is None:
@@ -164,7 +164,7 @@ def _outcome(report: pytest.TestReport) -> str:
 
 
 def rank_function(
-    place: Place, environment: Mapping[str, str], file: str, name: str, spec: Any, args: Sequence[Any]
+    place: Place, environment: Mapping[str, str], file: str, name: str, spec: Any, args: Sequence[object]
 ) -> None:
     """Call one function of a file on this rank, and leave its value or its error."""
     with _at(place, environment):
@@ -188,7 +188,7 @@ def _failure(error: BaseException) -> Result:
     return {"outcome": "failed", "reason": reason, "text": text, "ended_at": time.time()}
 
 
-def _load(file: str, name: str) -> Callable[..., Any]:
+def _load(file: str, name: str) -> Callable[..., object]:
     """Return a function of a file, which need not be a module that can be imported by name."""
     loaded = importlib.util.spec_from_file_location(f"rankmesh_test_{Path(file).stem}", file)
     if loaded is None or loaded.loader is None:

@@ -20,7 +20,6 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator, Mapping
 from importlib.resources import files
-from typing import Any
 from urllib.parse import quote
 
 from rankmesh.core.saved import contents
@@ -41,9 +40,9 @@ def given(
     source: Source,
     *,
     cluster: Cluster | str | None = None,
-    measured: Mapping[str, Any] | None = None,
+    measured: Mapping[str, object] | None = None,
     hang: Diagnosis | None = None,
-) -> dict[str, Any]:
+) -> dict[str, object]:
     """Return what the page is given, as plain data.
 
     ``cluster``   a cluster, or the axis string of one; without, the preset's hosts, or hosts of eight devices
@@ -53,10 +52,10 @@ def given(
     Raises ``PlacementError`` for a document that is not a measurement of this plan.
     """
     spec, world = spec_of(source)
-    state: dict[str, Any] = {"spec": spec or "given"}
+    state: dict[str, object] = {"spec": spec or "given"}
     if world is not None:
         state["world"] = world
-    data: dict[str, Any] = {"state": state}
+    data: dict[str, object] = {"state": state}
     if spec is None:
         data |= {"title": source.text, "plan": contents(source.plan)}
     if isinstance(cluster, Cluster):
@@ -72,7 +71,7 @@ def given(
     return data
 
 
-def page(data: Mapping[str, Any]) -> str:
+def page(data: Mapping[str, object]) -> str:
     """Return the page with this given, as HTML text; it loads nothing from anywhere.
 
     >>> text = page({"state": {"spec": "tp=2,dp=2"}})
@@ -85,7 +84,7 @@ def page(data: Mapping[str, Any]) -> str:
     return text.replace(_PLACE, _PLACE.replace("null", inside))
 
 
-def fragment(state: Mapping[str, Any]) -> str:
+def fragment(state: Mapping[str, object]) -> str:
     """Return what follows the ``#`` of the page's address for this state.
 
     >>> fragment({"spec": "tp=2,dp=*", "world": 8})
@@ -118,14 +117,14 @@ def _makes(spec: str, source: Source) -> bool:
         return False
 
 
-def _arguments(arguments: Mapping[str, Any]) -> Iterator[str]:
+def _arguments(arguments: Mapping[str, object]) -> Iterator[str]:
     """Yield the lines of a config as the arguments of its recipe."""
     for name, value in arguments.items():
         text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
         yield f"{'world' if name == 'world_size' else name}={text}"
 
 
-def _checked(measured: Mapping[str, Any], source: Source) -> dict[str, Any]:
+def _checked(measured: Mapping[str, object], source: Source) -> dict[str, object]:
     """Return a measurement whose rows name kinds of the plan."""
     rows = measured.get("kinds")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= set(_MEASURED) for row in rows):
@@ -145,7 +144,7 @@ def _checked(measured: Mapping[str, Any], source: Source) -> dict[str, Any]:
     return {"backend": str(measured.get("backend", "")), "kinds": rows, "slow_hosts": measured.get("slow_hosts", [])}
 
 
-def _hang(found: Diagnosis) -> dict[str, Any]:
+def _hang(found: Diagnosis) -> dict[str, object]:
     """Return the diagnosis with who waits for whom."""
     turns = [
         {"call": call.name, "waiting": list(call.waiting), "missing": list(call.missing)} for call in found.waits.calls

@@ -10,7 +10,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from itertools import pairwise
 from math import prod
@@ -84,7 +84,7 @@ class KindRow:
     size: int
     stride: str
     examples: tuple[tuple[int, ...], ...]
-    options: dict[str, Any]
+    options: Mapping[str, object]
     communicator: KindUse
     crossings: Crossings | None
     level: str | None

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from math import prod
-from typing import Any
 
 import torch
 
@@ -31,7 +30,7 @@ class GlobalMemoryBuffer:
         tensor_shape: Sequence[int],
         dtype: torch.dtype,
         name: str,
-        mem_alloc_context: Callable[[], AbstractContextManager[Any]] | None = None,
+        mem_alloc_context: Callable[[], AbstractContextManager[object]] | None = None,
     ) -> torch.Tensor:
         """Return a tensor of this shape in the memory of that name, which grows when it is too small."""
         needed = prod(tensor_shape)

@@ -29,7 +29,8 @@ __all__ = ["install", "uninstall"]
 
 _PACKAGE = "megatron.core"
 # By identity, because values need not be hashable: what is replaced, with what.
-_Replacements = dict[int, tuple[Any, Any]]
+_Replacement = tuple[object, object]
+_Replacements = dict[int, _Replacement]
 
 
 class _Installation:
@@ -46,7 +47,7 @@ class _Installation:
                 for name, new in _replaceable(module, self._replacements):
                     self._put(vars(module), name, new)
 
-    def _put(self, names: dict[str, Any], name: str, value: Any) -> None:
+    def _put(self, names: dict[str, Any], name: str, value: object) -> None:
         old = names[name]
 
         def back() -> None:
@@ -138,7 +139,7 @@ def _peer(name: str) -> Any:
             ) from error
 
 
-def _replacements(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tuple[int, tuple[Any, Any]]]:
+def _replacements(theirs: dict[str, ModuleType], ours: dict[str, ModuleType]) -> Iterator[tuple[int, _Replacement]]:
     for name, module in theirs.items():
         yield id(module), (module, ours[name])
         for attribute, value in vars(module).items():
@@ -146,7 +147,7 @@ def _replacements(theirs: dict[str, Any], ours: dict[str, Any]) -> Iterator[tupl
                 yield id(value), (value, getattr(ours[name], attribute))
 
 
-def _replaceable(module: ModuleType, replacements: _Replacements) -> Iterator[tuple[str, Any]]:
+def _replaceable(module: ModuleType, replacements: _Replacements) -> Iterator[tuple[str, object]]:
     for name, value in list(getattr(module, "__dict__", {}).items()):
         old, new = replacements.get(id(value), (None, None))
         if new is not None and old is value:

@@ -15,7 +15,7 @@ import sys
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 __all__ = ["all_gather", "destroy", "initialize", "levels", "set_timeouts"]
 
 
-Sections = Mapping[str, Mapping[str, Any]]
+Sections = Mapping[str, Mapping[str, object]]
 
 
 def initialize(state: State, request: Request) -> None:
@@ -109,9 +109,9 @@ def _heeding(state: State, request: Request) -> Request:
 # -- from groups to globals -------------------------------------------------------------------------------------------
 
 
-def _filled(live: LiveGroups, request: Request, *, all_gloo: bool) -> dict[str, Any]:
+def _filled(live: LiveGroups, request: Request, *, all_gloo: bool) -> dict[str, object]:
     """Return the values of the globals after initialisation; a global that is missing here stays as it is."""
-    values: dict[str, Any] = {}
+    values: dict[str, object] = {}
     for row in ROWS:
         kind = _stand_in(row.kind, live.plan.kinds, all_gloo=all_gloo and request.has_cpu_counterpart(row.kind))
         if kind in live:

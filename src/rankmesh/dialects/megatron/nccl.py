@@ -13,7 +13,6 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Mapping, MutableMapping
 from pathlib import Path
-from typing import Any
 
 from rankmesh.backend.options import nccl_options
 from rankmesh.core.nccl_config import nccl_sections
@@ -79,7 +78,7 @@ def sharp_kind(group: str) -> str:
     return _SHARP[group]
 
 
-def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, dict[str, Any]]:
+def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, dict[str, object]]:
     """Return the options by section. A section that no Megatron group has is refused, where Megatron-Core ignores it.
 
     >>> read_config(None, ["dp_cp", "ep"])
@@ -124,7 +123,7 @@ def get_nccl_options(pg_name, nccl_comm_cfgs):  # type: ignore[no-untyped-def]
     return nccl_options(Options(nccl=section, high_priority=bool(high_priority)), "nccl")
 
 
-def _check_network(section: Mapping[str, Any]) -> None:
+def _check_network(section: Mapping[str, object]) -> None:
     network = section.get("net_name")
     if network is not None and str(network).lower() not in ("ib", "socket"):
         raise Refused(f"net_name is {network!r:.80} in an NCCL configuration; use 'IB' or 'Socket'", received=network)

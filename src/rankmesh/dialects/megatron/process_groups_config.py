@@ -222,11 +222,11 @@ class MultiModuleProcessGroupCollection:
         """Return the names of the modules."""
         return self.module_pgs.keys()
 
-    def values(self) -> ValuesView[Any]:
+    def values(self) -> ValuesView[object]:
         """Return their collections."""
         return self.module_pgs.values()
 
-    def items(self) -> ItemsView[str, Any]:
+    def items(self) -> ItemsView[str, object]:
         """Return name and collection of each."""
         return self.module_pgs.items()
 

@@ -20,6 +20,8 @@ from importlib.util import find_spec
 from types import CodeType, FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
+from torch.distributed import ProcessGroup
+
 from rankmesh.dialects.megatron.refusals import NotHere, NotInitialized
 from rankmesh.dialects.megatron.table import BY_KIND
 from rankmesh.errors import NotAMember
@@ -31,21 +33,21 @@ if TYPE_CHECKING:
 __all__ = ["ParallelState", "RankIn", "SizeOf", "State"]
 
 
-class RankIn(dict[Any, int]):
+class RankIn(dict[ProcessGroup | None, int]):
     """This rank's place by process group; a group that is not listed is asked, and no group is 0."""
 
     __slots__ = ()
 
-    def __missing__(self, group: Any) -> int:
+    def __missing__(self, group: ProcessGroup | None) -> int:
         return 0 if group is None else group.rank()
 
 
-class SizeOf(dict[Any, int]):
+class SizeOf(dict[ProcessGroup | None, int]):
     """The size by process group; a group that is not listed is asked, and no group is 0."""
 
     __slots__ = ()
 
-    def __missing__(self, group: Any) -> int:
+    def __missing__(self, group: ProcessGroup | None) -> int:
         return 0 if group is None else group.size()
 
 
@@ -61,7 +63,7 @@ class State:
     module: ModuleType
     plan_name: str
     functions: dict[str, FunctionType] = field(default_factory=dict)
-    initial: dict[str, Any] = field(default_factory=dict)
+    initial: dict[str, object] = field(default_factory=dict)
     live: LiveGroups | None = None
     added: list[LiveGroups] = field(default_factory=list)
     in_pieces: tuple[bool, bool] = (False, False)

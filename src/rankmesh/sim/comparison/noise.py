@@ -6,7 +6,7 @@ A second run of the reference permutes what every matrix product and sum adds up
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -22,6 +22,9 @@ MARGIN = 16.0
 _ULPS = 8.0
 
 _aten = torch.ops.aten
+# An operation of torch, and the dimensions over which one sums.
+_Operation = Callable[..., torch.Tensor]
+_Dims = int | Sequence[int] | None
 
 
 def _permuted_product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
@@ -29,24 +32,24 @@ def _permuted_product(a: torch.Tensor, b: torch.Tensor) -> tuple[torch.Tensor, t
     return a.index_select(-1, order), b.index_select(-2, order)
 
 
-def _mm(op: Any, a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any) -> Any:
+def _mm(op: _Operation, a: torch.Tensor, b: torch.Tensor, *rest: object, **named: object) -> torch.Tensor:
     return op(*_permuted_product(a, b), *rest, **named)
 
 
-def _addmm(op: Any, add: torch.Tensor, a: torch.Tensor, b: torch.Tensor, *rest: Any, **named: Any) -> Any:
-    return op(add, *_permuted_product(a, b), *rest, **named)
+def _addmm(op: _Operation, add: torch.Tensor, *rest: torch.Tensor, **named: object) -> torch.Tensor:
+    return op(add, *_permuted_product(*rest[:2]), *rest[2:], **named)
 
 
-def _sum(op: Any, x: torch.Tensor, dims: Any = None, *rest: Any, **named: Any) -> Any:
+def _sum(op: _Operation, x: torch.Tensor, dims: _Dims = None, *rest: object, **named: object) -> torch.Tensor:
     along = [dims] if isinstance(dims, int) else list(dims or range(x.dim()))
     return op(x.flip(along) if along else x, dims, *rest, **named)
 
 
-def _sum_all(op: Any, x: torch.Tensor, *rest: Any, **named: Any) -> Any:
+def _sum_all(op: _Operation, x: torch.Tensor, *rest: object, **named: object) -> torch.Tensor:
     return op(x.flip(list(range(x.dim()))) if x.dim() else x, *rest, **named)
 
 
-_PERMUTED: dict[Any, Callable[..., Any]] = {
+_PERMUTED: dict[object, Callable[..., torch.Tensor]] = {
     _aten.mm.default: _mm,
     _aten.bmm.default: _mm,
     _aten.addmm.default: _addmm,

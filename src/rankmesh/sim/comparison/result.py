@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from math import isfinite
-from typing import Any
 
 import torch
 
@@ -114,7 +113,7 @@ class Difference:
         where = list(map(int, torch.unravel_index(torch.tensor(index), expected.shape))) if expected.dim() else []
         return where, float(left[index]), float(right[index])
 
-    def _plain(self) -> dict[str, Any]:
+    def _plain(self) -> dict[str, object]:
         """Plain data; ``element`` is where the value differs most."""
         names = ("site", "operation", "group", "repair", "settles", "untried", "others", "lines", "before")
         given = {name: getattr(self, name) for name in names}
@@ -245,7 +244,7 @@ class Comparison:
         noisy = [f"{name} {most:.1g}" for name, most in list(self.raised.items())[:_LINES]]
         return f"{text}; noisier than the tolerance, and allowed more: {', '.join(noisy)}" if noisy else text
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data, as ``rankmesh compare --json`` prints it."""
         return {
             "same": self.same,

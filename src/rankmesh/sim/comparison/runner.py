@@ -34,7 +34,7 @@ class Runner:
     def run(self, session: Session, *, permuted: bool = False) -> None:
         """Run the program in a session; ``RanksFailed`` names the layout under which ranks failed."""
 
-        def program(groups: Any) -> None:
+        def program(groups: object) -> None:
             with PermutedReductions() if permuted else nullcontext():  # type: ignore[no-untyped-call]  # its base is
                 self.program(groups)
 

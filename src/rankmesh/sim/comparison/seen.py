@@ -52,7 +52,7 @@ class Seen:
 
 def see(
     name: str,
-    value: Any = None,
+    value: object = None,
     cut: Cut = None,
     *,
     view: str | None = None,
