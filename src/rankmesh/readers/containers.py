@@ -165,17 +165,17 @@ def _replaced(
             name, default = names["name"] or names.get("bare") or "", names.get("default")
             value = variables[name].words[0] if name in variables else ()
             if value and (unknown is not None or gap_of(value) is None):
-                made = [replace(one, lines=(*part.lines, *one.lines)) for one in value]
+                made = [one._replace(lines=(*part.lines, *one.lines)) for one in value]
             elif default is not None:
-                made = [replace(part, text=default, default=True)]
+                made = [part._replace(text=default, default=True)]
             elif unknown is not None:
                 why = unknown.why or f"the container has no variable {name}"
-                made = [replace(unknown, lines=part.lines, shown=found[0], why=why)]
+                made = [unknown._replace(lines=part.lines, shown=found[0], why=why)]
             else:
                 continue
-            parts += [replace(part, text=text[at : found.start()]), *made]
+            parts += [part._replace(text=text[at : found.start()]), *made]
             at = found.end()
-        parts.append(replace(part, text=text[at:]) if part.text is not None else part)
+        parts.append(part._replace(text=text[at:]) if part.text is not None else part)
     return tuple(part for part in parts if part.text != "") or word[:1]
 
 
@@ -211,7 +211,7 @@ def _dockerfile(text: str) -> Iterator[Script]:
             named[found[2] or ""] = stage
         elif name in ("ENV", "ARG"):
             if name == "ENV" and (old := re.match(r"(\w+)[ \t]+(?=[^\s=])", content)):
-                word = (replace(word[0], text=f"{old[1]}={(word[0].text or '')[old.end() :]}"), *word[1:])
+                word = (word[0]._replace(text=f"{old[1]}={(word[0].text or '')[old.end() :]}"), *word[1:])
             stage.variables = dict(_of_text(word, stage.variables).variables)
         elif name == "RUN":
             with suppress(Unreadable):  # a text of another shell
@@ -253,9 +253,9 @@ def _instructions(text: str) -> Iterator[tuple[str, Word]]:
 
 def _without_options(parts: list[Part]) -> Word:
     """Return the arguments of an instruction without options such as ``--mount=...``, and blanks after a backslash."""
-    cleaned = [replace(part, text=re.sub(r"\\[ \t]+\n$", r"\\\n", part.text or "")) for part in parts]
+    cleaned = [part._replace(text=re.sub(r"\\[ \t]+\n$", r"\\\n", part.text or "")) for part in parts]
     first = cleaned[0].text or ""
-    return (replace(cleaned[0], text=first[_OPTIONS.match(first).end() :] or "\n"), *cleaned[1:])  # type: ignore[union-attr]
+    return (cleaned[0]._replace(text=first[_OPTIONS.match(first).end() :] or "\n"), *cleaned[1:])  # type: ignore[union-attr]
 
 
 def _listed(word: Word) -> tuple[Word, ...] | None:

@@ -57,12 +57,10 @@ _ENDINGS = (".sh", ".bash", ".slurm", ".sbatch", ".yaml", ".yml", ".toml", ".jso
 _LARGEST = 256 << 10
 _MOST_FILES = 100_000
 _FOREIGN = {"node_modules", "__pycache__", "venv"}
-# A file without one of these words states no layout.
-_HINT = re.compile(
-    r"parallel|torchrun|torch\.distributed|deepspeed|zero_optimization|fsdp|num_processes|sglang|vllm|nnodes"
-    r"|(?<![a-zA-Z])(tp|pp|dp|cp|ep)(_size)?(?![a-zA-Z])",
-    re.IGNORECASE,
-)
+# A file in lower case without one of these words, or a short name of an axis, states no layout.
+_HINTS = ["parallel", "torchrun", "torch.distributed", "deepspeed", "zero_optimization", "fsdp", "num_processes"]
+_HINTS += ["sglang", "vllm", "nnodes"]
+_AXIS = re.compile(r"[cdept]p(?<![a-z][cdept]p)(?![a-z])")
 _IGNORED = re.compile(r"^(.*?)#\s*rankmesh:\s*ignore(?:\[([\w\s,-]*)\])?\s*$", re.MULTILINE)
 _RAY = re.compile(r"(?<![\w-])ray(?![\w-])|multi-node-serving")
 # The sizes that a fix changes if it can: of experts, and of SGLang's attention.
@@ -162,7 +160,8 @@ def _walked(folder: str) -> Iterator[str]:
 
 def lint_text(text: str, path: str) -> Linted:
     """Check one text; ``path`` is for messages, and for the files that the text names beside it."""
-    if not _HINT.search(text):
+    lowered = text.lower()
+    if not any(hint in lowered for hint in _HINTS) and not _AXIS.search(lowered):
         return Linted()
     found = _read(text, path)
     of_lines, of_file = _ignored(text)

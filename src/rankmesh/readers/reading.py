@@ -24,6 +24,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
+from functools import lru_cache
 from math import prod
 from typing import Any
 
@@ -191,14 +192,19 @@ def _check(rule: Refused, entry: Entry, path: str) -> None:
 def _suspect(table: Table, key: str, entry: Entry, path: str) -> None:
     """Refuse what looks like a parallel size: near a known key, named like one, or in a closed section."""
     entry = replace(entry, value=entry.first)
-    known = [*table.reads, *table.refused]
-    near = get_close_matches(key, known, n=1, cutoff=_NEAR) or [name for name in known if name.endswith(f"_{key}")][:1]
+    known = (*table.reads, *table.refused)
+    near = _near(key, known) or [name for name in known if name.endswith(f"_{key}")][:1]
     if near or table.closed or _SIZE.search(key):
         spelt = [_spelt(name, entry) for name in near or table.reads]
         remedy = f"did you mean {spelt[0]!r}?" if near else f"the sizes that are read: {', '.join(spelt)}"
         rule = "this looks like a parallel size, and is none that is read here"
         typo = spelt[0] if get_close_matches(key, near, n=1, cutoff=_TYPO) else None
         raise refused(path, entry, rule, remedy, code="unknown-size" if typo else None, fix=typo)
+
+
+@lru_cache(maxsize=4096)
+def _near(key: str, known: tuple[str, ...]) -> list[str]:
+    return get_close_matches(key, known, n=1, cutoff=_NEAR)
 
 
 def _spelt(name: str, entry: Entry) -> str:

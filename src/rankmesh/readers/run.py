@@ -22,13 +22,16 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from math import prod
+from typing import TYPE_CHECKING
 
 from rankmesh.errors import PlanError, cut
 from rankmesh.readers import slurm, verl
 from rankmesh.readers.reading import Entry, Missing, refused
-from rankmesh.readers.recording.record import Launch
 from rankmesh.readers.script import TAKEN, TEXT, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
+
+if TYPE_CHECKING:
+    from rankmesh.readers.recording.record import Launch
 
 __all__ = [
     "SYSTEMS",
@@ -71,6 +74,7 @@ _NODES = ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-mac
 _EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--num-gpus", "PET_NPROC_PER_NODE")
 # What torchrun takes from its environment where it is not given the option.
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
+_STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 # Systems that need none of these launchers, and the commands that start them.
 SYSTEMS: Mapping[str, str] = {
     "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+vllm\.entrypoints[.\s]",
@@ -81,11 +85,12 @@ SYSTEMS: Mapping[str, str] = {
     "NeMo Automodel": r"[\s/]automodel\s",
     "LLaMA-Factory": r"[\s/]llamafactory-cli\s+train\s",
 }
+# One search for the many commands that start nothing.
+_STARTERS = re.compile("|".join([*(_LAUNCHERS[name][0] for name in _STARTS_RANKS), *SYSTEMS.values()]))
 # slime's training ranks, which Ray starts.
 _ACTORS: _Counts = ((("--actor-num-nodes",), None), (("--actor-num-gpus-per-node",), None))
 # Commands that start as many ranks as the environment has.
 _SWIFT = ("megatron", "swift")
-_STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 
 
 @dataclass(frozen=True)
@@ -302,11 +307,8 @@ def _is_run(command: Command, marks: frozenset[str]) -> bool:
         names = str(command).split()
     if not names or names[0].rpartition("/")[2] in _PRINTS:
         return False
-    line = f"{command} "
-    launched = any(re.search(_LAUNCHERS[name][0], line) for name in _STARTS_RANKS)
     return (
-        launched
-        or _system(command) != ""
+        _STARTERS.search(f" {command} ") is not None
         or any(_PROGRAM.fullmatch(name) for name in names)
         or any(name.partition("=")[0] in marks for name in names)
         or verl.starts_verl(names)

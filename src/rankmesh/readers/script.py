@@ -16,7 +16,7 @@ from __future__ import annotations
 import re
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import accumulate
 from typing import NoReturn
 
@@ -341,7 +341,12 @@ class _Reader:
             word = self.word() or (Part("", lines),)
             if any(part.bare and not part.split and _HOME.search(part.text or "") for part in word):
                 word = self.gap(start, "~ is a folder of the user")
-            word = tuple(replace(part, text=" " if part.text == BREAK else part.text, split=False) for part in word)
+            word = tuple(
+                part._replace(text=" " if part.text == BREAK else part.text, split=False)
+                if part.split or part.text == BREAK
+                else part
+                for part in word
+            )
             return _Assignment(found[1], bool(found[3]), Variable((word,), False, lines))
         self.at += 1
         while (sign := self.text[self.skip() : self.at + 1]) != ")":
@@ -460,7 +465,7 @@ class _Reader:
             if word is None:
                 unset = found[4] not in self.script.variables
                 return tuple(
-                    replace(part, default=part.default or unset, split=part.split or part.bare) for part in default
+                    part._replace(default=part.default or unset, split=part.split or part.bare) for part in default
                 )
         elif self.text.startswith("$(", start):
             self.closing(start + 1)
@@ -480,7 +485,8 @@ class _Reader:
         else:
             self.at += 1
             word = (self.literal("$", start),) if quoted else self.gap(start, "is not read")
-        return tuple(replace(part, bare=not quoted, split=not quoted) for part in word)
+        bare = not quoted
+        return tuple(part if part.bare == part.split == bare else part._replace(bare=bare, split=bare) for part in word)
 
     def value(self, name: str, operator: str, start: int, *, quoted: bool = True) -> Word | None:
         """Return the value of a variable, or its elements; None where the written default counts."""
@@ -520,5 +526,5 @@ class _Reader:
         gap = gap_of(tuple(used))
         made = None if gap else number(_NAMES.sub(lambda found: f"({shown(words[found[0]])})", text))
         if made is None:
-            return (replace(gap, shown=self.text[start:end]),) if gap else self.gap(start, "is not read")
+            return (gap._replace(shown=self.text[start:end]),) if gap else self.gap(start, "is not read")
         return (Part(str(made), lines_of(tuple(used)), default=any(part.default for part in used)),)

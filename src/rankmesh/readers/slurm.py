@@ -40,7 +40,7 @@ def job_variables(text: str) -> dict[str, str]:
 
 
 def _directives(text: str) -> Iterator[tuple[str, str, int]]:
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.splitlines() if "#SBATCH" in text else (), 1):
         if line.startswith("#SBATCH"):
             for found in _OPTION.finditer(line):
                 yield found[1], found[2], number

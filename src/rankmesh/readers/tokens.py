@@ -12,7 +12,7 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from rankmesh.errors import cut
 from rankmesh.readers.reading import Missing
@@ -33,8 +33,7 @@ _SIGNS: Mapping[type, Callable[[int, int], int]] = {
 }
 
 
-@dataclass(frozen=True)
-class Part:
+class Part(NamedTuple):
     """Some characters of a word.
 
     ``lines``      where they were written, first the line that matters most; ``at``: the place of a text
@@ -92,12 +91,12 @@ def fields(word: Word) -> Iterator[Word]:
         if part.text == BREAK:
             yield _matched(tuple(current))
             current = []
-        elif part.text is None or not part.split:
-            current.append(part)
+        elif part.text is None or not part.split or not _SPACES.search(part.text):
+            current += [part] if part.text != "" or not part.split else []
         else:
             for place, piece in enumerate(_SPACES.split(part.text)):
                 if place % 2 == 0 and piece:
-                    current.append(replace(part, text=piece))
+                    current.append(part._replace(text=piece))
                 elif place % 2 and current:
                     yield _matched(tuple(current))
                     current = []
