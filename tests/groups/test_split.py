@@ -11,8 +11,7 @@ import rankmesh as rm
 from rankmesh.backend.default import DefaultGroup
 from rankmesh.backend.protocol import Kind
 from rankmesh.errors import ConnectError
-from rankmesh.runtime.fitting import check_lazy, check_world
-from rankmesh.runtime.schedule import schedule
+from rankmesh.runtime.schedule import check_lazy, check_world, schedule
 
 CUDA = torch.device("cuda", 0)
 BOUND = True

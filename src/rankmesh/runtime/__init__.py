@@ -3,10 +3,9 @@
 ```
 connect         plans -> LiveGroups, a view of the world
 world           what all plans of this process share: store, order, devices, names
-fitting         whether the world can serve a plan
 agreement       ranks agree before anything is made, and go on together
 init, devices   from a launcher to an initialised world
-schedule        what this rank does to make its groups, in the one order of all ranks; the backend package does it
+schedule        whether the world can serve a plan, and what this rank does to make its groups, in the one order of all
 connection      the process groups of one plan: the world makes and destroys them
 live, handles   a view of them: the groups of this rank by name
 naming          names as pure functions, and back

@@ -36,10 +36,9 @@ from rankmesh.errors import AgreementError, ConnectError, RankmeshError
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.runtime.agreement import Agreement, PlanProposal, agree
 from rankmesh.runtime.connection import Connection
-from rankmesh.runtime.fitting import check_kinds, check_lazy, check_world, participants
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.naming import Identity, identified
-from rankmesh.runtime.schedule import schedule
+from rankmesh.runtime.schedule import check_kinds, check_lazy, check_world, participants, schedule
 from rankmesh.runtime.served_store import is_served
 
 __all__ = ["World", "close_all"]

@@ -32,9 +32,8 @@ with extra("torch"):
     import torch.distributed  # noqa: F401  - checked here once, for every module of this package
 
 from rankmesh.sim.comparison.compare import compare
-from rankmesh.sim.comparison.modules import random, see_activations, shard
 from rankmesh.sim.comparison.result import Comparison, Difference
-from rankmesh.sim.comparison.seen import see
+from rankmesh.sim.comparison.seen import random, see, see_activations, shard
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 from rankmesh.sim.run import run
 

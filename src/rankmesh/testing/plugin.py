@@ -40,7 +40,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 
 if TYPE_CHECKING:
-    from rankmesh.testing.rank_process import RankTest
+    from rankmesh.testing.processes import RankTest
 
 __all__: list[str] = []
 
@@ -210,7 +210,7 @@ def _compared(item: pytest.Function, test: _Test, mark: pytest.Mark) -> Callable
 
 def _this_rank() -> RankTest | None:
     """Return the rank that this process is, of a test that another process has started."""
-    module = sys.modules.get("rankmesh.testing.rank_process")
+    module = sys.modules.get("rankmesh.testing.processes")
     return None if module is None else module.current()
 
 
