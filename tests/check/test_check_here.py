@@ -63,6 +63,21 @@ def test_no_other_thread_is_there_when_ranks_are_forked():
     assert (status, out.partition("{")[0].split()) == (0, ["1"] * 4), (out, err)
 
 
+LISTENS = """
+import rankmesh as rm
+from tests.sockets import named
+
+rm.check(rm.read("tp=2"), progress=lambda *_: print(*(place for place, what in named()[0] if what == "listens")))
+"""
+
+
+def test_the_store_of_ranks_that_are_started_here_is_for_this_host():
+    """2 ranks: the process that starts them listens at the loopback address, and nowhere else."""
+    status, out, err = _run("-c", LISTENS)
+    assert (status, out.splitlines()[-1].count("(")) == (0, 1), err
+    assert out.splitlines()[-1].startswith("('127.0.0.1', ")
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_check_that_is_ended_leaves_nothing(number, tmp_path):

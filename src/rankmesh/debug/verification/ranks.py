@@ -141,8 +141,9 @@ _ENDS = (signal.SIGTERM, signal.SIGHUP)
 
 def _run(place: Path, size: int, work: Work[_Found], progress: Progress | None) -> dict[int, str]:
     """Fork the ranks, which write to the folder ``place``, and wait for them; how those ended that failed."""
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
     from torch.multiprocessing.spawn import start_processes
+
+    from rankmesh.runtime.served_store import serve_at
 
     processes: list[Any] = []
     terminated: list[int] = []
@@ -163,7 +164,7 @@ def _run(place: Path, size: int, work: Work[_Found], progress: Progress | None) 
             ranks: Any = start_processes(_rank, (place, size, work), size, join=False, start_method="fork")
             processes += ranks.processes
             # All are forked: serve their store, and write down where.
-            store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
+            store = serve_at("127.0.0.1")
             write_whole(place / "go", str(store.port).encode())
             statuses = wait(processes, seconds_left)
         finally:
