@@ -29,13 +29,23 @@ from torch._C._distributed_c10d import FakeProcessGroup, HashStore, Work
 from rankmesh.backend.registries import register
 from rankmesh.errors import ConnectError
 
-__all__ = ["SingleRankGroup", "fake_backend", "finished", "premultiplied", "put_under", "single_rank_group"]
+__all__ = [
+    "Finished",
+    "Listed",
+    "SingleRankGroup",
+    "as_list",
+    "fake_backend",
+    "flat_list",
+    "premultiplied",
+    "put_under",
+    "single_rank_group",
+]
 
 _DEVICES = ("cpu", "cuda")
-_Listed = torch.Tensor | Sequence[torch.Tensor]
+Listed = torch.Tensor | Sequence[torch.Tensor]
 
 
-class _Finished(Work):
+class Finished(Work):
     """Work that is done; torch's own work over a future cannot be waited for with a time limit."""
 
     def __init__(self, tensors: list[torch.Tensor]) -> None:
@@ -65,12 +75,6 @@ class _Finished(Work):
         return future
 
 
-def finished(tensors: list[torch.Tensor]) -> dist.Work:
-    """Work that is done, whose future holds these tensors."""
-    work: dist.Work = _Finished(tensors)
-    return work
-
-
 def premultiplied(operation: Any) -> Any:
     """Return the factor of a scaled sum, which torch shows by pickling alone; None for another reduction."""
     scaled = dist.ReduceOp.RedOpType.PREMUL_SUM
@@ -98,17 +102,17 @@ class SingleRankGroup(dist.ProcessGroup):
                 group=self.group_desc,
             )
         self._operations += 1
-        return finished(tensors)
+        return Finished(tensors)
 
-    def _in_place(self, tensors: _Listed = (), *_: object, **__: object) -> dist.Work:
-        return self._done(_listed(tensors))
+    def _in_place(self, tensors: Listed = (), *_: object, **__: object) -> dist.Work:
+        return self._done(as_list(tensors))
 
     def _copied(
-        self, outputs: _Listed | Sequence[_Listed], given: _Listed | Sequence[_Listed], *_: object, **__: object
+        self, outputs: Listed | Sequence[Listed], given: Listed | Sequence[Listed], *_: object, **__: object
     ) -> dist.Work:
         """Copy each input to its output, both one tensor, or listed, by member too: there is one member."""
-        copied = _flat(outputs)
-        for output, tensor in zip(copied, _flat(given), strict=True):
+        copied = flat_list(outputs)
+        for output, tensor in zip(copied, flat_list(given), strict=True):
             if output.numel() != tensor.numel():
                 raise ValueError(
                     f"the output has {output.numel()} elements and the input {tensor.numel()} in group "
@@ -135,9 +139,9 @@ class SingleRankGroup(dist.ProcessGroup):
     recv = _no_peer
     recv_anysource = _no_peer
 
-    def allreduce(self, tensors: _Listed, opts: object = None, *_: object, **__: object) -> dist.Work:
+    def allreduce(self, tensors: Listed, opts: object = None, *_: object, **__: object) -> dist.Work:
         """Return the tensors as they are; a scaled sum of one is the tensor times its factor."""
-        reduced = _listed(tensors)
+        reduced = as_list(tensors)
         factor = premultiplied(getattr(opts, "reduceOp", opts))
         if factor is not None:
             with torch.no_grad():
@@ -181,13 +185,15 @@ class _LocalBackend:
         return getattr(self._fake, name)
 
 
-def _listed(tensors: _Listed) -> list[torch.Tensor]:
+def as_list(tensors: Listed) -> list[torch.Tensor]:
+    """Return one tensor, or several, as a list."""
     return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
 
 
-def _flat(tensors: _Listed | Sequence[_Listed]) -> list[torch.Tensor]:
+def flat_list(tensors: Listed | Sequence[Listed]) -> list[torch.Tensor]:
+    """Return tensors that may be listed twice, by member and by call, as one list."""
     listed = [tensors] if isinstance(tensors, torch.Tensor) else tensors
-    return [tensor for one in listed for tensor in _listed(one)]
+    return [tensor for one in listed for tensor in as_list(one)]
 
 
 def single_rank_group(*, rank: int, name: str, desc: str, backend: str) -> dist.ProcessGroup:

@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from rankmesh.backend import torch_threads
 from rankmesh.backend.python_group import PythonGroup
+from rankmesh.backend.single_rank import Listed, as_list, flat_list
 from rankmesh.sim.calls import Call, call_site, shapes
 from rankmesh.sim.compute import reduction_name
 from rankmesh.sim.works import SimulatedWork, Together
@@ -35,7 +36,6 @@ __all__ = ["SimulatedGroup"]
 
 Tensor = torch.Tensor
 Tensors = list[Tensor]
-Listed = Tensor | Sequence[Tensor]
 Nested = Sequence[Listed]
 Rows = Sequence[int] | None
 
@@ -64,46 +64,46 @@ class SimulatedGroup(PythonGroup):
     # -- collectives --------------------------------------------------------------------------------------------
 
     def allreduce(self, tensors: Listed, opts: Opts = None, *_: object) -> dist.Work:
-        return self._reducing("all_reduce", _listed(tensors), _listed(tensors), opts)
+        return self._reducing("all_reduce", as_list(tensors), as_list(tensors), opts)
 
     def allreduce_coalesced(self, tensors: Listed, opts: Opts = None, *_: object) -> dist.Work:
-        return self._reducing("all_reduce_coalesced", _listed(tensors), _listed(tensors), opts)
+        return self._reducing("all_reduce_coalesced", as_list(tensors), as_list(tensors), opts)
 
     def reduce(self, tensors: Listed, opts: Options, *_: object) -> dist.Work:
-        given = _listed(tensors)
+        given = as_list(tensors)
         return self._reducing("reduce", given, given if opts.rootRank == self.position else [], opts, opts.rootRank)
 
     def broadcast(self, tensors: Listed, opts: Opts = None, *_: object) -> dist.Work:
-        given, root = _listed(tensors), 0 if opts is None else opts.rootRank
+        given, root = as_list(tensors), 0 if opts is None else opts.rootRank
         signature = {"tensors": shapes(given), "root": self._name_of(root)}
         return self._post("broadcast", given, given, opts, signature, root=root)
 
     def allgather(self, outputs: Nested, inputs: Listed, opts: Opts = None, *_: object) -> dist.Work:
         """Give every member the tensors of all, in the order of positions; shapes may differ."""
-        return self._gathering("all_gather", _flat(outputs), _listed(inputs), opts)
+        return self._gathering("all_gather", flat_list(outputs), as_list(inputs), opts)
 
     def allgather_coalesced(self, outputs: Nested, inputs: Listed, opts: Opts = None, *_: object) -> dist.Work:
         """Gather several at once: the outputs are listed by member."""
-        return self._gathering("all_gather_coalesced", _flat(outputs), _listed(inputs), opts)
+        return self._gathering("all_gather_coalesced", flat_list(outputs), as_list(inputs), opts)
 
     def all_gather_single(self, output: Tensor, given: Tensor, opts: Opts = None, *_: object) -> dist.Work:
         return self._gathering_parts("all_gather_single", [output], [given], opts)
 
     def all_gather_single_coalesced(self, outputs: Listed, inputs: Listed, opts: Opts = None, *_: object) -> dist.Work:
-        return self._gathering_parts("all_gather_single_coalesced", _listed(outputs), _listed(inputs), opts)
+        return self._gathering_parts("all_gather_single_coalesced", as_list(outputs), as_list(inputs), opts)
 
     def gather(self, outputs: Nested, inputs: Listed, opts: Options, *_: object) -> dist.Work:
-        given, signature = _listed(inputs), {"root": self._name_of(opts.rootRank)}
+        given, signature = as_list(inputs), {"root": self._name_of(opts.rootRank)}
         local = {"gives": shapes(given)}
-        return self._post("gather", given, _flat(outputs), opts, signature, local, root=opts.rootRank)
+        return self._post("gather", given, flat_list(outputs), opts, signature, local, root=opts.rootRank)
 
     def scatter(self, outputs: Listed, inputs: Nested, opts: Options, *_: object) -> dist.Work:
-        takes, signature = _listed(outputs), {"root": self._name_of(opts.rootRank)}
+        takes, signature = as_list(outputs), {"root": self._name_of(opts.rootRank)}
         local = {"takes": shapes(takes)}
-        return self._post("scatter", _flat(inputs), takes, opts, signature, local, root=opts.rootRank)
+        return self._post("scatter", flat_list(inputs), takes, opts, signature, local, root=opts.rootRank)
 
     def reduce_scatter(self, outputs: Listed, inputs: Nested, opts: Opts = None, *_: object) -> dist.Work:
-        given, takes = _flat(inputs), _listed(outputs)
+        given, takes = flat_list(inputs), as_list(outputs)
         self._expect("reduce_scatter", len(given), self.size(), "tensors, one for each member")
         self._expect("reduce_scatter", takes[0].numel(), given[self.position].numel(), "elements of output")
         return self._reducing("reduce_scatter", given, takes, opts)
@@ -114,10 +114,10 @@ class SimulatedGroup(PythonGroup):
     def reduce_scatter_single_coalesced(
         self, outputs: Listed, inputs: Listed, opts: Opts = None, *_: object
     ) -> dist.Work:
-        return self._scattering_parts("reduce_scatter_single_coalesced", _listed(outputs), _listed(inputs), opts)
+        return self._scattering_parts("reduce_scatter_single_coalesced", as_list(outputs), as_list(inputs), opts)
 
     def alltoall(self, outputs: Listed, inputs: Listed, opts: Opts = None, *_: object) -> dist.Work:
-        given, takes = _listed(inputs), _listed(outputs)
+        given, takes = as_list(inputs), as_list(outputs)
         self._expect("all_to_all", len(given), self.size(), "tensors, one for each member")
         self._expect("all_to_all", len(takes), self.size(), "outputs, one for each member")
         local = {"gives": shapes(given), "takes": shapes(takes)}
@@ -158,13 +158,13 @@ class SimulatedGroup(PythonGroup):
 
     def send(self, tensors: Listed, peer: int, tag: int = 0) -> dist.Work:
         """Done when the member at position ``peer`` has received it."""
-        return self._point_to_point("send", _listed(tensors), [], peer, tag)
+        return self._point_to_point("send", as_list(tensors), [], peer, tag)
 
     def recv(self, tensors: Listed, peer: int, tag: int = 0) -> dist.Work:
-        return self._point_to_point("recv", [], _listed(tensors), peer, tag)
+        return self._point_to_point("recv", [], as_list(tensors), peer, tag)
 
     def recv_anysource(self, tensors: Listed, tag: int = 0) -> dist.Work:
-        return self._point_to_point("recv", [], _listed(tensors), None, tag)
+        return self._point_to_point("recv", [], as_list(tensors), None, tag)
 
     # -- what torch asks besides --------------------------------------------------------------------------------
 
@@ -313,11 +313,3 @@ def _check_dense(tensor: torch.Tensor, operation: str) -> None:
             f"{operation} moves one block of memory, and a tensor of shape {list(tensor.shape)} and strides "
             f"{list(tensor.stride())} is none (gloo gives wrong numbers without a word); give tensor.contiguous()"
         )
-
-
-def _listed(tensors: Listed) -> Tensors:
-    return [tensors] if isinstance(tensors, torch.Tensor) else list(tensors)
-
-
-def _flat(lists: Nested) -> Tensors:
-    return [tensor for tensors in lists for tensor in _listed(tensors)]

@@ -17,6 +17,7 @@ import torch.distributed as dist
 
 from rankmesh.backend import torch_threads
 from rankmesh.backend.python_group import PythonWork
+from rankmesh.backend.single_rank import Finished
 from rankmesh.sim.channel import PendingOperation
 
 if TYPE_CHECKING:
@@ -56,7 +57,7 @@ class SimulatedWork(PythonWork):
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         """Return a future that is done: this waits first, as a wait inside torch would stop every rank."""
         self.wait()
-        return _done(self.result())
+        return Finished(self.result()).get_future()
 
     def result(self) -> list[torch.Tensor]:
         """Return the tensors that hold the results."""
@@ -84,13 +85,7 @@ class Together(dist.Work):
 
     def get_future(self) -> torch.futures.Future[list[torch.Tensor]]:
         self.wait()
-        return _done([tensor for work in self._works for tensor in work.result()])
-
-
-def _done(result: list[torch.Tensor]) -> torch.futures.Future[list[torch.Tensor]]:
-    future: torch.futures.Future[list[torch.Tensor]] = torch.futures.Future()
-    future.set_result(result)
-    return future
+        return Finished([tensor for work in self._works for tensor in work.result()]).get_future()
 
 
 def deliver(pending: PendingOperation) -> bool:
