@@ -1,6 +1,7 @@
 """job.relayout: whatever the layouts and the losses, the numbers are those of a run that never changed."""
 
 import os
+import re
 import signal
 import statistics
 from collections import Counter
@@ -317,6 +318,27 @@ def test_a_tensor_of_no_snapshot_is_the_end_of_whoever_is_slow(monkeypatch):
     with pytest.raises(sim.RanksFailed) as raised:
         sim.run(lambda: rm.survive(train, "dp=2", spares=2), 4, initialise=False)
     assert [error.names for error in raised.value.failures.values()] == [("more",)] * 4
+
+
+def test_what_epochs_leave_in_the_store():
+    """Eight changes there and back: after each there are keys of this epoch and of the last two at most."""
+    epochs = {}
+
+    def train(job):
+        numbers = Numbers(job)
+        job.hold(numbers.tensors, numbers.shardings)
+        if job.rank == 0:
+            keys = sim.simulation.current_context().simulation.members.stores[0]
+            epochs[job.epoch] = {int(number) for key in keys for number in re.findall(r"epoch/(\d+)", key)}
+        if job.step < 8:
+            numbers.step(job.step)
+            job.commit(job.step + 1)
+            job.relayout("dp=4" if job.step % 2 else "tp=2,dp=2")
+        return job.epoch
+
+    assert sim.run(lambda: rm.survive(train, "tp=2,dp=2", spares=1), 5, initialise=False) == [8, 8, 8, 8, None]
+    assert all(number - 2 <= min(found) for number, found in epochs.items())
+    assert max(epochs) == 8
 
 
 def costs_of(size, monkeypatch):

@@ -24,7 +24,7 @@ from rankmesh.sim.store import Keys, SimulatedStore
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message, Presence
 from rankmesh.survival.members import Members
-from rankmesh.survival.world import EpochWorld
+from rankmesh.survival.world import EpochWorld, old_keys
 
 if TYPE_CHECKING:
     from rankmesh.sim.simulation import RankContext, Simulation
@@ -168,6 +168,12 @@ class SimulatedPeers:
 
     def prepare(self, servers: Collection[int], seconds: float) -> None:
         """Do nothing: to connect takes no time."""
+
+    def forget(self, before: int) -> None:
+        """Delete what epochs before this number have left in the store of this rank."""
+        kept = self._members.stores.get(self.member, {})
+        for key in old_keys(kept, before):
+            del kept[key]
 
     def world(self, connection: MemberStore, epoch: Epoch, members: Members, seconds: float) -> SimulatedWorld:
         self._world = SimulatedWorld(connection, epoch, members, self._context)

@@ -40,7 +40,7 @@ from rankmesh.survival.heartbeat import REPLY, Address, Heartbeat, Message, Pres
 from rankmesh.survival.joining import Contact
 from rankmesh.survival.members import Members
 from rankmesh.survival.transport import Connection
-from rankmesh.survival.world import EpochWorld
+from rankmesh.survival.world import EpochWorld, old_keys
 
 __all__ = ["Peers"]
 
@@ -237,6 +237,17 @@ class Peers:
             if server not in self._prepared:
                 self._prepared[server] = self._preparing.submit(partial(self._connected, server, limit))
         self._preparing.close()
+
+    def forget(self, before: int) -> None:
+        """Delete what epochs before this number have left in the store of this member, meanwhile."""
+        self._preparing.submit(partial(self._forget, before))
+        self._preparing.close()
+
+    def _forget(self, before: int) -> None:
+        store = self._server
+        if store is not None and hasattr(store, "list_keys"):  # an older torch cannot list them
+            for key in old_keys(store.list_keys(), before):
+                store.delete_key(key)
 
     def _connected(self, server: int, seconds: float) -> CutStore:
         contact = self.contacts[server]

@@ -358,6 +358,7 @@ class Session:
         self._states = [] if new is None else [new]
         with self._lock:
             self._machine.all_hold()
+        self._peers.forget(self._epoch.number - 1)
 
     def commit(self, job: Job, step: int) -> None:
         """Keep a copy of what is held, as it is at the beginning of a step."""

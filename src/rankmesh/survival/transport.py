@@ -97,6 +97,9 @@ class Transport(Protocol):
     def prepare(self, servers: Collection[int], seconds: float) -> None:
         """Connect to the stores of these members meanwhile, and to no others: ``client`` then finds a connection."""
 
+    def forget(self, before: int) -> None:
+        """Delete what epochs before this number have left in the store of this member, meanwhile."""
+
     def world(self, connection: Connection, epoch: Epoch, members: Members, seconds: float) -> EpochWorld:
         """Return this member's world of an epoch, not entered yet, in which this many seconds bound each wait."""
 

@@ -9,9 +9,10 @@ groups         those of the plan
 
 from __future__ import annotations
 
+import re
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import FIRST_COMPLETED, Future, wait
 from contextlib import contextmanager, suppress
 from datetime import timedelta
@@ -37,7 +38,7 @@ from rankmesh.survival.members import Members
 if TYPE_CHECKING:
     from rankmesh.survival.transport import Connection
 
-__all__ = ["FINISHED", "EpochWorld", "has_finished"]
+__all__ = ["FINISHED", "EpochWorld", "has_finished", "old_keys"]
 
 _Result = TypeVar("_Result")
 
@@ -271,6 +272,12 @@ def _part(store: Store, epoch: Epoch) -> PrefixStore:
 
 def _prefix(epoch: Epoch) -> str:
     return f"epoch/{epoch}"
+
+
+def old_keys(keys: Iterable[str], before: int) -> list[str]:
+    """Return the keys of a store that worlds and rounds of epochs before this number have left there."""
+    found = ((key, re.match(r"(?:survive/)?epoch/(\d+)", key)) for key in keys)
+    return [key for key, name in found if name is not None and int(name[1]) < before]
 
 
 def has_finished(store: Store, epoch: Epoch, size: int) -> bool:
