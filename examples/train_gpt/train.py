@@ -72,6 +72,9 @@ def train(
     shrink: Annotated[
         bool, typer.Option("--shrink", help="Without spares, go on with fewer replicas.", rich_help_panel=LOSSES)
     ] = False,
+    redundancy: Annotated[
+        int, typer.Option(min=0, help="Ranks that keep a copy of what one alone holds.", rich_help_panel=LOSSES)
+    ] = 0,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a sign of life.", rich_help_panel=LOSSES)
     ] = 10.0,
@@ -122,7 +125,7 @@ def train(
             raise Refused("--relayout needs --survive; add it")
         if survive:
             changes = _changes(run, relayout or [], ranks)
-            _survive(run, layout, sizes, (spares, shrink, timeout), changes, figure, json)
+            _survive(run, layout, sizes, (spares, shrink, redundancy, timeout), changes, figure, json)
             return
         with world() as device, GROUPS[groups](sizes) as made:
             trainer = Trainer(run, made, device)
@@ -216,13 +219,13 @@ def _survive(
     run: Run,
     layout: str,
     sizes: Sizes,
-    how: tuple[int, bool, float],
+    how: tuple[int, bool, int, float],
     changes: dict[int, str],
     figure: Path | None,
     json: bool,
 ) -> None:
     """Train in a job that survives; the bar and the report are of whichever process is the first rank."""
-    spares, shrink, timeout = how
+    spares, shrink, redundancy, timeout = how
     began = time.perf_counter()
     with Progress(*COLUMNS, console=Console(stderr=True)) as progress:
         task = progress.add_task(str(sizes), total=run.steps, visible=False)
@@ -231,7 +234,7 @@ def _survive(
             text = f"{now}  loss {step.loss:.4f}"
             progress.update(task, completed=step.index + 1, description=text, visible=True)
 
-        result = gpt.survive.survive(run, layout, spares, shrink, timeout, done, changes)
+        result = gpt.survive.survive(run, layout, spares, shrink, timeout, done, changes, redundancy)
     if result is not None:
         _report(run, *result, time.perf_counter() - began, figure, json)
 

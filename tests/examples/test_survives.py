@@ -1,31 +1,40 @@
 """The example loses ranks at any moment, and goes on: the losses and norms are those of a run without loss."""
 
+import random
+from contextlib import suppress
+from itertools import accumulate, pairwise, product
 from math import prod
 from pathlib import Path
 
 import pytest
+from tests.examples import training
 from tests.examples.training import SURVIVES, survives, train_and_save
 from tests.sockets import free_port
-from tests.survival.deaths import SEEDS, moments
+from tests.survival.deaths import SEEDS, moment, moments
+from tests.sweeping import ALL
 
 import rankmesh as rm
+from rankmesh.readers.source import read_plan
 
 LAYOUT = "tp=2,pp=2"
+SEQUENCES = 100 if ALL else 3
 
 
 @pytest.fixture
 def trained(outcomes, tmp_path):
     """Train on ``size`` members of which some die; what each of the others reported, None of those that died."""
 
-    def run(size, deaths, spares=0, *, shrink=False, changes=(), limit=150.0):
+    def run(size, deaths, spares=0, *, shrink=False, layout=LAYOUT, changes=(), redundancy=0, limit=150.0):
         shared = set(Path("/dev/shm").iterdir())  # noqa: S108
-        given = free_port(), str(tmp_path), deaths, LAYOUT, spares, shrink, changes
+        given = free_port(), str(tmp_path), deaths, layout, spares, shrink, changes, redundancy
         ended = outcomes(size, survives, *given, world=None, limit=limit)
         dead = {int(path.name.removeprefix("dead-")) for path in tmp_path.glob("dead-*")}
         report = [f"{one.rank}: {one.value or one.error or one.code}" for one in ended]
         for one in ended:
             assert one.rank in dead or one.ok, (deaths, report)
             assert one.rank in dead or max(one.value["left"]) <= 0, (deaths, report)
+            oldest = {} if one.rank in dead else one.value["oldest"]
+            assert all(int(epoch) - first <= 2 for epoch, first in oldest.items()), (deaths, report)
         new = [path.name for path in set(Path("/dev/shm").iterdir()) - shared]  # noqa: S108
         assert not [name for name in new if "torch" in name or "gloo" in name or "rankmesh" in name], new
         return [None if one.rank in dead else one.value for one in ended]
@@ -54,6 +63,52 @@ def expected(_server, tmp_path_factory):
         return known.setdefault(sizes, found)
 
     return run
+
+
+@pytest.fixture(scope="module")
+def restarted(_server):
+    """Losses and norms of runs that each start from the state of the one before in another layout, on 8 ranks."""
+    known = {}
+
+    def run(parts):
+        request = {"size": 8, "module": training.__name__, "function": "restarted", "args": (parts,)}
+        if parts not in known:
+            ended = _server.run({**request, "world": "gloo", "limit": 100.0, "timeout": 60.0})
+            assert ended[0].ok, ended[0]
+            known[parts] = [tuple(step) for step in ended[0].value]
+        return known[parts]
+
+    return run
+
+
+AXES = ("tp", "cp", "ep", "dp", "pp")
+# The sizes of at most 8 ranks that the model fits.
+SIZES = [
+    dict(zip(AXES, sizes, strict=True))
+    for sizes in product((1, 2), (1, 2, 4, 8), (1, 2, 4), (1, 2, 3, 4, 6), (1, 2, 4))
+    if sizes[0] * sizes[1] * sizes[3] * sizes[4] <= 8 and sizes[1] * sizes[3] % sizes[2] == 0
+]
+
+
+def _layout(pick, least):
+    """Return a layout of ``least`` ranks or more, in any order in which experts have the others' tp and pp groups."""
+    sizes = pick.choice([sizes for sizes in SIZES if least <= prod(sizes.values()) // sizes["ep"]])
+    while True:
+        order = "-".join(pick.sample(AXES, len(AXES)))
+        layout = ",".join(f"{name}={size}" for name, size in sizes.items()) + f",order={order}"
+        with suppress(rm.PlanError, rm.LayoutError):
+            mesh = read_plan(f"megatron:{layout}").mesh
+            if mesh.groups("tp").tolist() == mesh.groups("etp", view="expert").tolist():
+                return layout
+
+
+def _drawn(seed):
+    """Four layouts with the steps under each, and in every third sequence who dies when."""
+    pick = random.Random(seed)  # noqa: S311  - no secrets
+    starts = [0, *sorted(pick.sample(range(1, SURVIVES.steps), 3)), SURVIVES.steps]
+    deaths = [] if seed % 3 else [moment(pick, pick.randrange(9), SURVIVES.steps)]
+    parts = tuple((end - start, _layout(pick, least=1 + len(deaths))) for start, end in pairwise(starts))
+    return parts, deaths
 
 
 def _steps(ended):
@@ -86,6 +141,25 @@ def test_a_training_changes_its_layout(trained, expected):
     ended = trained(9, [], spares=1, changes=[[2, "tp=2,ep=2"], [4, "cp=2,pp=2,dp=1"]])
     parts = expected(((0, 2), (2, "tp=2,ep=2,dp=4"), (4, "cp=2,pp=2,dp=1")))
     assert _steps(ended) == [pytest.approx(step, rel=1e-12) for step in parts]
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(SEQUENCES))
+def test_any_sequence_of_layouts(trained, restarted, seed):
+    """8 ranks, float64, four layouts drawn from all that fit; in every third sequence one of 9 members dies."""
+    parts, deaths = _drawn(seed)
+    size, first = 8 + bool(deaths), read_plan(f"megatron:{parts[0][1]}").mesh.size
+    starts = list(accumulate(steps for steps, _ in parts))
+    changes = [[start, layout] for start, (_, layout) in zip(starts, parts[1:], strict=False)]
+    ended = trained(size, deaths, spares=size - first, layout=parts[0][1], changes=changes, redundancy=len(deaths))
+    steps = _steps(ended)
+    if steps is None:  # whoever dies after the last rank has returned takes its result along
+        assert None in ended, (parts, deaths)
+        return
+    expected = restarted(parts)
+    assert steps == [pytest.approx(step, rel=1e-12) for step in expected], (parts, deaths)
+    whole = restarted(((SURVIVES.steps, "tp=1,dp=1"),))
+    assert steps == [pytest.approx(step, rel=1e-9) for step in whole]
 
 
 @pytest.mark.long

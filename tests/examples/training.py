@@ -1,20 +1,24 @@
 """What each rank of these tests runs: a short training under one layout."""
 
 import os
+import re
 import time
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from pathlib import Path
 
 import torch
-from examples.train_gpt.gpt.layout import Refused, Sizes
+import torch.distributed as dist
+from examples.train_gpt.gpt.layout import Refused, Sizes, of
 from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
 from examples.train_gpt.gpt.model import Shape
 from examples.train_gpt.gpt.survive import survive
 from tests.sockets import kept, served_once
 from tests.survival.deaths import Deaths, left_behind
 
+import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.readers.source import read_plan
 from rankmesh.survival import Job
 
 SHAPE = Shape(layers=4, hidden=16, heads=2, experts=4, top=2, sequence=16, batch=8)
@@ -84,17 +88,39 @@ def move(me, layouts):
     return result
 
 
-def survives(me, port, folder, deaths, layout, spares, shrink, changes=()):
+def restarted(me, parts):
+    """Loss and norm of each step on rank 0, where each part, (steps, layout), starts from the state after the last."""
+    found, state, before = [], {}, None
+    for steps, layout in parts:
+        plan = read_plan(f"megatron:{layout}").replace(world_size=None)
+        has_rank = me.rank < plan.mesh.size
+        with rm.connect(plan) if has_rank else nullcontext() as groups:
+            here = Trainer(SURVIVES, of(groups), torch.device("cpu")) if has_rank else None
+            shardings = [here and here.shardings]
+            dist.broadcast_object_list(shardings)
+            into = here.empty() if here else {}
+            if before is not None:
+                rm.Transfer(before, shardings[0]).run(state, into)
+            start = len(found)
+            if here and start:
+                here.restore(start, into)
+            found += arguments_of(here.step(index) for index in range(start, start + steps)) if here else [None] * steps
+            state, before = here.state() if here else {}, shardings[0]
+    return found
+
+
+def survives(me, port, folder, deaths, layout, spares, shrink, changes=(), redundancy=0):
     """One member of a training in a job that survives: sizes and steps, on the first rank; and what it leaves.
 
-    ``sizes`` has, of each epoch in which it had a rank, the step at which that began and its data-parallel size.
+    ``sizes`` has, of each epoch in which it had a rank, the step at which that began and its data-parallel size;
+    ``oldest`` the first epoch of which the store of this member had keys then.
     """
     variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
     os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
     me.meet("every member has reached the store that rank 0 serves")
     time.sleep(0.1)  # and its connection is there
     served_once()
-    before, dying, sizes = kept(), Deaths(me.rank, deaths, folder), {}
+    before, dying, sizes, oldest = kept(), Deaths(me.rank, deaths, folder), {}, {}
     step, hold = Trainer.step, Job.hold
 
     def dies(self, index):
@@ -104,11 +130,19 @@ def survives(me, port, folder, deaths, layout, spares, shrink, changes=()):
     def hooked(self, *state):
         hold(self, *state)
         sizes[self.epoch] = self.step, self.plan.mesh.axes["dp"]
+        oldest[self.epoch] = _oldest_key(self)
 
     Trainer.step, Job.hold = dies, hooked
-    found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None, dict(changes))
+    found = survive(SURVIVES, layout, spares, shrink, 5.0, lambda *_: None, dict(changes), redundancy)
     outcome = None if found is None else [str(found[0]), arguments_of(found[1])]
-    return {"outcome": outcome, "sizes": sizes, **left_behind(folder, before), "pid": os.getpid()}
+    return {"outcome": outcome, "sizes": sizes, "oldest": oldest, **left_behind(folder, before), "pid": os.getpid()}
+
+
+def _oldest_key(job):
+    """The first epoch of which there are keys in the store that this process serves, as far as torch lists them."""
+    store = job._session._peers._server
+    keys = store.list_keys() if hasattr(store, "list_keys") else []
+    return min((int(found[1]) for key in keys if (found := re.search(r"epoch/(\d+)", key))), default=job.epoch)
 
 
 def refused_checkpoints(me, folder):

@@ -106,7 +106,7 @@ class Deaths:
         time.sleep(0.5)  # a stopped process that goes on
 
 
-def _moment(pick, member, steps):
+def moment(pick, member, steps):
     """A moment of a member's life, by chance."""
     how = "SIGSTOP" if pick.random() < 0.2 else "SIGKILL"
     if pick.random() < 0.3:
@@ -121,9 +121,9 @@ def moments(seed, steps, members=20):
     """Who dies when: one or two members, or a whole host of four."""
     pick = random.Random(seed)  # noqa: S311  - moments, no secrets
     if pick.random() < 0.1:
-        moment = _moment(pick, 0, steps)
-        return [{**moment, "member": member} for member in HOST]
-    return [_moment(pick, member, steps) for member in pick.sample([0, *range(members)], k=pick.choice([1, 1, 2]))]
+        first = moment(pick, 0, steps)
+        return [{**first, "member": member} for member in HOST]
+    return [moment(pick, member, steps) for member in pick.sample([0, *range(members)], k=pick.choice([1, 1, 2]))]
 
 
 def left_behind(folder, before):

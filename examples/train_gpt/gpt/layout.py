@@ -86,7 +86,15 @@ def rankmesh(sizes: Sizes, rank_map: Sequence[int] | None = None) -> Iterator[Gr
 
 
 def of(groups: rm.LiveGroups) -> Groups:
-    """The same of a plan of Megatron-Core's groups that is connected."""
+    """The same of a plan of Megatron-Core's groups that is connected.
+
+    Raises ``Refused`` for an order of axes in which ranks that share an expert do not have the same tokens.
+    """
+    if groups["ep_tp"].ranks != groups["tp"].ranks:
+        raise Refused(
+            f"received the order {'-'.join(groups.plan.mesh.axes)}, in which the groups of etp are others "
+            "than those of tp; put tp first"
+        )
     return Groups(
         tp=groups["tp"].pg,
         cp=groups["cp"].pg,

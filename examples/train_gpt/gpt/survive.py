@@ -10,6 +10,7 @@ Moments are gathered for each commit. A job that cannot afford that holds its pa
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 
 import torch
 from torch import Tensor
@@ -31,10 +32,12 @@ def survive(
     timeout: float,
     progress: Callable[[Sizes, Step], object],
     changes: Mapping[int, str] | None = None,
+    redundancy: int = 0,
 ) -> tuple[Sizes, list[Step]] | None:
     """Train; on the first rank the sizes at the end, and the steps. ``progress`` gets each step there.
 
-    ``changes`` are the sizes to go on with after some steps.
+    ``changes`` are the sizes to go on with after some steps. ``redundancy`` is how many other ranks keep a
+    copy of what one rank alone holds, such as its experts.
     """
 
     def train(job: Job) -> tuple[Sizes, list[Step]] | None:
@@ -48,14 +51,16 @@ def survive(
         job.hold(state, {**trainer.shardings, RECORD: rm.Sharding(job.plan.mesh, None, (run.steps, 2), "float64")})
         if job.step:
             trainer.restore(job.step, state)
-        for step in trainer.steps(job.step):
-            record[step.index] = torch.tensor([step.loss, step.norm], dtype=torch.float64)
+        for index in range(job.step, run.steps):
+            if changes and index in changes:  # asked again where a rank is lost before all have asked
+                with suppress(rm.PlanError):  # too few ranks are left for it
+                    job.relayout(f"megatron:{changes[index]}")
+            step = trainer.step(index)
+            record[index] = torch.tensor([step.loss, step.norm], dtype=torch.float64)
             keep(trainer, state)
-            job.commit(step.index + 1)
+            job.commit(index + 1)
             if job.rank == 0:
                 progress(sizes, step)
-            if changes and step.index + 1 in changes:
-                job.relayout(f"megatron:{changes[step.index + 1]}")
         if job.rank:
             return None
         return sizes, [Step(index, loss, norm) for index, (loss, norm) in enumerate(record.tolist())]
@@ -63,7 +68,8 @@ def survive(
     # A spare builds its first model when it takes over, and torch loads its compiler with the first optimizer.
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])
     axes = ",".join(part for part in layout.replace(" ", "").split(",") if part and not part.startswith("dp="))
-    return rm.survive(train, f"megatron:{axes}", spares=spares, shrink="dp" if shrink else None, timeout=timeout)
+    along = "dp" if shrink else None
+    return rm.survive(train, f"megatron:{axes}", spares=spares, shrink=along, redundancy=redundancy, timeout=timeout)
 
 
 def _ep(plan: rm.Plan) -> int:
