@@ -2,8 +2,10 @@
 
 ```
 verl         python -m verl.trainer.main_ppo key=value            the actor's layout
-torchtitan   torchrun -m torchtitan.train --parallelism.*         what the Python config sets is not read
+torchtitan   torchrun -m torchtitan.train --parallelism.*         over its TOML; what a Python config sets is not read
 deepspeed    deepspeed train.py --deepspeed zero3.json            the layout of that file
+accelerate   accelerate launch --config_file fsdp.yaml            the options over that file
+llamafactory llamafactory-cli train sft.yaml                      the layout of its DeepSpeed file, else replicas
 vllm         vllm serve MODEL --tensor-parallel-size 4            one engine, or what --world-size has of them
 sglang       sglang serve, python -m sglang.launch_server         one engine
 ```
@@ -20,14 +22,16 @@ from pathlib import Path
 
 from rankmesh.core.documents import Unreadable, read_text
 from rankmesh.errors import PlanError
-from rankmesh.readers import deepspeed, frameworks, verl
+from rankmesh.readers import accelerate, deepspeed, frameworks, verl
 from rankmesh.readers.documents import entries
+from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.reading import Entry, Missing, Read, Settled, Table, place, settle
 from rankmesh.readers.run import Run, check_unknown
 from rankmesh.readers.tokens import shown
 
 __all__ = ["PROGRAMS", "Program", "check_known", "check_readable"]
 
+_ACCELERATE = re.compile(r"[\s/]accelerate\s+launch\s")
 _LAYOUT = "give the layout as a SPEC, such as rankmesh show tp=2,dp=4"
 
 
@@ -37,7 +41,7 @@ class Program:
 
     format: str
     title: str
-    matches: Callable[[Run], bool]
+    matches: Callable[[Run, str], bool]
     settle: Callable[[Run, str], Settled]
 
 
@@ -60,6 +64,37 @@ def _with_world(settled: Settled, run: Run, path: str) -> Settled:
     return settled
 
 
+def _found(path: str, name: object) -> Path | None:
+    """Return a file that a script names: beside it, else in the folder in which it is read."""
+    return next((file for file in (Path(path).parent / str(name), Path(str(name))) if file.is_file()), None)
+
+
+def _file(named: Entry, path: str) -> list[Entry]:
+    """Return the entries of a file that a script names, with the line that names it."""
+    file = _found(path, named.value) or Path(path).parent / str(named.value)
+    try:
+        return [replace(entry, line=named.line) for entry in entries(read_text(file), str(file))]
+    except Unreadable as error:
+        raise PlanError(
+            f"{place(path, named.line)}: the run's layout is in {named.value}, which {error}; give the path of that "
+            "file, with --world-size",
+            path=path,
+            line=named.line,
+        ) from error
+
+
+def _over(settings: list[Entry], found: list[Entry]) -> list[Entry]:
+    """Return the settings of a command, and those of its file that it does not set."""
+    keys = {entry.path[-1] for entry in settings}
+    return [*settings, *(entry for entry in found if entry.path[-1] not in keys)]
+
+
+def _typed(entry: Entry) -> Entry:
+    """Return an option with its first value, as a number where it is one."""
+    text = entry.first
+    return replace(entry, value=int(text) if isinstance(text, str) and re.fullmatch(r"-?\d+", text) else text)
+
+
 # -- verl -----------------------------------------------------------------------------------------------------------
 
 
@@ -74,26 +109,49 @@ def _verl(run: Run, path: str) -> Settled:
 _TITAN = "--parallelism."
 
 
+def _titan_file(run: Run) -> Entry | None:
+    """Return the TOML that a run names, as an option or as the variable of ``run_train.sh``."""
+    named = [_with_first(entry) for entry in run.arguments if _name(entry) in ("job.config_file", "job.config-file")]
+    variable = run.command.variables.get("CONFIG_FILE") if "run_train.sh" in str(run.command) else None
+    if variable is not None and variable.words:
+        named.append(Entry(("CONFIG_FILE",), shown(variable.words[0]), (*variable.lines, run.command.line)[0]))
+    return named[0] if named else None
+
+
 def _titan(run: Run, path: str) -> Settled:
-    """Settle ``--parallelism.*``; the sizes of a Python config (``--module``, ``--config``) are not known here."""
+    """Settle ``--parallelism.*`` over its TOML; a Python config (``--module``, ``--config``) is not read."""
     check_unknown(run, lambda text: _TITAN in text, path)
-    given = [entry for entry in run.arguments if entry.key.startswith(_TITAN)]
-    numbers = [
-        replace(entry, path=tuple(entry.key[2:].split(".")), value=int(text) if re.fullmatch(r"-?\d+", text) else text)
-        for entry in given
-        for text in [str(entry.first)]
-    ]
-    settled = _with_world(frameworks.TORCHTITAN.from_document(numbers, path), run, path)
-    named = [str(_with_first(entry)) for entry in run.arguments if entry.key in ("--module", "--config")]
-    if named:
-        text = f"the sizes that {', '.join(named)} sets beside these are not read"
+    given = [_typed(entry) for entry in run.arguments if entry.key.startswith(_TITAN)]
+    settings = [replace(entry, path=tuple(entry.key[2:].split("."))) for entry in given]
+    named = _titan_file(run)
+    if named is not None and _found(path, named.value):
+        settings = _over(settings, _file(named, path))
+    settled = _with_world(frameworks.TORCHTITAN.from_document(settings, path), run, path)
+    others = [str(_with_first(entry)) for entry in run.arguments if entry.key in ("--module", "--config")]
+    if named is not None and not _found(path, named.value):
+        others.append(str(named))
+    if others:
+        text = f"the sizes that {', '.join(others)} sets beside these are not read"
         settled.notes.append((run.command.line, text))
     return settled
 
 
-# -- DeepSpeed ------------------------------------------------------------------------------------------------------
+def _is_titan(run: Run, path: str) -> bool:
+    named = _titan_file(run)
+    return any(entry.key.startswith(_TITAN) for entry in run.arguments) or (
+        named is not None and _found(path, named.value) is not None
+    )
+
+
+# -- DeepSpeed, Accelerate and LLaMA-Factory --------------------------------------------------------------------------
 
 _FILE_OPTIONS = ("--deepspeed", "--deepspeed_config", "--deepspeed-config")
+_ENGINES = {
+    "use_fsdp": "FSDP",
+    "use_deepspeed": "DEEPSPEED",
+    "use_megatron_lm": "MEGATRON_LM",
+    "multi_gpu": "MULTI_GPU",
+}
 
 
 def _file_of(run: Run) -> Entry | None:
@@ -103,18 +161,47 @@ def _file_of(run: Run) -> Entry | None:
 
 def _deepspeed(run: Run, path: str) -> Settled:
     named = _file_of(run)
-    assert named is not None  # noqa: S101  - it matched
-    file = Path(path).parent / str(named.value)
-    try:
-        found = entries(read_text(file), str(file))
-    except Unreadable as error:
-        raise PlanError(
-            f"{place(path, named.line)}: the run's layout is in {named.value}, which {error}; give the path of that "
-            "file, with --world-size",
-            path=path,
-            line=named.line,
-        ) from error
-    return _with_world(deepspeed.from_document([replace(entry, line=named.line) for entry in found], path), run, path)
+    return _with_world(deepspeed.from_document(_file(named, path) if named else [], path), run, path)
+
+
+def _accelerate_options(run: Run) -> list[Entry]:
+    """Return what ``accelerate launch`` is given, as the keys of its YAML."""
+    options = [replace(_typed(entry), path=(_name(entry),)) for entry in run.counts]
+    engines = [
+        replace(entry, path=("distributed_type",), value=_ENGINES[entry.key])
+        for entry in options
+        if entry.key in _ENGINES
+    ]
+    return [
+        *(entry for entry in options if entry.key in accelerate.TABLE.reads or entry.key == "config_file"),
+        *engines,
+    ]
+
+
+def _is_accelerate(run: Run, path: str) -> bool:
+    """Return whether a run has a size for ``accelerate launch``, or a file of its settings."""
+    if _ACCELERATE.search(f" {run.command}") is None or not FLAGS.isdisjoint(entry.key for entry in run.arguments):
+        return False
+    return any(
+        _found(path, entry.value) if entry.key == "config_file" else entry.key.startswith("parallelism_config_")
+        for entry in _accelerate_options(run)
+    )
+
+
+def _accelerate(run: Run, path: str) -> Settled:
+    options = _accelerate_options(run)
+    named = next((entry for entry in options if entry.key == "config_file"), None)
+    return accelerate.from_document(_over(options, _file(named, path) if named else []), path)
+
+
+def _factory(run: Run, path: str) -> Settled:
+    """Settle a run of LLaMA-Factory: its YAML names DeepSpeed's file, else every rank is a replica."""
+    files = [word for word in run.command.words if shown(word).endswith((".yaml", ".yml"))]
+    found = [entry for word in files[:1] for entry in _file(Entry((), shown(word), word[0].lines[0]), path)]
+    named = next((entry for entry in found if entry.path == ("deepspeed",) and entry.value), None)
+    settled = deepspeed.from_document(_file(named, path), path) if named else Settled()
+    settled.arguments["recipe"] = "deepspeed" if named else "replicas"
+    return _with_world(settled, run, path)
 
 
 # -- vLLM and SGLang ------------------------------------------------------------------------------------------------
@@ -171,21 +258,15 @@ def _sglang(run: Run, path: str) -> Settled:
 
 
 PROGRAMS = (
-    Program("verl", "a verl launch script", lambda run: verl.starts_verl(_words(run)), _verl),
+    Program("verl", "a verl launch script", lambda run, _: verl.starts_verl(_words(run)), _verl),
+    Program("torchtitan", "a torchtitan launch script", _is_titan, _titan),
     Program(
-        "torchtitan",
-        "a torchtitan launch script",
-        lambda run: any(entry.key.startswith(_TITAN) for entry in run.arguments),
-        _titan,
+        "vllm", "a command of vLLM", lambda run, _: run.system == "vllm", lambda run, path: _engine(run, path, _VLLM)
     ),
-    Program(
-        "vllm",
-        "a command of vLLM",
-        lambda run: run.system == "vllm",
-        lambda run, path: _engine(run, path, _VLLM),
-    ),
-    Program("sglang", "a command of SGLang", lambda run: run.system == "sglang", _sglang),
-    Program("deepspeed", "a launch script of DeepSpeed", lambda run: _file_of(run) is not None, _deepspeed),
+    Program("sglang", "a command of SGLang", lambda run, _: run.system == "sglang", _sglang),
+    Program("llamafactory", "a command of LLaMA-Factory", lambda run, _: run.system == "llamafactory", _factory),
+    Program("deepspeed", "a launch script of DeepSpeed", lambda run, _: _file_of(run) is not None, _deepspeed),
+    Program("accelerate", "a command of Accelerate", _is_accelerate, _accelerate),
 )
 
 # -- systems that are not read ----------------------------------------------------------------------------------------

@@ -207,7 +207,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
 def read_launch(run: Run, path: str, title: str = _SCRIPT, world_size: int | None = None) -> Config:
     """Return the plan of one run of a launch script; ``title``: what it is where it is of Megatron."""
     check_known(run, path)
-    program = next((program for program in PROGRAMS if program.matches(run)), None)
+    program = next((program for program in PROGRAMS if program.matches(run, path)), None)
     if program is None:
         return _made("megatron", title, megatron.from_run(run, path), path, world_size, run, run.stated)
     title = title.replace(_SCRIPT, program.title)

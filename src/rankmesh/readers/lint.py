@@ -59,7 +59,7 @@ _MOST_FILES = 100_000
 _FOREIGN = {"node_modules", "__pycache__", "venv"}
 # A file in lower case without one of these words, or a short name of an axis, states no layout.
 _HINTS = ["parallel", "torchrun", "torch.distributed", "deepspeed", "zero_optimization", "fsdp", "num_processes"]
-_HINTS += ["sglang", "vllm", "nnodes"]
+_HINTS += ["sglang", "vllm", "nnodes", "nproc_per_node", "accelerate launch"]
 _AXIS = re.compile(r"[cdept]p(?<![a-z][cdept]p)(?![a-z])")
 _IGNORED = re.compile(r"^(.*?)#\s*rankmesh:\s*ignore(?:\[([\w\s,-]*)\])?\s*$", re.MULTILINE)
 _RAY = re.compile(r"(?<![\w-])ray(?![\w-])|multi-node-serving")

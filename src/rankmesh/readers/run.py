@@ -70,27 +70,33 @@ _STARTED = re.compile(r".*\.(py|sh)|(.*/)?(python[\d.]*|bash|sh|torchrun|deepspe
 _MODULE = ("-m", "--module")
 _OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
 # The options of launchers and engines that count nodes, and the ranks on each of them.
-_NODES = ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines", "PET_NNODES")
-_EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--num-gpus", "PET_NPROC_PER_NODE")
+_NODES = ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines", "PET_NNODES", "NNODES")
+_EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--num-gpus", "PET_NPROC_PER_NODE", "NPROC_PER_NODE")
 # What torchrun takes from its environment where it is not given the option.
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 # Systems that need none of these launchers, and the commands that start them.
 SYSTEMS: Mapping[str, str] = {
-    "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+vllm\.entrypoints[.\s]",
+    "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+vllm\.entrypoints[.\s]|(docker|podman)\s+run\s.*/vllm-openai\S*\s",
     "sglang": r"[\s/]sglang\s+serve\s|\s-m\s+sglang\.launch_server[.\s]",
     "OpenRLHF": r"\s-m\s+openrlhf\.cli[.\s]",
     "AReaL": r"\s-m\s+areal[.\s]",
     "ColossalAI": r"[\s/]colossalai\s+run\s",
     "NeMo Automodel": r"[\s/]automodel\s",
-    "LLaMA-Factory": r"[\s/]llamafactory-cli\s+train\s",
+    "llamafactory": r"[\s/]llamafactory-cli\s+train\s",
 }
 # One search for the many commands that start nothing.
 _STARTERS = re.compile("|".join([*(_LAUNCHERS[name][0] for name in _STARTS_RANKS), *SYSTEMS.values()]))
 # slime's training ranks, which Ray starts.
 _ACTORS: _Counts = ((("--actor-num-nodes",), None), (("--actor-num-gpus-per-node",), None))
-# Commands that start as many ranks as the environment has.
+# Commands that start as many ranks as these variables of the environment have.
 _SWIFT = ("megatron", "swift")
+_BY_ENVIRONMENT = {
+    **dict.fromkeys((*_SWIFT, "llamafactory-cli"), ("NPROC_PER_NODE", "NNODES")),
+    "run_train.sh": ("NGPU", "NNODE"),
+}
+# A size of torchtitan, in any command.
+_TITAN = "--parallelism."
 
 
 @dataclass(frozen=True)
@@ -239,7 +245,7 @@ def _run(command: Command, script: Script, path: str) -> Run:
     arguments, strays = _arguments(command)
     launch = _launch(command)
     world = _world_size(command, arguments, launch, path)
-    counts = launch.options if launch.name else arguments
+    counts = (*(launch.options if launch.name else arguments), *_environment_counts(command))
     notes = tuple(script.notes)
     return Run(command, arguments, world, strays, notes, script.defaults, script.texts, counts)
 
@@ -310,7 +316,7 @@ def _is_run(command: Command, marks: frozenset[str]) -> bool:
     return (
         _STARTERS.search(f" {command} ") is not None
         or any(_PROGRAM.fullmatch(name) for name in names)
-        or any(name.partition("=")[0] in marks for name in names)
+        or any(name.partition("=")[0] in marks or name.startswith(_TITAN) for name in names)
         or verl.starts_verl(names)
     )
 
@@ -383,8 +389,9 @@ def _world_size(command: Command, arguments: tuple[Entry, ...], launch: _Launch,
     actors = _product(_ACTORS, arguments, path)
     if actors is not None:
         return actors
-    if text_of(command.words[0]) in _SWIFT if command.words else False:
-        return _swift_counts(command)
+    if given := _environment_counts(command):
+        key = " x ".join(f"{entry.key} {entry.value}" for entry in given)
+        return Entry((key,), prod(int(entry.value) for entry in given), command.line)
     for name in ("SLURM_NTASKS", "WORLD_SIZE") if launcher == "srun" else ("WORLD_SIZE",):
         variable = command.variables.get(name)
         word = variable.words[0] if variable is not None and variable.words else ()
@@ -434,16 +441,19 @@ def _all_nodes(options: tuple[Entry, ...], command: Command) -> bool:
     return all(entry.value == text for entry in options if entry.key in ("-N", "--nodes"))
 
 
-def _swift_counts(command: Command) -> Entry | None:
-    """ms-swift starts NPROC_PER_NODE ranks on each of NNODES nodes."""
-    counts = {}
-    for name, default in (("NPROC_PER_NODE", None), ("NNODES", "1")):
-        variable = command.variables.get(name)
-        counts[name] = default if variable is None or not variable.words else text_of(variable.words[0])
-    if not all(value and value.isdecimal() for value in counts.values()):
-        return None
-    key = " x ".join(f"{name} {value}" for name, value in counts.items())
-    return Entry((key,), prod(int(value) for value in counts.values() if value), command.line)
+def _environment_counts(command: Command) -> tuple[Entry, ...]:
+    """Return the ranks of a node and the nodes, 1 by default, of a command that takes them from its environment."""
+    names = [shown(word).rpartition("/")[2] for word in command.words[:2]]  # the second after bash
+    variables = next((_BY_ENVIRONMENT[name] for name in names if name in _BY_ENVIRONMENT), ())
+    found = []
+    for variable, default in zip(variables, (None, "1"), strict=False):
+        given = command.variables.get(variable)
+        word = given.words[0] if given is not None and given.words else None
+        text = default if word is None else text_of(word)
+        if not text or not text.isdecimal() or int(text) == 0:
+            return ()
+        found.append(Entry((variable,), text, (*(given.lines if given else ()), command.line)[0]))
+    return tuple(found)
 
 
 def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry | None:

@@ -53,8 +53,11 @@ _NAMES, _SETS = re.compile(r"(?<![\w$])[A-Za-z_]\w*"), re.compile(r"(?<![=!<>])=
 # What sets a variable in an expansion, and in a condition.
 _DEFAULTED = re.compile(r"\$\{([A-Za-z_]\w*)(?:\[[^]\n]*\])?:?=")
 _IN_CONDITION = re.compile(r"([A-Za-z_]\w*)(?:=(?![=~])|\+\+|--)")
-# What a launcher takes from its environment.
-TAKEN = ("WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "NPROC_PER_NODE", "NNODES", "PET_NPROC_PER_NODE", "PET_NNODES")
+# What a launcher takes from its environment; the last are of torchtitan's run_train.sh.
+TAKEN = (
+    "WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "NPROC_PER_NODE", "NNODES", "PET_NPROC_PER_NODE", "PET_NNODES",
+    "NGPU", "NNODE", "CONFIG_FILE",
+)  # fmt: skip
 
 _OPENS, _LOOPS = {"if", "case", "for", "select", "while", "until", "{"}, {"for", "select", "while", "until"}
 _CLOSES = {"fi": {"if"}, "esac": {"case"}, "}": {"{"}, "done": _LOOPS}
