@@ -17,7 +17,7 @@ from rankmesh.readers.commands import PROGRAMS, check_known, check_readable
 from rankmesh.readers.documents import entries
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import NO_LAYOUT, Entry, Reading, Settled, place
+from rankmesh.readers.reading import DOCUMENTS, NO_LAYOUT, Entry, Reading, Settled, place
 from rankmesh.readers.run import Run, read_arguments, read_run
 
 __all__ = ["NO_WORLD", "Config", "is_script", "plan_of", "read_config", "read_launch"]
@@ -168,6 +168,8 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             listed,
             listed.arguments,
         )
+    if not found and not is_script(text, path) and path.endswith(DOCUMENTS):
+        raise PlanError(f"{path}: this is no training config; {_FORMS}; give one of them", path=path, code=NO_LAYOUT)
     if not found:
         with refused_as(PlanError, path, f"run it: rankmesh show --run {path}", path=path):
             run = read_run(text, path, megatron.FLAGS, variables)

@@ -32,6 +32,7 @@ from rankmesh.core.documents import Budget
 from rankmesh.errors import PlanError, cut
 
 __all__ = [
+    "DOCUMENTS",
     "NO_LAYOUT",
     "Entry",
     "Missing",
@@ -56,7 +57,7 @@ NO_LAYOUT = "no-layout"
 # Numbers under unknown keys that are compared with the known ones, which takes half a millisecond each.
 _SUSPECTS = 2_000
 _NAME = re.compile(r"\$[{(]?(?:oc\.env:)?([A-Za-z_]\w*)")
-_DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
+DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
 
 
 @dataclass(frozen=True)
@@ -235,7 +236,7 @@ def whole(entry: Entry, path: str) -> int | None:
         given = [f"give the variable a value: --set {name[1]}=2"] if name else []
         if name and value.text.startswith("$("):
             given = [f"add {name[1]} to the variables of the container"]
-        run = [] if path.endswith(_DOCUMENTS) else [f"run it: rankmesh show --run {path}"]
+        run = [] if path.endswith(DOCUMENTS) else [f"run it: rankmesh show --run {path}"]
         remedy = "; or ".join([*given, *run])
         raise refused(path, entry, value.why, remedy, code="unset-variable" if name else None)
     value = _number(value)
