@@ -39,16 +39,16 @@ from rankmesh.backend.registries import register
 from rankmesh.errors import ConnectError
 
 __all__ = [
+    "Rank",
     "RankWorld",
-    "Ranks",
     "ThreadBackend",
     "answer_threads",
-    "answering",
     "begin_world",
     "end_world",
     "is_rank",
     "registries_by_thread",
     "simulated",
+    "this_rank",
     "version",
 ]
 
@@ -79,52 +79,53 @@ class RankWorld(c10d._World):
 _IN_GLOBALS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tags_to_pg", "pg_to_tag")
 
 
-class Ranks(Protocol):
-    """Who answers for the threads that are ranks; each method is called on the thread that it is about."""
+class Rank(Protocol):
+    """A thread that is a rank, and what torch.distributed answers it; ``world`` has its registrations."""
 
-    def world(self) -> RankWorld | None:
-        """Return the registrations of this thread's rank; None for a thread that is not a rank."""
+    world: RankWorld
 
+    @property
     def identity(self) -> object:
-        """Return what tells this rank's device meshes from the others' meshes."""
+        """What tells this rank's device meshes from the others' meshes."""
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether someone observes the calls: then each kind of group has its own process group, also on one rank."""
 
     def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> Any:
         """Return a process group of these ranks; with ``meet`` its members wait for each other."""
 
     def rendezvous(self) -> tuple[Any, int, int]:
-        """Store, rank and world size, for a rank that initialises the world itself."""
+        """Return store, rank and world size, for a rank that initialises the world itself."""
 
     def refuse(self, operation: str) -> None:
         """Raise for a call on a group that this rank is not in."""
-
-    def observed(self) -> bool:
-        """Whether someone observes the calls: then each kind of group has its own process group, also on one rank."""
 
     def peers(self, reply: Callable[..., Any]) -> Any:
         """How this rank, as a member of a job that survives, reaches the others: a ``survival.transport.Transport``."""
 
 
-def answering() -> Ranks | None:
-    """Who answers for the threads that are ranks, where this thread is one; torch's object of the world holds it."""
+def this_rank() -> Rank | None:
+    """Return the rank that this thread is, None for any other thread."""
     worlds: Any = c10d._world
-    if not isinstance(worlds, _Worlds):
-        return None
-    ranks: Ranks = vars(worlds)["_ranks"]
-    return ranks if ranks.world() is not None else None
+    return worlds.this_rank() if isinstance(worlds, _Worlds) else None
 
 
 def is_rank() -> bool:
     """Whether this thread is a rank."""
-    return answering() is not None
+    return this_rank() is not None
 
 
-def answer_threads(ranks: Ranks) -> Callable[[], None]:
-    """From now on torch.distributed answers each thread that is a rank for that rank alone; the way back."""
+def answer_threads(current: Callable[[], Rank | None]) -> Callable[[], None]:
+    """From now on torch.distributed answers each thread that is a rank for that rank alone; the way back.
+
+    ``current`` returns the rank that the calling thread is.
+    """
     hooks: dict[str, Callable[[Any], object]] = {
-        "_world": lambda original: _Worlds(original, ranks),
+        "_world": lambda original: _Worlds(original, current),
         "_new_process_group_helper": _maker,
-        "_warn_not_in_group": lambda original: _for_ranks(original, ranks.refuse),
-        "rendezvous": lambda original: _for_ranks(original, lambda *_, **__: iter([ranks.rendezvous()])),
+        "_warn_not_in_group": lambda original: _for_ranks(original, lambda rank, operation: rank.refuse(operation)),
+        "rendezvous": lambda original: _for_ranks(original, lambda rank, *_, **__: iter([rank.rendezvous()])),
     }
     before: dict[str, object] = {name: getattr(c10d, name) for name in hooks}
     describe = c10d_logger._get_msg_dict
@@ -132,7 +133,7 @@ def answer_threads(ranks: Ranks) -> Callable[[], None]:
     DeviceMesh._thread_id = _MeshIdentity()  # type: ignore[assignment]  # torch has an int or None
     vars(c10d).update({name: hook(before[name]) for name, hook in hooks.items()})
     # For its log torch asks for the backend of the group that a call failed on, and fails where the group is gone.
-    c10d_logger._get_msg_dict = _for_ranks(describe, lambda name, *_, **__: {"func_name": name})
+    c10d_logger._get_msg_dict = _for_ranks(describe, lambda _, name, *__, **___: {"func_name": name})
 
     def back() -> None:
         vars(c10d).update(before)
@@ -159,18 +160,19 @@ def registries_by_thread() -> Iterator[None]:
 class _Worlds:
     """Torch's registrations: of the rank that this thread is, else the process's own."""
 
-    def __init__(self, outside: Any, ranks: Ranks) -> None:
-        vars(self).update(_outside=outside, _ranks=ranks)
+    def __init__(self, outside: Any, current: Callable[[], Rank | None]) -> None:
+        vars(self).update(_outside=outside, this_rank=current)
 
     def __getattr__(self, name: str) -> Any:
-        world = self._ranks.world()
-        if world is not None and name == "default_pg" and _is_being_imported(sys._getframe(1)):
+        rank = self.this_rank()
+        if rank is not None and name == "default_pg" and _is_being_imported(sys._getframe(1)):
             # `def f(group=dist.group.WORLD)` in a module that a rank imports first would keep that rank's world.
             return None
-        return getattr(world or self._outside, name)
+        return getattr(self._outside if rank is None else rank.world, name)
 
     def __setattr__(self, name: str, value: Any) -> None:
-        setattr(self._ranks.world() or self._outside, name, value)
+        rank = self.this_rank()
+        setattr(self._outside if rank is None else rank.world, name, value)
 
 
 def _is_being_imported(property_: Any) -> bool:
@@ -191,14 +193,14 @@ class _MeshIdentity:
         return None if mesh is None else vars(mesh).get("_thread_id")
 
     def __set__(self, mesh: Any, value: Any) -> None:
-        ranks = answering()
-        vars(mesh)["_thread_id"] = value if ranks is None else ranks.identity()
+        rank = this_rank()
+        vars(mesh)["_thread_id"] = value if rank is None else rank.identity
 
 
 def _for_ranks(original: Callable[..., object], instead: Callable[..., object]) -> Any:
     def hook(*arguments: object, **named: object) -> object:
-        chosen = instead if is_rank() else original
-        return chosen(*arguments, **named)
+        rank = this_rank()
+        return original(*arguments, **named) if rank is None else instead(rank, *arguments, **named)
 
     return hook
 
@@ -225,10 +227,10 @@ def _maker(original: Any) -> Any:
 
 def simulated(ranks: Sequence[int], name: str, desc: str, backend: Any, store: Store, *, meet: bool) -> Any:
     """Return a process group of this thread's rank, registered; the thread is a rank."""
-    members, answers = list(ranks), answering()
-    if answers is None:
+    members, this = list(ranks), this_rank()
+    if this is None:
         raise ConnectError(f"group {name!r} is one of simulated ranks, and this thread is not one")
-    pg = answers.make(name, members, desc, meet=meet)
+    pg = this.make(name, members, desc, meet=meet)
     positions = {member: position for position, member in enumerate(members)}
     register(pg, backend, PrefixStore(f"{name}/", store), name, desc, positions)
     return pg
@@ -249,8 +251,8 @@ class ThreadBackend(MemberBackend):
     @property
     def shares(self) -> bool:
         """Not where calls are observed, and each has to tell its kind of group."""
-        answers = answering()
-        return answers is None or not answers.observed()
+        this = this_rank()
+        return this is None or not this.is_observed
 
     def abort(self, groups: Sequence[dist.ProcessGroup]) -> None:
         """Not here: a simulation ends a call that cannot complete."""

@@ -7,53 +7,13 @@ that it does reaches the process's own world.
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
 
 from rankmesh.backend import torch_threads
-from rankmesh.sim.members import SimulatedPeers
-from rankmesh.sim.simulation import RankContext, current_context
-from rankmesh.survival.heartbeat import Message
+from rankmesh.sim.simulation import current_context
 
 __all__ = ["Hooks", "hooks"]
-
-
-class _Answers:
-    """Answers to torch on the thread of a rank; refuses other threads."""
-
-    def world(self) -> torch_threads.RankWorld | None:
-        context = current_context()
-        return None if context is None else context.world
-
-    def identity(self) -> object:
-        context = self._context()
-        return id(context.simulation), context.rank
-
-    def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> Any:
-        context = self._context()
-        return context.simulation.make(context, name, ranks, desc, meet=meet)
-
-    def rendezvous(self) -> tuple[Any, int, int]:
-        context = self._context()
-        return context.simulation.store, context.rank, context.simulation.size
-
-    def refuse(self, operation: str) -> None:
-        context = self._context()
-        raise context.simulation.not_a_member(context, operation)
-
-    def observed(self) -> bool:
-        return self._context().simulation.observer is not None
-
-    def peers(self, reply: Callable[..., Message]) -> SimulatedPeers:
-        context = self._context()
-        return context.simulation.members.join(context, reply)
-
-    def _context(self) -> RankContext:
-        context = current_context()
-        if context is None:
-            raise RuntimeError("this thread is no rank of a simulation; call it on the rank's own thread")
-        return context
 
 
 class Hooks:
@@ -71,7 +31,7 @@ class Hooks:
         with self._lock:
             self._users += 1
             if self._back is None:
-                self._back = torch_threads.answer_threads(_Answers())
+                self._back = torch_threads.answer_threads(current_context)
         try:
             yield
         finally:

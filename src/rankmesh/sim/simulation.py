@@ -12,17 +12,19 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from typing import NoReturn
 
 from rankmesh.backend import torch_threads
-from rankmesh.sim.calls import Call, Site, call_site
+from rankmesh.sim.calls import Call, call_site
 from rankmesh.sim.channel import Channel, Failure, Observer, PendingOperation
 from rankmesh.sim.failures import DivergenceError, divergence, mismatch, stuck, unmatched
 from rankmesh.sim.group import SimulatedGroup
-from rankmesh.sim.members import SimulatedMembers
+from rankmesh.sim.members import SimulatedMembers, SimulatedPeers
 from rankmesh.sim.process import Process
 from rankmesh.sim.scheduler import Chooser, Order, Scheduler, Waiting
 from rankmesh.sim.store import Keys, SimulatedStore
 from rankmesh.sim.works import SimulatedWork, deliver
+from rankmesh.survival.heartbeat import Message
 
 __all__ = ["RankContext", "Simulation", "current_context"]
 
@@ -46,6 +48,50 @@ class RankContext:
     def enter(self) -> None:
         """Make this thread the rank."""
         _thread.context = self
+
+    # -- what torch asks for ------------------------------------------------------------------------------------
+
+    @property
+    def identity(self) -> object:
+        """What tells this rank's device meshes from the others' meshes."""
+        return id(self.simulation), self.rank
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether someone observes the calls."""
+        return self.simulation.observer is not None
+
+    def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> SimulatedGroup:
+        """Make a process group for torch; with ``meet`` its members wait for each other here."""
+        known = {"default_pg": "the world", "undefined": f"group {name!r}"}
+        if self.standing is not None:
+            epoch, members = self.standing
+            name, ranks = f"epoch {epoch}/{name}", [members[rank] for rank in ranks]
+        pg = self.simulation.group(self.rank, name, ranks, known.get(desc, desc))
+        self.groups.append(pg)
+        if meet and len(pg.channel.ranks) > 1:
+            pg.meet()
+        return pg
+
+    def rendezvous(self) -> tuple[SimulatedStore, int, int]:
+        """Return store, rank and world size, for a rank that initialises the world itself."""
+        return self.simulation.store, self.rank, self.simulation.size
+
+    def refuse(self, operation: str) -> NoReturn:
+        """Raise for a call on torch's placeholder for a group that the rank is not in."""
+        site = call_site()
+        raise DivergenceError(
+            f"rank {self.rank} calls {operation} on a group that it is not in, at {site}, where torch.distributed "
+            "only warns and leaves the tensors as they are; call it on members only",
+            kind="outside",
+            rank=self.rank,
+            calls={self.rank: operation},
+            sites={self.rank: site.place},
+        )
+
+    def peers(self, reply: Callable[[Message], Message]) -> SimulatedPeers:
+        """Return the other members of a job that survives, of which this rank is one."""
+        return self.simulation.members.join(self, reply)
 
 
 def current_context() -> RankContext | None:
@@ -222,29 +268,3 @@ class Simulation:
                 failure = Failure("unmatched", unmatched(pending), channel, {pending.call.rank: pending.call})
                 found.setdefault(pending.call.rank, divergence(failure, pending.call.rank))
         return found
-
-    # -- what torch asks for ------------------------------------------------------------------------------------
-
-    def make(self, context: RankContext, name: str, ranks: Sequence[int], label: str, *, meet: bool) -> SimulatedGroup:
-        """Make a process group for torch; with ``meet`` its members wait for each other here."""
-        known = {"default_pg": "the world", "undefined": f"group {name!r}"}
-        if context.standing is not None:
-            epoch, members = context.standing
-            name, ranks = f"epoch {epoch}/{name}", [members[rank] for rank in ranks]
-        pg = self.group(context.rank, name, ranks, known.get(label, label))
-        context.groups.append(pg)
-        if meet and len(pg.channel.ranks) > 1:
-            pg.meet()
-        return pg
-
-    def not_a_member(self, context: RankContext, operation: str) -> DivergenceError:
-        """Return the error of a call on torch's placeholder for a group that the rank is not in."""
-        site: Site = call_site()
-        return DivergenceError(
-            f"rank {context.rank} calls {operation} on a group that it is not in, at {site}, where torch.distributed "
-            "only warns and leaves the tensors as they are; call it on members only",
-            kind="outside",
-            rank=context.rank,
-            calls={context.rank: operation},
-            sites={context.rank: site.place},
-        )
