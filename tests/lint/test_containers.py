@@ -175,3 +175,16 @@ def test_folders(tmp_path):
     for name in ("Dockerfile", "a.Dockerfile", "Containerfile.cuda"):
         (tmp_path / name).write_text(f"FROM a\nCMD {SERVE}\n")
     assert [found.line for found in lint_files([tmp_path]).findings] == [2, 2, 2]
+
+
+def test_images_of_vllm():
+    """An image of vLLM, by an argument too, starts `vllm serve`; an ENTRYPOINT resets the CMD of the stage before."""
+    command = 'CMD ["Qwen/Qwen3-8B", "-tp", "3"]\n'
+    assert codes(f"ARG BASE=vllm/vllm-openai:v1\nFROM $BASE AS first\n{command}", "Dockerfile") == [
+        ("heads", 3, "tp=2")
+    ]
+    again = f'FROM vllm/vllm-openai AS first\nFROM first\n{command}ENTRYPOINT ["vllm", "serve"]\n'
+    assert codes(again, "Dockerfile") == [("heads", 3, "tp=2")]
+    reset = f'FROM a AS first\n{command}FROM first\nENTRYPOINT ["vllm", "serve"]\n'
+    assert codes(reset, "Dockerfile") == []
+    assert codes(f"FROM other\n{command}", "Dockerfile") == []

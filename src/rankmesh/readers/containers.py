@@ -181,98 +181,74 @@ def _replaced(
 
 # -- Dockerfiles ------------------------------------------------------------------------------------------------------
 
-_INSTRUCTION = re.compile(r"[ \t]*([A-Za-z]+)[ \t]+")
-_FROM = re.compile(r"(?:--\S+\s+)*(\S+)(?:\s+[Aa][Ss]\s+(\S+))?")
-_OPTIONS = re.compile(r"(?:\s|\\\n|--\w[\w-]*=\S+(?=\s))*")
+_INSTRUCTION = re.compile(r"^[ \t]*([A-Za-z]+)[ \t]+((?:.*\\[ \t]*\n(?:[ \t]*(?:#.*)?\n)*)*.*)$", re.MULTILINE)
+# The end of a line that goes on, with comments after it; options of an instruction.
+_CONTINUED = re.compile(r"\\[ \t]*\n(?:[ \t]*(?:#.*)?\n)*")
+_OPTIONS = re.compile(r"\A(?:--\S+[ \t]+|\\\n[ \t]*)+")
+_FROM = re.compile(r"(\S*)(?:\s+as\s+(\S+))?", re.IGNORECASE)
 _TEXT = re.compile(r'"(?:[^"\\]|\\.)*"')
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Stage:
-    """A stage of a build: its variables, and the commands that a container of it runs."""
+    """A stage of a build: its variables, and the words that a container of it starts; ``base``: the command before."""
 
     variables: dict[str, Variable]
     entrypoint: tuple[Word, ...] = ()
     command: tuple[Word, ...] = ()
-    whole: bool = False  # the entrypoint is a text, which takes no command
+    base: tuple[Word, ...] = ()
 
 
 def _dockerfile(text: str) -> Iterator[Script]:
-    stage = _Stage({})
-    named: dict[str, _Stage] = {}
+    stage, alias, stages = _Stage({}), "", dict[str, _Stage]()
     for name, word in _instructions(text):
-        content = "".join(part.text or "" for part in word)
-        if name == "FROM" and (found := _FROM.match(content)):
-            yield from _started(stage)
-            base = named.get(found[1])
-            stage = _Stage(dict(base.variables), base.entrypoint, base.command, base.whole) if base else _Stage({})
-            if base is None and _SERVES.fullmatch(found[1]):
-                stage.entrypoint = _serve(word[0].lines[0])
-            named[found[2] or ""] = stage
-        elif name in ("ENV", "ARG"):
-            if name == "ENV" and (old := re.match(r"(\w+)[ \t]+(?=[^\s=])", content)):
-                word = (word[0]._replace(text=f"{old[1]}={(word[0].text or '')[old.end() :]}"), *word[1:])
-            stage.variables = dict(_of_text(word, stage.variables).variables)
-        elif name == "RUN":
-            with suppress(Unreadable):  # a text of another shell
+        with suppress(Unreadable):  # a text of another shell
+            if name == "FROM":
+                yield _script((*stage.entrypoint, *stage.command), stage.variables)
+                stages[alias] = stage
+                image, alias = _FROM.findall(shown(_replaced(word, _COMPOSE, stages[""].variables)))[0]
+                serves = _SERVES.fullmatch(image) is not None
+                stage = stages.get(image) or _Stage({}, _serve(word[0].lines[0]) if serves else ())
+                stage, alias = replace(stage, base=stage.command), alias or str(len(stages))
+            elif name in ("ENV", "ARG"):
+                spaced = re.match(r"(\w+)[ \t]+(?=[^\s=])", word[0].text or "") if name == "ENV" else None
+                if spaced:
+                    word = (word[0]._replace(text=f"{spaced[1]}={(word[0].text or '')[spaced.end() :]}"), *word[1:])
+                stage = replace(stage, variables=_of_text(word, stage.variables).variables)
+            elif name == "RUN":
                 yield _of_text(word, stage.variables)
-        elif name in ("CMD", "ENTRYPOINT"):
-            words = _listed(word)
-            text_of_shell = ((Part("sh", word[0].lines),), (Part("-c", word[0].lines),), word)
-            if name == "CMD":
-                stage.command = text_of_shell if words is None else words
-            else:
-                stage.entrypoint, stage.command = text_of_shell if words is None else words, ()
-                stage.whole = words is None
-    yield from _started(stage)
-
-
-def _started(stage: _Stage) -> Iterator[Script]:
-    words = stage.entrypoint if stage.whole else (*stage.entrypoint, *stage.command)
-    if words:
-        yield _script(words, stage.variables)
+            elif name == "CMD":
+                stage = replace(stage, command=_started(word))
+            elif name == "ENTRYPOINT":
+                command = () if stage.command is stage.base else stage.command
+                stage = replace(stage, entrypoint=_started(word), command=command)
+    with suppress(Unreadable):
+        yield _script((*stage.entrypoint, *stage.command), stage.variables)
 
 
 def _instructions(text: str) -> Iterator[tuple[str, Word]]:
-    """Yield each instruction with its arguments, a part for each line; comments between its lines are left out."""
-    name, parts = "", list[Part]()
-    for number, line in enumerate(text.split("\n"), 1):
-        if line.lstrip().startswith("#") or (parts and not line.strip()):
-            continue
-        start = _INSTRUCTION.match(line) if not parts else None
-        if start is not None:
-            name, line = start[1].upper(), line[start.end() :]
-        if start is not None or parts:
-            parts.append(Part(f"{line}\n", (number,)))
-            if not line.rstrip().endswith("\\"):
-                yield name, _without_options(parts)
-                parts = []
-    if parts:
-        yield name, _without_options(parts)
+    """Yield each instruction with its arguments, a part for each line, without comments and options."""
+
+    def ends(found: re.Match[str]) -> str:
+        return "\\\n" * found[0].count("\n")
+
+    for found in _INSTRUCTION.finditer(text):
+        first = text.count("\n", 0, found.start(2)) + 1
+        lines = _OPTIONS.sub(ends, _CONTINUED.sub(ends, found[2])).splitlines(keepends=True) or [""]
+        yield found[1].upper(), tuple(Part(line, (number,)) for number, line in enumerate(lines, first))
 
 
-def _without_options(parts: list[Part]) -> Word:
-    """Return the arguments of an instruction without options such as ``--mount=...``, and blanks after a backslash."""
-    cleaned = [part._replace(text=re.sub(r"\\[ \t]+\n$", r"\\\n", part.text or "")) for part in parts]
-    first = cleaned[0].text or ""
-    return (cleaned[0]._replace(text=first[_OPTIONS.match(first).end() :] or "\n"), *cleaned[1:])  # type: ignore[union-attr]
-
-
-def _listed(word: Word) -> tuple[Word, ...] | None:
-    """Return the words of a JSON list, None for another text, which a shell runs."""
-    text = "".join(part.text or "" for part in word).replace("\\\n", "  ")
-    if not text.lstrip().startswith("["):
-        return None
+def _started(word: Word) -> tuple[Word, ...]:
+    """Return the words of a JSON list; another text is one that a shell runs."""
+    content, starts = _placed(word)
     try:
-        if not all(isinstance(each, str) for each in json.loads(text)):
-            return None
+        texts = json.loads(content.replace("\\\n", " \n"))
     except (ValueError, RecursionError):
-        return None
-    starts = [sum(len(part.text or "") for part in word[:count]) for count in range(len(word))]
-    return tuple(
-        (Part(json.loads(found[0]), word[bisect_right(starts, found.start()) - 1].lines),)
-        for found in _TEXT.finditer(text)
-    )
+        texts = None
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        return ((Part("sh", word[0].lines),), (Part("-c", word[0].lines),), word)
+    lines = [bisect_right(starts, found.start()) for found in _TEXT.finditer(content)]
+    return tuple((Part(text, (line,)),) for text, line in zip(texts, lines, strict=False))
 
 
 # -- YAML -------------------------------------------------------------------------------------------------------------
@@ -318,30 +294,26 @@ def _walked(node: Any, above: tuple[Any, ...], lines: list[str]) -> Iterator[Con
 def _container(values: dict[str, Any], above: tuple[Any, ...], lines: list[str]) -> Iterator[Container]:
     kind = _text(_below(above[0], "kind"))
     of_compose = not kind and _below(above[0], "services") is not None
-    pattern = _COMPOSE if of_compose else _KUBERNETES
+    pattern, override = (_COMPOSE, "entrypoint") if of_compose else (_KUBERNETES, "command")
     pods = _pods(above, kind)
     variables = _environment(values.get("environment" if of_compose else "env"), lines, pattern)
-    for name in _GROUP.get(kind, ()) if pods else ():
-        variables.setdefault(name, _variable(str(pods[-1].value), pods[-1].line))
-    for counted in filter(None, (_count(above, name) for name in _EACH)):
-        variables.setdefault("PET_NPROC_PER_NODE", _variable(str(counted.value), counted.line))
+    counts = [(name, pods[-1]) for name in _GROUP.get(kind, ()) if pods]
+    counts += [("PET_NPROC_PER_NODE", count) for name in _EACH if (count := _count(above, name))]
+    for name, count in counts:
+        variables.setdefault(name, _variable((Part(str(count.value), (count.line,)),)))
     words, starts = list[Word](), list[int]()
-    for key in ("entrypoint", "command", "args"):
-        node = values.get(key)
+    for node in (values[key] for key in ("entrypoint", "command", "args") if key in values):
         items = [_word(item, lines, of_compose) for item in _items(node) if item.id == "scalar"]
         words += [_replaced(item, pattern, variables) for item in items]
         if _text(node):
             split, starts = _split(_word(node, lines, of_compose), variables)
             words += split
-    replaced = "entrypoint" if of_compose else "command"
-    if words and replaced not in values and _SERVES.fullmatch(_text(values.get("image"))):
+    if words and override not in values and _SERVES.fullmatch(_text(values.get("image"))):
         words = [*_serve(words[0][0].lines[0]), *words]
-    if words:
-        closed = kind in _PLAIN_KINDS and "envFrom" not in values
-        gap = Part(None, (), runs=not closed, elsewhere=not closed)
-        group = pods[-1].value if kind == "LeaderWorkerSet" and pods else 1
-        script = _script(words, variables, (pattern, gap), starts=starts)
-        yield Container(script, pods, _gpus(values), group)
+    closed = kind in _PLAIN_KINDS and "envFrom" not in values
+    gap = Part(None, (), runs=not closed, elsewhere=not closed)
+    script = _script(words, variables, (pattern, gap), starts=starts)
+    yield Container(script, pods, _gpus(values), pods[-1].value if kind == "LeaderWorkerSet" and pods else 1)
 
 
 def _serve(line: int) -> tuple[Word, ...]:
@@ -349,30 +321,30 @@ def _serve(line: int) -> tuple[Word, ...]:
     return ((Part("vllm", (line,)),), (Part("serve", (line,)),))
 
 
-def _variable(text: str | None, line: int, **unknown: Any) -> Variable:
-    return Variable(((Part(text, (line,), **unknown),),), False, (line,))
+def _variable(word: Word) -> Variable:
+    return Variable((word,), False, word[0].lines[:1])
 
 
 def _environment(node: Any, lines: list[str], pattern: re.Pattern[str]) -> dict[str, Variable]:
     """Return variables of a list of names with values, of a list of ``NAME=value``, or of a mapping."""
-    pairs = [(name, value, value.start_mark.line + 1) for name, value in _values(node).items()]
-    pairs += [(_text(_below(item, "name")), _below(item, "value"), item.start_mark.line + 1) for item in _items(node)]
+    pairs = [(name, value, value) for name, value in _values(node).items()]
+    pairs += [(_text(_below(item, "name")), _below(item, "value"), item) for item in _items(node)]
     found: dict[str, Variable] = {}
-    for name, value, line in pairs:
+    for name, value, item in pairs:
+        stated = _text(item).partition("=") if not name else ("", "", "")
         if value is not None and value.id == "scalar":
-            word = _replaced(_word(value, lines, unescaped=False), pattern, found)
-            found[name] = Variable((word,), False, (line,))
-        elif name:
-            found[name] = _variable(None, line, shown=f"$({name})", why=f"{name} is set outside of the file", runs=True)
-    for item in _items(node):
-        name, equals, text = _text(item).partition("=")
-        if equals:
-            word = _replaced((Part(text, (item.start_mark.line + 1,)),), pattern, found)
-            found[name] = Variable((word,), False, (item.start_mark.line + 1,))
+            word = _word(value, lines)
+        elif stated[1]:
+            name, word = stated[0], _word(item, lines)
+            word = (word[0]._replace(text=(word[0].text or "").partition("=")[2]), *word[1:])
+        else:
+            gap = Part(None, (item.start_mark.line + 1,), shown=f"$({name})", runs=True)
+            word = (gap._replace(why=f"{name} is set outside of the file"),)
+        found[name] = _variable(_replaced(word, pattern, found))
     return found
 
 
-def _word(node: Any, lines: list[str], unescaped: bool) -> Word:
+def _word(node: Any, lines: list[str], unescaped: bool = False) -> Word:
     """Return a scalar as a word, a part for each line on which it is written; ``unescaped``: of Compose's ``$$``."""
     start, last = node.start_mark, node.end_mark.line
     value = node.value.replace("$$", "$") if unescaped else node.value
