@@ -22,6 +22,7 @@ from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.backend.registries import every_group
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival import ask, machine, session, world
 from rankmesh.survival.agreement import Report, conclude
@@ -434,6 +435,52 @@ def test_processes_change_their_layout(outcomes, tmp_path):
     status = ended[1].value["status"]
     assert (status["epoch"], status["members"], status["spares"]) == (0, [0, 1, 2, 3, 4], [4])
     assert (status["plan"], status["last_change"]["what"]) == ("dp=4", "start")
+
+
+def alternating(me, port, folder):
+    """A member of a job with the groups of a second layout beside those of its plan, which loses a rank."""
+    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
+    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    me.meet("every member has reached the store that rank 0 serves")
+    served_once()
+    before, made = kept(), []
+
+    def train(job):
+        with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp")])) as other:
+            rows = rm.Sharding(job.plan.mesh, ("dp",), (ROWS,), "float64")
+            block = rm.Sharding(other.plan.mesh, ("tp",), (ROWS,), "float64")
+            w, half = INDEX.chunk(4)[job.rank].clone(), torch.zeros(ROWS // 2, dtype=torch.float64)
+            there = rm.Transfer({"w": rows}, {"w": block})
+            job.hold({"w": w}, {"w": rows})
+            for step in range(job.step, STEPS):
+                there.run({"w": w}, {"w": half}, group=job.groups["dp"].pg)
+                made.append([job.epoch, len(every_group())])
+                total = half.sum()
+                dist.all_reduce(total, group=other["tp"].pg)
+                if (me.rank, step) == (2, 3):
+                    (Path(folder) / f"dead-{me.rank}").write_text(f"{os.getpid()} 0", encoding="utf-8")
+                    os.kill(os.getpid(), signal.SIGKILL)
+                w.add_(total).remainder_(PRIME)
+                job.commit(step + 1)
+        return [job.rank, w.tolist()]
+
+    result = rm.survive(train, "dp=4", spares=1, redundancy=1, timeout=60)
+    return {**left_behind(folder, before), "result": result, "made": made}
+
+
+def test_two_layouts_at_once(outcomes, tmp_path):
+    """4 ranks and a spare: state goes to a second layout each step, no group is made for it; one rank is killed."""
+    ended = outcomes(5, alternating, free_port(), str(tmp_path), world=None, limit=100.0)
+    assert not ended[2].ok
+    others = [one.value for one in ended if one.rank != 2]
+    assert all(others), text_of(ended)
+    right = INDEX
+    for _ in range(STEPS):
+        right = (right + right.sum()) % PRIME
+    assert [x for _, w in sorted(one["result"] for one in others) for x in w] == right.tolist()
+    assert all(max(one["left"]) <= 0 for one in others), text_of(ended)
+    made = [number for one in others for number in one["made"]]
+    assert len({tuple(one) for one in made}) == 2, made
 
 
 # -- from outside ---------------------------------------------------------------------------------------------------
