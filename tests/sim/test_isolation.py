@@ -14,7 +14,7 @@ from torch.distributed import distributed_c10d as c10d
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.backend.registries import registries
-from rankmesh.sim.hooks import hooks
+from rankmesh.sim.watchdog import hooks
 
 
 def outside():

@@ -29,8 +29,8 @@ from rankmesh.cli.outputs import check_outputs, write_output
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import quoted
 from rankmesh.readers.source import Source
-from rankmesh.viz.grid import grid
 from rankmesh.viz.overview import Overview, overview
+from rankmesh.viz.sheet import grid
 from rankmesh.viz.tables import axes, communicators, header, kinds
 
 if TYPE_CHECKING:

@@ -7,8 +7,7 @@ channel      the calls of one group's members, matched and compared; what looks 
 compute      what each collective gives
 group        a process group as torch.distributed calls it; works, store: what it returns, what it waits at
 process      random numbers, environment and module globals, for each rank its own
-hooks        how torch.distributed answers threads that are ranks
-watchdog     ranks that make no progress
+watchdog     ranks that make no progress; when torch.distributed answers threads that are ranks
 comparison   the same numbers under every layout, and which group would have made them so
 failures     the errors and their messages
 ```

@@ -38,11 +38,10 @@ from rankmesh.runtime.connect import connect
 from rankmesh.sim.calls import raise_site
 from rankmesh.sim.channel import Observer
 from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
-from rankmesh.sim.hooks import hooks
 from rankmesh.sim.process import Process
 from rankmesh.sim.scheduler import Abandoned, Order
 from rankmesh.sim.simulation import RankContext, Simulation
-from rankmesh.sim.watchdog import watch
+from rankmesh.sim.watchdog import hooks, watch
 
 __all__ = ["LIMIT", "cut_by", "quiet_torch", "run"]
 

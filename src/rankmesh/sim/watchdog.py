@@ -2,6 +2,9 @@
 
 A thread cannot be killed. One that was given up gets an exception at its next step in Python; until then, as inside a
 call that sleeps, it holds nothing: its next call to torch.distributed raises, and the other ranks have gone on.
+
+The hooks by which torch.distributed answers ranks are in place while a simulation needs them, and as long as a thread
+lives on that was given up: nothing that it does reaches the process's own world.
 """
 
 from __future__ import annotations
@@ -10,19 +13,58 @@ import ctypes
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
+from rankmesh.backend import torch_threads
 from rankmesh.sim.calls import call_site
 from rankmesh.sim.failures import HungRank
-from rankmesh.sim.hooks import hooks
 from rankmesh.sim.scheduler import Abandoned
-from rankmesh.sim.simulation import Simulation
+from rankmesh.sim.simulation import Simulation, current_context
 
-__all__ = ["watch"]
+__all__ = ["hooks", "watch"]
 
 _LOOK = 0.05
 # Seconds in which a thread that was given up should end.
 _GRACE = 1.0
+
+
+class Hooks:
+    """Counts the simulations and threads that need the hooks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._users = 0
+        self._survivors: list[threading.Thread] = []
+        self._back: Callable[[], None] | None = None
+
+    @contextmanager
+    def in_use(self) -> Iterator[None]:
+        """Have the hooks in place."""
+        with self._lock:
+            self._users += 1
+            if self._back is None:
+                self._back = torch_threads.answer_threads(current_context)
+        try:
+            yield
+        finally:
+            self._release()
+
+    def _release(self) -> None:
+        with self._lock:
+            self._users -= 1
+            self._survivors = [thread for thread in self._survivors if thread.is_alive()]
+            if self._back is not None and not self._users and not self._survivors:
+                self._back()
+                self._back = None
+
+    def keep_for(self, thread: threading.Thread) -> None:
+        """Keep the hooks for a thread that could not be ended."""
+        with self._lock:
+            self._survivors.append(thread)
+
+
+hooks = Hooks()
 
 
 def watch(
