@@ -27,7 +27,7 @@ Source: DeepSpeed 0.19.8, ``deepspeed.runtime.pipe.topology`` and ``deepspeed.ut
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from typing import NamedTuple
 
 from rankmesh.core import GroupSpec, Mesh, Options, Plan
@@ -133,7 +133,7 @@ def plan(
     return Plan(Mesh(tp=tp, sp=sp, dp=data, pp=pp), specs, world_size=world, options=options)
 
 
-class Mpu(Getters):
+class Mpu(Getters, AbstractContextManager["Mpu"]):
     """The model-parallel unit over live groups of the kinds ``tp sp dp pp sp_dp mp``, whatever mesh they are of.
 
     Over a mesh of pp, dp and tp alone it is also the grid of a ``PipelineModule``: see ``as_grid``.
@@ -175,9 +175,6 @@ class Mpu(Getters):
         """Destroy the groups that ``connect`` made; groups that were given stay with their owner."""
         if self._registry is not None:
             self._registry.close()
-
-    def __enter__(self) -> Mpu:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -23,6 +23,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Sequence
+from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
@@ -54,7 +55,7 @@ _ORDER = ("ep", "pp", "dp", "cp", "tp")
 _USUAL_HOST = 8
 
 
-class ParallelContext:
+class ParallelContext(AbstractContextManager["ParallelContext"]):
     """The process groups of this rank; the five sizes multiply to the world.
 
     Where no world is initialised, one of ``backend`` is, from the launcher's variables, and ``destroy`` ends it. In a
@@ -229,9 +230,6 @@ class ParallelContext:
         self._registry.close()
         if self._world is not None:
             self._world.close()
-
-    def __enter__(self) -> ParallelContext:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         # A rank that failed does not wait for ranks that know nothing of it.

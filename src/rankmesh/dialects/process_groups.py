@@ -12,6 +12,7 @@ tp=2 pp=2 dp=2        dp 0    stage 0   0 1        TP  [0,1] [2,3] [4,5] [6,7]
 
 from __future__ import annotations
 
+from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING
 
 from rankmesh.core import recipes
@@ -24,7 +25,7 @@ if TYPE_CHECKING:
 __all__ = ["ProcessGroups"]
 
 
-class ProcessGroups:
+class ProcessGroups(AbstractContextManager["ProcessGroups"]):
     """The tensor, pipeline and data parallel group of this rank; the sizes multiply to the world.
 
     Attributes: ``tp_group``, ``tp_rank``, ``tp_size`` and the same for ``pp`` and ``dp``; ``is_first_stage`` and
@@ -64,9 +65,6 @@ class ProcessGroups:
     def close(self) -> None:
         """Destroy the groups; calling it again is nothing."""
         self._registry.close()
-
-    def __enter__(self) -> ProcessGroups:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

@@ -22,6 +22,7 @@ has one, after the ranks have agreed on the degrees, and ``close`` destroys them
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
@@ -58,7 +59,7 @@ def _above_one(axis: str) -> property:
 
 
 @dataclass
-class ParallelDims:
+class ParallelDims(AbstractContextManager["ParallelDims"]):
     """The degrees of a job, and its meshes; all ranks ask for their first one together, when the groups are made.
 
     ``close``, or leaving a ``with`` block, destroys them. ``dp_shard=-1`` is what the others leave of ``world_size``.
@@ -301,9 +302,6 @@ class ParallelDims:
         for kept in (self._whole, self._single, self._several):
             kept.clear()
         self._registry.close()
-
-    def __enter__(self) -> ParallelDims:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

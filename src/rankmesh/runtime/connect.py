@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack
+from contextlib import AbstractContextManager, ExitStack
 from datetime import timedelta
 from pathlib import Path
 from typing import Any, overload
@@ -33,7 +33,7 @@ DEFAULT_TIMEOUT = 300.0
 PlanLike = Plan | Mesh | str
 
 
-class LiveJob(Mapping[str, LiveGroups]):
+class LiveJob(Mapping[str, LiveGroups], AbstractContextManager["LiveJob"]):
     """The live groups of every plan of a job by its key, in one order; a context manager that destroys them all."""
 
     def __init__(self, live: Mapping[str, LiveGroups]) -> None:
@@ -56,9 +56,6 @@ class LiveJob(Mapping[str, LiveGroups]):
         with ExitStack() as stack:
             for live in self._live.values():
                 stack.callback(live.close)
-
-    def __enter__(self) -> LiveJob:
-        return self
 
     def __exit__(self, *exception: object) -> None:
         self.close()

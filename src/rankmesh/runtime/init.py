@@ -12,7 +12,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable
-from contextlib import suppress
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 
@@ -39,7 +39,7 @@ _KEYS = "rankmesh/init"
 
 
 @dataclass(eq=False)
-class LiveRank:
+class LiveRank(AbstractContextManager["LiveRank"]):
     """This process as a rank of an initialised world: a context manager that leaves it.
 
     ``device`` is where this rank's tensors live, a GPU on every rank or on none; ``why`` is the reason.
@@ -78,9 +78,6 @@ class LiveRank:
             dist.destroy_process_group()
         if self._farewell:
             _take_leave(store, self._farewell, self.rank, self.world_size, failed=self._failed)
-
-    def __enter__(self) -> LiveRank:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, *rest: object) -> None:
         self._failed = kind is not None
