@@ -22,7 +22,7 @@ import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from types import ModuleType
 from typing import Any
 
@@ -103,23 +103,22 @@ def run(
     process = Process(size, seed, per_node, modules)
     simulation = Simulation(size, order, backend, process, observer)
     simulation.members.lose.update(losses)
-    outcome = _Outcome()
     threads_before = torch.get_num_threads()
-    program = _Program(function, args, plan, simulation, outcome, initialise)
+    program = _Program(function, args, plan, simulation, initialise)
     with hooks.in_use(), torch_threads.registries_by_thread(), process.adopting_imports():
         try:
-            watch(simulation, [_thread(program, rank) for rank in range(size)], timeout, outcome.failures)
+            watch(simulation, [_thread(program, rank) for rank in range(size)], timeout)
         finally:
             torch.set_num_threads(threads_before)
     for rank, error in simulation.left_over().items():
-        outcome.failures.setdefault(rank, error)
-    if not outcome.failures and simulation.members.lose:
+        simulation.failures.setdefault(rank, error)
+    if not simulation.failures and simulation.members.lose:
         raise _not_lost(simulation.members.lose)
     if return_exceptions:
-        return [outcome.failures.get(rank, outcome.values.get(rank)) for rank in range(size)]
-    if outcome.failures:
-        raise _failed(outcome, size)
-    return [outcome.values[rank] for rank in range(size)]
+        return [simulation.failures.get(rank, simulation.values.get(rank)) for rank in range(size)]
+    if simulation.failures:
+        raise _failed(simulation)
+    return [simulation.values[rank] for rank in range(size)]
 
 
 @contextmanager
@@ -166,14 +165,6 @@ def cut_by(ranks: Ranks) -> Plan | None:
 
 
 @dataclass
-class _Outcome:
-    """The results and errors of the ranks; the failures in the order in which they happened."""
-
-    values: dict[int, object] = field(default_factory=dict)
-    failures: dict[int, BaseException] = field(default_factory=dict)
-
-
-@dataclass
 class _Program:
     """The program of every rank."""
 
@@ -181,29 +172,28 @@ class _Program:
     args: Sequence[object]
     plan: Plan | None
     simulation: Simulation
-    outcome: _Outcome
     initialise: bool
 
     def rank(self, rank: int) -> None:
         """Run one rank, from its start to its end, on a thread of its own."""
         context = RankContext(self.simulation, rank, torch_threads.RankWorld())
         context.enter()
-        scheduler, outcome = self.simulation.scheduler, self.outcome
+        simulation, scheduler = self.simulation, self.simulation.scheduler
         try:
             scheduler.await_start(rank)
             torch.set_num_threads(1)
             torch.autograd.set_multithreading_enabled(False)
-            outcome.values[rank] = self._work()
-            self.simulation.ends[rank] = "has returned"
+            simulation.values[rank] = self._work()
+            simulation.ends[rank] = "has returned"
         except Abandoned:
-            self.simulation.ends[rank] = "was lost" if rank in scheduler.lost else "was given up"
+            simulation.ends[rank] = "was lost" if rank in scheduler.lost else "was given up"
         except BaseException as error:  # noqa: BLE001  - whatever it was, the caller gets it
-            outcome.failures[rank] = error
-            self.simulation.ends[rank] = f"has raised {_sentence(error)}"
+            simulation.failures[rank] = error
+            simulation.ends[rank] = f"has raised {_sentence(error)}"
         finally:
             if rank in scheduler.lost:  # what its program did of it is nobody's
-                outcome.failures.pop(rank, None)
-                outcome.values[rank] = None
+                simulation.failures.pop(rank, None)
+                simulation.values[rank] = None
             torch_threads.end_world(context.world)
             scheduler.end(rank)
 
@@ -228,19 +218,20 @@ def _sentence(error: BaseException) -> str:
     return (kind if first == kind else f"{kind}: {first}") + (f", at {site}" if site else "")
 
 
-def _failed(outcome: _Outcome, size: int) -> RanksFailed:
+def _failed(simulation: Simulation) -> RanksFailed:
     """Return one error for all ranks: what failed first in full, then a line for each other failure."""
+    failures = simulation.failures
     by_failure: dict[tuple[type, str], list[int]] = {}
-    for rank, error in outcome.failures.items():
+    for rank, error in failures.items():
         by_failure.setdefault((type(error), str(error).removeprefix(f"rank {rank}: ")), []).append(rank)
     (kind, text), first = next(iter(by_failure.items()))
-    cause = outcome.failures[min(first)]
+    cause = failures[min(first)]
     site = raise_site(cause)
     where = "" if site is None or isinstance(cause, DivergenceError | HungRank) else f"\n  at {site}"
-    lines = [f"{in_words(first)} of {size} failed: {kind.__name__}: {text}{where}"]
+    lines = [f"{in_words(first)} of {simulation.size} failed: {kind.__name__}: {text}{where}"]
     for (kind, _), ranks in [*by_failure.items()][1:_SHOWN]:
         follows = issubclass(kind, DivergenceError | HungRank)
-        lines.append(f"then {in_words(ranks)}: {kind.__name__ if follows else _sentence(outcome.failures[ranks[0]])}")
-    error = RanksFailed("\n".join(lines), failures=dict(outcome.failures), returned=dict(outcome.values))
+        lines.append(f"then {in_words(ranks)}: {kind.__name__ if follows else _sentence(failures[ranks[0]])}")
+    error = RanksFailed("\n".join(lines), failures=dict(failures), returned=dict(simulation.values))
     error.__cause__ = cause
     return error

@@ -110,7 +110,10 @@ class Simulation:
         self.chooser = Chooser(order)
         self.scheduler = Scheduler(size, self.chooser, self._stuck, process.switch)
         self.store = SimulatedStore(self)
+        # How each rank ended, in words; the values of some, and the errors of others in the order in which they failed.
         self.ends: dict[int, str] = {}
+        self.values: dict[int, object] = {}
+        self.failures: dict[int, BaseException] = {}
         self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
         # Who waits for each key of a store.
         self._awaited: dict[str, dict[int, Keys]] = {}

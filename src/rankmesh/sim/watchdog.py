@@ -67,10 +67,8 @@ class Hooks:
 hooks = Hooks()
 
 
-def watch(
-    simulation: Simulation, threads: Sequence[threading.Thread], timeout: float, failures: dict[int, BaseException]
-) -> None:
-    """Run the ranks to their end; ``failures`` gets those that were given up."""
+def watch(simulation: Simulation, threads: Sequence[threading.Thread], timeout: float) -> None:
+    """Run the ranks to their end, or give up those that make no progress."""
     scheduler = simulation.scheduler
     for thread in threads:
         thread.start()
@@ -79,21 +77,19 @@ def watch(
     try:
         while not scheduler.finished.wait(min(_LOOK, timeout)):
             if time.monotonic() - scheduler.progress > timeout:
-                _give_up(simulation, threads, f"made no progress for {timeout:g} s", failures)
+                _give_up(simulation, threads, f"made no progress for {timeout:g} s")
     except BaseException:
         # The caller was interrupted: no rank may go on.
         for _ in threads:
             if not scheduler.finished.is_set():
-                _give_up(simulation, threads, "was interrupted", failures)
+                _give_up(simulation, threads, "was interrupted")
         raise
     for rank, thread in enumerate(threads):
         if rank not in scheduler.abandoned:
             thread.join()
 
 
-def _give_up(
-    simulation: Simulation, threads: Sequence[threading.Thread], why: str, failures: dict[int, BaseException]
-) -> None:
+def _give_up(simulation: Simulation, threads: Sequence[threading.Thread], why: str) -> None:
     scheduler = simulation.scheduler
     holder = scheduler.holder
     frame = None if holder is None else sys._current_frames().get(threads[holder].ident or 0)
@@ -112,7 +108,7 @@ def _give_up(
     hung = scheduler.abandon(error)
     if hung is None:
         return
-    failures[hung] = error(hung)
+    simulation.failures[hung] = error(hung)
     _end(threads[hung], lambda: hung in simulation.ends)
     simulation.ends[hung] = f"was given up, at {where}"
 
