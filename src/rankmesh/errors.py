@@ -260,6 +260,7 @@ def extra(name: str) -> Iterator[None]:
     pip install 'rankmesh[torch]'        live groups, the simulator, dialects, checks
     pip install 'rankmesh[files]'        checkpoints of safetensors, read under any layout
     pip install 'rankmesh[testing]'      the pytest plugin and the strategies
+    pip install 'rankmesh[mcp]'          rankmesh mcp, the tools of an agent
     ```
 
     >>> with extra("files"):

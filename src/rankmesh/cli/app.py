@@ -17,7 +17,7 @@ __all__ = ["PANELS", "app"]
 
 # The panels of the help. Each subcommand is the ``command`` of the module that has its name.
 PANELS = {
-    "Look": ("show", "groups", "explain", "diff", "lint", "explore", "presets", "schema"),
+    "Look": ("show", "groups", "explain", "diff", "lint", "explore", "presets", "schema", "mcp"),
     "Run": ("check", "measure", "where", "ask"),
     "Plan": ("cluster", "place", "search"),
     "Weights": ("layout", "transfer", "checkpoint"),

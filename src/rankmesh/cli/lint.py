@@ -43,7 +43,7 @@ def command(
     ] = Format.text,
     json: Json = False,
 ) -> None:
-    """Find layouts that cannot run in launch scripts and training configs. Runs no code.
+    """Find layouts that cannot run in scripts, training configs and containers. Runs no code.
 
     Prints file:line, a code, the problem and a fix; exits with 1 if there is a finding. The
     comment # rankmesh: ignore[CODE] ignores a code on its line, or alone on a line in the file.
