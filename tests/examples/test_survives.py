@@ -44,7 +44,7 @@ def trained(outcomes, tmp_path):
 
 @pytest.fixture(scope="module")
 def expected(_server, tmp_path_factory):
-    """Losses and norms of a run with these (step, data-parallel size or layout), each part from a checkpoint."""
+    """Losses and norms of a run with these (step, data-parallel size), each part from a checkpoint."""
     known = {}
 
     def run(sizes):
@@ -53,8 +53,8 @@ def expected(_server, tmp_path_factory):
         folder, found = str(tmp_path_factory.mktemp("checkpoints")), []
         ends = [*(start for start, _ in sizes[1:]), SURVIVES.steps]
         for (start, replicas), end in zip(sizes, ends, strict=True):
-            layout = replicas if isinstance(replicas, str) else f"{LAYOUT},dp={replicas}"
-            ranks = prod(size for axis, size in rm.Mesh.parse(layout).axes.items() if axis != "ep")
+            layout = f"{LAYOUT},dp={replicas}"
+            ranks = rm.Mesh.parse(layout).size
             how = {"world": "gloo", "limit": 100.0, "timeout": 60.0, "args": (layout, folder, end, start)}
             request = {"size": ranks, "module": train_and_save.__module__, "function": "train_and_save"}
             ended = _server.run({**request, **how})
@@ -133,20 +133,16 @@ def test_a_training_survives(trained, expected):
     assert _steps(ended) == expected(((0, 2),))
 
 
-def test_a_training_changes_its_layout(trained, expected):
-    """8 ranks and a spare, float64: two other layouts, each as a run that was started from that step in that layout.
-
-    Not in the last bit: sums of gradients are in another order where a checkpoint keeps one copy of the table.
-    """
+def test_a_training_changes_its_layout(trained, restarted):
+    """8 ranks and a spare: two other layouts, bit-equal to runs that were started from that step in that layout."""
     ended = trained(9, [], spares=1, changes=[[2, "tp=2,ep=2"], [4, "cp=2,pp=2,dp=1"]])
-    parts = expected(((0, 2), (2, "tp=2,ep=2,dp=4"), (4, "cp=2,pp=2,dp=1")))
-    assert _steps(ended) == [pytest.approx(step, rel=1e-12) for step in parts]
+    assert _steps(ended) == restarted(((2, "tp=2,pp=2,dp=2"), (2, "tp=2,ep=2,dp=4"), (2, "cp=2,pp=2,dp=1")))
 
 
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(SEQUENCES))
 def test_any_sequence_of_layouts(trained, restarted, seed):
-    """8 ranks, float64, four layouts drawn from all that fit; in every third sequence one of 9 members dies."""
+    """8 ranks, float64, four layouts drawn from all that fit: bit-equal; in every third one of 9 members dies."""
     parts, deaths = _drawn(seed)
     size, first = 8 + bool(deaths), read_plan(f"megatron:{parts[0][1]}").mesh.size
     starts = list(accumulate(steps for steps, _ in parts))
@@ -157,7 +153,7 @@ def test_any_sequence_of_layouts(trained, restarted, seed):
         assert None in ended, (parts, deaths)
         return
     expected = restarted(parts)
-    assert steps == [pytest.approx(step, rel=1e-12) for step in expected], (parts, deaths)
+    assert steps == expected, (parts, deaths)
     whole = restarted(((SURVIVES.steps, "tp=1,dp=1"),))
     assert steps == [pytest.approx(step, rel=1e-9) for step in whole]
 
