@@ -118,6 +118,21 @@ def test_to_another_layout(layout):
     assert {(axes, epoch) for _, axes, epoch in ended} == {(str(mesh), 0 if same else 1)}
 
 
+def test_what_a_change_took():
+    """Once hold() has returned, job.seconds has every phase of the change."""
+    phases = {}
+
+    def train(job):
+        numbers = Numbers(job)
+        job.hold(numbers.tensors, numbers.shardings)
+        phases.setdefault(job.epoch, set()).update(job.seconds)
+        if not job.epoch:
+            job.relayout("tp=2")
+
+    sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)
+    assert phases == {0: {"connect"}, 1: {"free", "agree", "connect", "transfer"}}
+
+
 def test_there_and_back_with_little_memory():
     """Three changes in a row, after each step, and back, with a budget of 768 bytes."""
     ended = changed(6, {1: "tp=2,dp=3", 2: "tp=2", 3: "dp=4", 4: "tp=3,dp=2"}, spares=2, budget=768)

@@ -93,7 +93,7 @@ class Probe:
         return self.outcome() is None and any(map(self.may_arrive, members))
 
     def may_arrive(self, member: int) -> bool:
-        """Return the outcome that one member has, by what it replied last."""
+        """Whether a member may still arrive, by what it replied last."""
         reply = self._last.get(member, {})
         if reply == "gone" or member in self.evicted:
             return False

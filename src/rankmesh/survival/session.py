@@ -229,8 +229,8 @@ class Session:
         if world.groups is None:
             self._follow()
             return None
-        step, seconds = self._machine.step, dict(self._seconds)
-        return Job(members.plan, world.groups, self._epoch.number, step, self.device, seconds, self)
+        step = self._machine.step
+        return Job(members.plan, world.groups, self._epoch.number, step, self.device, self._seconds, self)
 
     def _connected(self, server: int) -> Connection:
         """Connect to the store of a member; its loss ends the epoch, and with that the attempts."""
