@@ -4,20 +4,23 @@ from dataclasses import replace
 
 import pytest
 from examples.train_gpt.gpt import text
-from examples.train_gpt.gpt.layout import Refused, Sizes
+from examples.train_gpt.gpt.layout import Refused, Sizes, of
 from examples.train_gpt.gpt.loop import GROUPS
 from tests.examples import plain_gpt
 from tests.examples.training import (
     TINY,
     arguments_of,
-    move,
     refused_checkpoints,
+    restarted,
     resume,
     train,
     train_and_save,
     train_in_words,
     trainer,
 )
+
+import rankmesh as rm
+from rankmesh import sim
 
 LAYOUTS = {
     "tp=2": 2,
@@ -141,11 +144,23 @@ def test_refused_checkpoints(ranks, tmp_path):
     assert "the checkpoint is truncated; read another" in torn
 
 
-def test_state_moves_between_layouts_in_memory(ranks, single):
+def test_state_moves_between_layouts_in_memory(ranks):
     """8 ranks: each step under another layout, the state moved in memory between them: the losses of one process."""
     layouts = ["tp=2,pp=2,dp=2", "cp=2,dp=4,ep=4", "pp=4,dp=2,ep=2", "tp=2,cp=2,dp=2,ep=2"]
-    for result in ranks(8, move, layouts, **LIMIT):
-        assert difference(result, single()) < 1e-9
+    single = ranks(1, restarted, [(len(layouts), "tp=1,dp=1")], **LIMIT)[0]
+    for result in ranks(8, restarted, [(1, layout) for layout in layouts], **LIMIT):
+        assert difference(result, single) < 1e-9
+
+
+def test_an_order_that_mixes_tokens():
+    """8 ranks, an order in which the experts' tp groups are others than the rest's: refused on every rank."""
+
+    def groups():
+        with rm.connect("megatron:tp=2,cp=2,dp=2,ep=2,order=cp-tp-ep-dp-pp") as made:
+            of(made)
+
+    errors = sim.run(groups, 8, return_exceptions=True)
+    assert {type(error) for error in errors} == {Refused}
 
 
 REFUSED = {

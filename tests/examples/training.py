@@ -76,18 +76,6 @@ def resume(me, layout, folder):
         return result
 
 
-def move(me, layouts):
-    """A step under each layout in turn, the state moved in memory between them."""
-    result, before = [], None
-    for index, layout in enumerate(layouts):
-        with trainer(me.size, layout) as here:
-            if before is not None:
-                here.take(index, *before)
-            result += arguments_of([here.step(index)])
-            before = here.state(), here.shardings
-    return result
-
-
 def restarted(me, parts):
     """Loss and norm of each step on rank 0, where each part, (steps, layout), starts from the state after the last."""
     found, state, before = [], {}, None

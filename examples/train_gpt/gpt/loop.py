@@ -98,12 +98,6 @@ class Trainer:
         for share in self.optimizer.shares:
             share.restore(step, state)
 
-    def take(self, step: int, state: Mapping[str, torch.Tensor], lying: Mapping[str, rm.Sharding]) -> None:
-        """Go on from the state of another layout, which all ranks move here in memory."""
-        into = self.empty()
-        rm.Transfer(lying, self.shardings).run(state, into)
-        self.restore(step, into)
-
     def save(self, folder: Path, step: int) -> None:
         """Write a checkpoint after so many steps."""
         checkpoint.save(folder, step, self.run.shape, self.state(), self.shardings)

@@ -118,6 +118,8 @@ class Job:
         a held ``model`` are not cut: nobody holds those of further ranks. Returns if the job has this plan already. A
         rank that is lost meanwhile is replaced as always; if too few are left for the new plan, the job goes on under
         the old one. A tensor that nobody held is found by ``hold`` under the new plan: the job ends on every rank.
+
+        Call it at the beginning of a step: if a rank is lost before all have asked, the step begins and asks again.
         """
         self._session.relayout(self, layout, budget)
 
