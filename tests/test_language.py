@@ -76,6 +76,18 @@ KEPT = {
     "proved": "a key of `check --json`",
     "spans": "a key of `diff --json`",
     "ProofError": "a public error",
+    **dict.fromkeys(
+        [
+            "start_span",
+            "set_span_in_context",
+            "get_finished_spans",
+            "add_span_processor",
+            "SimpleSpanProcessor",
+            "InMemorySpanExporter",
+            "in_memory_span_exporter",
+        ],
+        "OpenTelemetry's",
+    ),
 }
 # Names of test functions are sentences, in which these are English.
 IN_SENTENCES = {"own", "alone", "say", "says"}

@@ -104,7 +104,7 @@ def test_a_request_asks_as_much_in_a_large_world():
         last = _requests(size - 1, size, store=store, counted=counted)
         diagnosed = Mock()
         last.respond("a test", None, diagnosed)
-        diagnosed.assert_called_once_with("all is well", (), [])
+        diagnosed.assert_called_once_with("all is well", (), None)
         found.append(dict(counted))
     assert found[0] == found[1]
     assert sum(found[0].values()) < 20, found

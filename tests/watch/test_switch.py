@@ -103,6 +103,9 @@ def test_unmodified_programs(tmp_path, program, mistake):
     assert (first["ranks"], first["group"]) == ([3], PROGRAMS[program]), verdict
     assert first["cause"] in ({"absent", "late"} if mistake == "absent" else {mistake}), verdict
     assert mistake == "dead" or f"{HERE / 'unmodified.py'}:" in json.dumps(first)
+    metrics = (tmp_path / "hangs/rankmesh.prom").read_text(encoding="utf-8")
+    assert re.search(r"^rankmesh_hang\{.*\} 1$", metrics, re.MULTILINE)
+    assert f'rank="3",state="{first["cause"]}"' in metrics
 
 
 def test_names_that_a_framework_has_for_its_groups(monkeypatch):
@@ -170,6 +173,9 @@ def test_a_request_does_not_end_a_job(tmp_path):
     statuses, printed = ended(ranks)
     assert statuses == [0, 0], printed
     assert "rank 1 behind by 1 call of world" in printed[0]
+    metrics = (tmp_path / "hangs/rankmesh.prom").read_text(encoding="utf-8")
+    assert re.search(r"^rankmesh_hang\{.*\} 0$", metrics, re.MULTILINE)
+    assert 'state="late"' in metrics
 
 
 @pytest.mark.few(2)

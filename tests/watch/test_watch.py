@@ -419,7 +419,8 @@ def test_nothing_is_left(ranks, tmp_path, tmp_path_factory):
         for number, after in enumerate(others, 1):
             assert Counter(after["handles"]) - Counter(before["handles"]) == Counter(), number
             assert [after[name] for name in SAME] == [before[name] for name in SAME], number
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["rank0.json.gz", "rank1.json.gz", "verdict.json"]
+    left = ["rank0.json.gz", "rank1.json.gz", "rankmesh.prom", "verdict.json"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == left
 
 
 def _keeps_its_signal(me, folder):

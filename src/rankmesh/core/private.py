@@ -103,8 +103,8 @@ def open_file(path: str | Path, folder: int | None = None) -> int:
     return opened(path, os.O_RDONLY, _check_file, folder=folder, follow=False)
 
 
-def write_whole(path: str | Path, content: bytes, *, folder: int | None = None) -> None:
-    """Write a file with mode 0600 beside its place and move it there: it is there whole or not at all.
+def write_whole(path: str | Path, content: bytes, *, folder: int | None = None, mode: int = 0o600) -> None:
+    """Write a file with this mode beside its place and move it there: it is there whole or not at all.
 
     Its path may be relative to an open ``folder``.
     """
@@ -112,7 +112,7 @@ def write_whole(path: str | Path, content: bytes, *, folder: int | None = None) 
     draft = os.path.join(base, f".{name}.{os.getpid()}.{time.monotonic_ns()}")  # noqa: PTH118
     try:
         # What somebody else has put at the place of the draft, such as a link, is not written to.
-        made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600, dir_fd=folder)
+        made = os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, mode, dir_fd=folder)
         with os.fdopen(made, "wb") as file:
             file.write(content)
         os.replace(draft, path, src_dir_fd=folder, dst_dir_fd=folder)

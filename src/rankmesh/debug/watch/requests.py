@@ -21,7 +21,7 @@ from collections.abc import Callable
 from contextlib import suppress
 
 from rankmesh.backend import recorder as calls
-from rankmesh.debug.doctor.diagnosis import diagnose, summary
+from rankmesh.debug.doctor.diagnosis import Diagnosis, diagnose
 from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
@@ -33,8 +33,8 @@ __all__ = ["SESSION", "Diagnosed", "DumpRequests", "Pace"]
 
 _log = logging.getLogger("rankmesh.watch")
 
-# Takes the diagnosis in one sentence, the ranks at fault, and on the rank that made it the lines for the log.
-Diagnosed = Callable[[str, tuple[int, ...], list[str]], None]
+# Takes the diagnosis in one sentence, the ranks at fault, and the whole of it on the rank that made it.
+Diagnosed = Callable[[str, tuple[int, ...], Diagnosis | None], None]
 
 # Where the ranks of a session find its token.
 SESSION = "session/token"
@@ -121,17 +121,17 @@ class DumpRequests:
         self._host.signalled()
 
     def _take_part(self, diagnosed: Diagnosed, *, hangs: bool) -> None:
-        among, proposal, reports = self._round, Proposal(text="hangs" if hangs else ""), list[str]()
+        among, proposal, made = self._round, Proposal(text="hangs" if hangs else ""), list[Diagnosis]()
         arrived = among.step(_RECORDINGS, proposal, _who_arrived, WaitPolicy(self._pace.grace))
         described = self._describe(arrived.missing)
         responsive = set(among.participants).difference(arrived.missing)
         reporter = min(responsive, default=self._recorder.rank)
         seconds = self._pace.grace + self._pace.reading
-        outcome = among.reported(_DIAGNOSIS, reporter, lambda _: self._diagnose(reports), seconds)
+        outcome = among.reported(_DIAGNOSIS, reporter, lambda _: self._diagnose(made), seconds)
         if outcome.agreed:
             hung, self.overdue = outcome.value or (False, False)
             self.hung = self.hung or hung
-            diagnosed(outcome.message, outcome.ranks, reports)
+            diagnosed(outcome.message, outcome.ranks, made[0] if made else None)
         for rank in described:
             self._recordings.unshare(rank, self.number)
         among.leave(outcome)
@@ -144,14 +144,14 @@ class DumpRequests:
             self._recordings.put(rank, self.number, self._recorder.unresponsive(rank, looks[rank]), share=True)
         return described
 
-    def _diagnose(self, reports: list[str]) -> Outcome:
+    def _diagnose(self, made: list[Diagnosis]) -> Outcome:
         found = {rank: self._recordings.read(rank, self.number) for rank in self._round.participants}
         diagnosis = diagnose({rank: recording for rank, recording in found.items() if recording is not None})
         # Whatever the reason of the request: what was found is evidence, which the end of the program does not replace.
         overdue = any(self._round.arrivals(_RECORDINGS).texts.values())
         hangs = bool(diagnosis.causes) or overdue
         self._recordings.conclude(diagnosis)
-        reports += summary(diagnosis)
+        made.append(diagnosis)
         return Outcome(ranks=diagnosis.at_fault, message=diagnosis.verdict, value=[hangs, overdue])
 
     def close(self) -> None:

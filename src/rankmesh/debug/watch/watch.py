@@ -14,6 +14,7 @@ import os
 import threading
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import timedelta
 from itertools import count
 from pathlib import Path
@@ -22,7 +23,9 @@ from typing import Any
 from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.options import time_limit
+from rankmesh.debug.doctor.diagnosis import Diagnosis, summary
 from rankmesh.debug.watch.host import HostRanks
+from rankmesh.debug.watch.metrics import Metrics, metrics_of, send_trace, write_prometheus
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
@@ -82,6 +85,8 @@ class Watch:
         self._responding = self._hung = False
         self._responded = threading.Condition()
         self._wanted: str | None = None
+        # Of a hang that this rank has diagnosed: its numbers, and the calls that this rank had made.
+        self._published: tuple[Metrics, int] | None = None
         self._thread = threading.Thread(target=self._run, daemon=True, name="rankmesh-watch")
         self._thread.start()
         await_at_exit(self._thread)
@@ -138,6 +143,7 @@ class Watch:
             return
         if not self._hung and self._diagnosed is None and self._recorder.failure(RuntimeError):
             self.ask("a call failed")
+        self._settle(ended=not self._recorder.failure())
         self._stop.set()
         self._world.diagnosing.remove(self.ask)
         self._thread.join(_MOMENT)
@@ -167,6 +173,7 @@ class Watch:
 
     def _look(self, host: HostRanks, requests: DumpRequests) -> None:
         self._recorder.look()
+        self._settle()
         reason = self._wanted or ("SIGUSR1" if host.signalled() else "")
         if not reason and requests.requested():
             reason = "another rank asked"
@@ -193,16 +200,37 @@ class Watch:
         if requests.overdue and self._then is not None and not self._stop.wait(_MOMENT):
             self._then()
 
-    def _report(self, diagnosis: str, at_fault: tuple[int, ...], lines: list[str]) -> None:
-        self.verdict = diagnosis
+    def _report(self, message: str, at_fault: tuple[int, ...], diagnosis: Diagnosis | None) -> None:
+        self.verdict = message
         if self._diagnosed is not None:
-            self._diagnosed(diagnosis, at_fault)
-        elif lines:
-            more = f"rankmesh doctor {self.folder}"
+            self._diagnosed(message, at_fault)
+        elif diagnosis is not None:
+            lines, more = summary(diagnosis), f"rankmesh doctor {self.folder}"
             text = [*lines[:-1], f"{lines[-1]}; {more}"] if len(lines) > 1 else [*lines, more]
             # A program that configures its logging disables the loggers that it does not name.
             _log.disabled = False
             _log.warning("\n".join(f"rankmesh: {line}" for line in text))
+        if diagnosis is not None:
+            self._publish(diagnosis)
+
+    def _publish(self, diagnosis: Diagnosis) -> None:
+        """Give a diagnosis to what monitors the job."""
+        try:
+            found = metrics_of(diagnosis)
+            if self.folder is not None:
+                write_prometheus(self.folder, found, hangs=bool(diagnosis.causes))
+                self._published = (found, calls.calls_made()) if diagnosis.causes else None
+            send_trace(found)
+        except Exception as error:  # noqa: BLE001 - OpenTelemetry's exporters are the program's
+            _log.warning("rankmesh: monitoring is not told of the diagnosis: %s", error)
+
+    def _settle(self, *, ended: bool = False) -> None:
+        """Have the file of metrics say that a hang is over, if this rank has made another call or ends as it should."""
+        if self._published is None or self.folder is None or not (ended or calls.calls_made() > self._published[1]):
+            return
+        found, self._published = self._published[0], None
+        with suppress(OSError):
+            write_prometheus(self.folder, found, hangs=False)
 
     def ask(self, reason: str) -> str | None:
         """Ask all ranks for their recordings now; the diagnosis in one sentence, None if there was none in time."""

@@ -1,0 +1,179 @@
+"""What monitoring reads of a diagnosis: a file in the format of Prometheus, and spans of OpenTelemetry.
+
+```
+rankmesh.prom    rankmesh_hang 1   rankmesh_rank_state{rank="3",state="late"} 1   rankmesh_rank_calls_behind{...} 1
+spans            rankmesh.hang ──> rankmesh.wait, one for each call that ranks wait in; an event rankmesh.diagnosis
+```
+
+The rank that diagnoses writes both. No span is sent without OpenTelemetry's API and a provider that the program sets.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from rankmesh.core.private import write_whole
+from rankmesh.debug.doctor.diagnosis import Diagnosis
+from rankmesh.debug.doctor.history import PendingCall
+
+__all__ = ["FILE", "Metrics", "metrics_of", "send_trace", "write_prometheus"]
+
+FILE = "rankmesh.prom"
+# Calls of which a span is sent, and milliseconds that sending may take: the program may be ended next.
+_TRACED, _FLUSH = 64, 2000
+_HELP = {
+    "hang": "1 while the last diagnosis names a cause, 0 once the job has gone on.",
+    "diagnosis_timestamp_seconds": "When the job was diagnosed.",
+    "diagnosis_info": "The diagnosis: its first cause, and the kind of group whose calls have waited longest.",
+    "rank_state": "What each rank does: waiting, running, ended, unknown, or the cause that it is.",
+    "rank_calls_behind": "Calls by which a rank is behind the first member of a group, at most, by kind of group.",
+    "rank_waiting_seconds": "Since when a rank waits in a call.",
+    "kind_waiting_seconds": "Since when a rank waits in a call of a group, by kind of group.",
+}
+
+
+@dataclass(frozen=True)
+class Metrics:
+    """The numbers of one diagnosis; ``behind`` has those above 0 by rank and kind, ``kinds`` seconds by kind."""
+
+    run: str
+    verdict: str
+    cause: Mapping[str, Any]
+    time: int
+    states: tuple[str, ...]
+    behind: Mapping[tuple[int, str], int]
+    waiting: Mapping[int, float]
+    kinds: Mapping[str, float]
+    calls: tuple[tuple[PendingCall, float], ...]
+
+    @property
+    def slowest(self) -> str:
+        """The kind of group in whose calls a rank has waited longest, empty for none."""
+        return max(self.kinds, key=lambda kind: self.kinds[kind], default="")
+
+
+def metrics_of(diagnosis: Diagnosis) -> Metrics:
+    """Return the numbers of a diagnosis; times are by the clock of the rank that waits."""
+    history, recordings = diagnosis.history, diagnosis.history.recordings
+    waiting, kinds, calls = dict[int, float](), dict[str, float](), list[tuple[PendingCall, float]]()
+    for call in diagnosis.waits.calls:
+        longest = 0.0
+        for rank in call.waiting:
+            made = history.created(call.group, rank, call.number) if call.numbered else 0
+            seconds = (recordings[rank].written - made) / 1e9 if made else 0.0
+            waiting[rank] = max(waiting.get(rank, 0.0), seconds)
+            longest = max(longest, seconds)
+        kinds[call.group.kind] = max(kinds.get(call.group.kind, 0.0), longest)
+        calls.append((call, longest))
+    return Metrics(
+        run=next((one.run for one in recordings.values() if one.run), ""),
+        verdict=diagnosis.verdict,
+        cause=diagnosis.causes[0].to_dict() if diagnosis.causes else {},
+        time=max((one.written for one in recordings.values()), default=0),
+        states=tuple(_states(diagnosis)),
+        behind=_behind(diagnosis),
+        waiting=waiting,
+        kinds=kinds,
+        calls=tuple(calls),
+    )
+
+
+def _states(diagnosis: Diagnosis) -> Iterator[str]:
+    history, waiting = diagnosis.history, set(diagnosis.waiting)
+    named = {rank: cause.cause for cause in reversed(diagnosis.causes) for rank in cause.ranks}
+    for rank in range(diagnosis.world_size):
+        if rank in named or rank in waiting:
+            yield named.get(rank, "waiting")
+        elif not history.has(rank):
+            yield "unknown"
+        else:
+            yield "ended" if history.recordings[rank].ended else "running"
+
+
+def _behind(diagnosis: Diagnosis) -> dict[tuple[int, str], int]:
+    found: dict[tuple[int, str], int] = {}
+    for group in diagnosis.history.tracks:
+        last = {rank: diagnosis.history.last(group, rank) for rank in group.members if diagnosis.history.has(rank)}
+        counted = {rank: number for rank, number in last.items() if number is not None}
+        for rank, number in counted.items():
+            if (behind := max(counted.values()) - number) > 0:
+                found[rank, group.kind] = max(behind, found.get((rank, group.kind), 0))
+    return found
+
+
+# -- Prometheus ------------------------------------------------------------------------------------------------------
+
+
+def write_prometheus(folder: Path, found: Metrics, *, hangs: bool) -> None:
+    """Write the file whole; unlike a recording it is for other users, too: what collects it is another one."""
+    samples: dict[str, list[tuple[dict[str, object], float]]] = {
+        "hang": [({}, float(hangs))],
+        "diagnosis_timestamp_seconds": [({}, found.time / 1e9)],
+        "diagnosis_info": [(_first(found) | {"slowest_kind": found.slowest, "verdict": found.verdict}, 1)],
+        "rank_state": [({"rank": rank, "state": state}, 1) for rank, state in enumerate(found.states)],
+        "rank_calls_behind": [({"rank": rank, "kind": kind}, n) for (rank, kind), n in sorted(found.behind.items())],
+        "rank_waiting_seconds": [({"rank": rank}, seconds) for rank, seconds in sorted(found.waiting.items())],
+        "kind_waiting_seconds": [({"kind": kind}, seconds) for kind, seconds in sorted(found.kinds.items())],
+    }
+    lines = []
+    for name, rows in samples.items():
+        lines += [f"# HELP rankmesh_{name} {_HELP[name]}", f"# TYPE rankmesh_{name} gauge"]
+        lines += [f"rankmesh_{name}{_labels({'run': found.run} | labels)} {value:.15g}" for labels, value in rows]
+    write_whole(folder / FILE, "".join(f"{line}\n" for line in lines).encode(), mode=0o644)
+
+
+def _first(found: Metrics) -> dict[str, object]:
+    ranks = ",".join(map(str, found.cause.get("ranks", ())))
+    return {"ranks": ranks} | {name: found.cause.get(name, "") for name in ("cause", "kind", "group", "operation")}
+
+
+def _labels(labels: Mapping[str, object]) -> str:
+    escaped = str.maketrans({"\\": r"\\", '"': r"\"", "\n": r"\n"})
+    return "{" + ",".join(f'{name}="{str(value).translate(escaped)}"' for name, value in labels.items()) + "}"
+
+
+# -- OpenTelemetry ---------------------------------------------------------------------------------------------------
+
+
+def send_trace(found: Metrics) -> None:
+    """Send a span of the hang with the diagnosis as its event, and one of each call that ranks wait in."""
+    if not found.cause:
+        return
+    try:
+        from opentelemetry import trace
+        from opentelemetry.context import Context
+    except ImportError:
+        return
+    tracer = trace.get_tracer("rankmesh")
+    kept = ("cause", "ranks", "kind", "group", "call", "operation")
+    about = {f"rankmesh.{name}": found.cause[name] for name in kept} | {"rankmesh.slowest_kind": found.slowest}
+    longest = max(found.waiting.values(), default=0.0)
+    hang = tracer.start_span(
+        "rankmesh.hang", context=Context(), attributes=about, start_time=found.time - int(longest * 1e9)
+    )
+    behind: dict[str, int] = {}
+    for (_, kind), number in found.behind.items():
+        behind[f"rankmesh.calls_behind.{kind}"] = max(number, behind.get(f"rankmesh.calls_behind.{kind}", 0))
+    more = {"rankmesh.verdict": found.verdict, "rankmesh.states": found.states, "rankmesh.waiting_seconds": longest}
+    hang.add_event("rankmesh.diagnosis", attributes=about | more | behind, timestamp=found.time)
+    hang.set_status(trace.StatusCode.ERROR, found.verdict)
+    inside = trace.set_span_in_context(hang, Context())
+    for call, seconds in found.calls[:_TRACED]:
+        waits = {
+            "rankmesh.kind": call.group.kind,
+            "rankmesh.group": call.group.label,
+            "rankmesh.operation": call.operation,
+            "rankmesh.call": call.number,
+            "rankmesh.ranks": call.waiting,
+            "rankmesh.missing": call.missing,
+            "rankmesh.waiting_seconds": seconds,
+        }
+        began = found.time - int(seconds * 1e9)
+        tracer.start_span("rankmesh.wait", context=inside, attributes=waits, start_time=began).end(found.time)
+    hang.end(found.time)
+    # A provider of the API alone has nothing to send.
+    if (flush := getattr(trace.get_tracer_provider(), "force_flush", None)) is not None:
+        flush(_FLUSH)
