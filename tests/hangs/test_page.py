@@ -32,9 +32,9 @@ def test_the_first_screen_of_the_readme(tmp_path):
     assert shown in printed
 
 
-@pytest.mark.parametrize("name", ["ras.txt", "train.log"])
+@pytest.mark.parametrize("name", ["ras.txt", "train.log", "stacks.txt"])
 def test_the_files_of_the_page(name, tmp_path):
-    """The report and the log that the page shows give what it shows below."""
+    """The report, the log and the stacks that the page shows give what it shows below."""
     shown_blocks = list(blocks((ROOT / "docs" / "howto" / "hang.md").read_text(encoding="utf-8")))
     place = next(i for i, block in enumerate(shown_blocks) if f"doctor {name}" in block.text)
     (tmp_path / name).write_text(shown_blocks[place - 1].text, encoding="utf-8")

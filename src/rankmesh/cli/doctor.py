@@ -20,7 +20,7 @@ EXAMPLES = """\
 $ rankmesh doctor recordings
 $ rankmesh doctor /tmp/nccl_traces megatron:world=64,tp=2,pp=2
 $ rankmesh doctor ras.txt recordings --layout megatron:world=64,tp=2,pp=2
-$ rankmesh doctor train.log --layout tp=8,dp=4
+$ rankmesh doctor train.log stacks --layout tp=8,dp=4
 $ rankmesh doctor recordings --json
 """
 
@@ -34,7 +34,8 @@ _Paths = Annotated[
         metavar="PATH",
         help="Folders and files, in any mixture: recordings of the ranks (those of torch's flight recorder, JSON or "
         "pickle, gzip or not; their names end with the rank; or those that rankmesh wrote), reports of ncclras "
-        "(text or -f json), and logs with lines of torch's NCCL watchdog. A SPEC may follow them, as for --layout.",
+        "(text or -f json), logs (lines of torch's NCCL watchdog, of NCCL_DEBUG, errors of torchrun), its error files, "
+        "and dumps of stacks by py-spy, pystack or faulthandler, named by rank. A SPEC may follow, as for --layout.",
     ),
 ]
 _Layout = Annotated[

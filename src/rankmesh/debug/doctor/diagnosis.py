@@ -14,13 +14,16 @@ from pathlib import Path
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.causes import CAUSES, Cause
-from rankmesh.debug.doctor.evidence import Finding, by_cause, contradictions, findings_of
+from rankmesh.debug.doctor.evidence import Finding, contradictions, findings_of, merged
+from rankmesh.debug.doctor.failures import findings_of_failures, is_secondary
 from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, history_of
+from rankmesh.debug.doctor.nccl import findings_of_nccl
 from rankmesh.debug.doctor.order import departure, divergences
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
+from rankmesh.debug.doctor.stacks import findings_of_stacks, places_of
 from rankmesh.debug.doctor.timeouts import in_time
 from rankmesh.debug.doctor.waits import Waits, waits_of
 from rankmesh.debug.doctor.watchdog import findings_of_logs, size_of_job
@@ -45,7 +48,7 @@ _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVE
 class Diagnosis:
     """What hangs: the causes, the first one first, and the ranks that wait; ``notes`` are on what was not read.
 
-    ``findings`` are of reports and logs: they explain a hang of which no recording has the cause.
+    ``findings`` are of reports, logs, stacks and errors: they explain a hang of which no recording has the cause.
     """
 
     causes: tuple[Cause, ...]
@@ -73,11 +76,23 @@ class Diagnosis:
             return "no rank waits: nothing in these recordings hangs"
         cause, same = self.causes[0], self._first_kind
         ranks = _ranks_of(same)
+        if cause.cause in _OF_A_RANK and (failed_by := self._failed_by(ranks)):
+            return f"failed: {failed_by}; {cause.evidence}"
         count = "1 more call" if len(same) == 2 else f"{len(same) - 1} more calls"
         more = f" (and {count} like it: {in_words(ranks)})" if len(same) > 1 else ""
         # An unresponsive rank is not dead: its process runs.
         runs = cause.cause == "dead" and self.history.are_alive(cause.ranks)
         return f"{'unresponsive' if runs else cause.cause}: {cause.evidence}{more}"
+
+    def _failed_by(self, ranks: Sequence[int]) -> str:
+        """Return by which errors of their own these ranks failed, in words; "" if some did not or nobody knows."""
+        for finding in self.findings:
+            if finding.cause == "failed" and set(finding.ranks) >= set(ranks):
+                return finding.evidence
+        errors = {rank: found.failure for rank, found in self.history.recordings.items() if rank in ranks}
+        if len(errors) < len(ranks) or not all(error and not is_secondary(error) for error in errors.values()):
+            return ""
+        return "; ".join(f"rank {rank} failed: {error}" for rank, error in errors.items())
 
     @property
     def at_fault(self) -> tuple[int, ...]:
@@ -120,16 +135,25 @@ def _ranks_of(causes: Iterable[Cause]) -> list[int]:
 def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -> Diagnosis:
     """Return what hangs, by the files in these folders and these files; a plan names groups by kind and coordinate.
 
-    Raises ``RecordingError`` if none of them holds a recording, a report or lines of the watchdog.
+    Raises ``RecordingError`` if none of them holds a recording or other evidence.
     """
     given = [paths] if isinstance(paths, str | Path) else paths
     found = read_paths([Path(path) for path in given])
-    notes = (*found.notes, *contradictions(found.reports, found.recordings))
-    diagnosis = diagnose(found.recordings, plan, notes)
+    diagnosis = diagnose(found.recordings, plan)
     totals = () if found.recordings else (*(report.total for report in found.reports), size_of_job(found.logs, plan))
     size = max([diagnosis.world_size, *totals])
-    findings = by_cause([*findings_of(found.reports, plan), *findings_of_logs(found.logs, plan)])
-    return replace(diagnosis, findings=findings, world_size=size)
+    size = size if found.recordings else max(size, found.size)
+    known = places_of(found.places, size)[0]
+    every = (
+        *findings_of_failures(found.failures, size),
+        *findings_of(found.reports, plan),
+        *findings_of_logs(found.logs, plan),
+        *findings_of_stacks(found.places, size),
+        *findings_of_nccl(found.nccl, plan),
+    )
+    findings, disagreements = merged(every, {rank: place.site for rank, place in known.items() if place.site})
+    notes = (*found.notes, *contradictions(found.reports, found.recordings), *disagreements)
+    return replace(diagnosis, findings=findings, world_size=size, notes=notes)
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:

@@ -1,4 +1,4 @@
-"""Evidence without recorded calls, in findings that state how far they can be trusted; here what reports of NCCL say.
+"""Evidence without recorded calls: findings, which state how far they can be trusted; here those of NCCL's reports.
 
 ```
 ahead                     launched more operations than the others: made a call that they did not make, or waits
@@ -16,7 +16,7 @@ where different ranks are behind, or one does not answer: NCCL counts no sends a
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.groups import group_of_plan, kinds_of_size
@@ -24,9 +24,15 @@ from rankmesh.debug.doctor.ras import Communicator, Count, Report
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import in_words
 
-__all__ = ["Finding", "all_known", "by_cause", "contradictions", "findings_of", "ranks_in_words"]
+__all__ = ["Finding", "all_known", "by_cause", "contradictions", "findings_of", "merged", "ranks_in_words"]
 
-_ORDER = ("dead", "unresponsive", "different", "behind", "missing", "ahead", "differ", "waiting", "left")
+_ORDER = (
+    *("failed", "dead", "unresponsive", "different", "elsewhere", "behind", "versions", "network", "missing"),
+    *("ahead", "incomplete", "ended", "differ", "waiting", "left"),
+)
+_CONFIDENCE = ("certain", "likely", "possible")
+# Lines of the program that a finding adds.
+_SITES = 4
 _LIKELY = ("dead", "unresponsive", "different", "behind")
 _WHY = {"ahead": "; they made a call that the others did not make, or wait in it for them"}
 _MISSING = {
@@ -86,8 +92,47 @@ def findings_of(reports: Iterable[Report], plan: Plan | None = None) -> tuple[Fi
 
 
 def by_cause(findings: Iterable[Finding]) -> tuple[Finding, ...]:
-    """Return findings with the certain ones first, then the likeliest cause first."""
-    return tuple(sorted(findings, key=lambda one: (one.confidence != "certain", _ORDER.index(one.cause))))
+    """Return findings with failures first, then the certain ones, then the likeliest cause first."""
+
+    def key(one: Finding) -> tuple[bool, bool, int]:
+        return one.cause != "failed", one.confidence != "certain", _ORDER.index(one.cause)
+
+    return tuple(sorted(findings, key=key))
+
+
+def merged(findings: Iterable[Finding], sites: Mapping[int, str]) -> tuple[tuple[Finding, ...], tuple[str, ...]]:
+    """Merge the findings that name the same ranks, the likeliest first, and return notes on those that name others.
+
+    A rank that is named has its line of the program in the evidence, by ``sites``.
+    """
+    kept: dict[object, Finding] = {}
+    for finding in by_cause(findings):
+        known = kept.get(finding.ranks or finding)
+        if known is not None and known.source != finding.source:
+            kept[finding.ranks] = replace(
+                known,
+                evidence=f"{known.evidence}; {finding.evidence}",
+                confidence=min(known.confidence, finding.confidence, key=_CONFIDENCE.index),
+                source=f"{known.source} and {finding.source}",
+            )
+        else:
+            kept[(finding.ranks or finding) if known is None else finding] = finding
+    found = tuple(_with_sites(finding, sites) for finding in kept.values())
+    named = [finding for finding in found if finding.ranks]
+    first = f"{named[0].source} names {in_words(named[0].ranks)}" if named else ""
+    notes = (
+        f"{first}, and {other.source} {in_words(other.ranks)} ({other.cause})"
+        for other in named[1:]
+        if not set(other.ranks) & set(named[0].ranks) and other.source != named[0].source
+    )
+    return found, tuple(notes)
+
+
+def _with_sites(finding: Finding, sites: Mapping[int, str]) -> Finding:
+    """Add to a finding the lines of the program at which its ranks are, unless it has them."""
+    lines = {rank: sites[rank] for rank in finding.ranks if rank in sites and sites[rank] not in finding.evidence}
+    words = "".join(f"; rank {rank} is at {site}" for rank, site in list(lines.items())[:_SITES])
+    return replace(finding, evidence=finding.evidence + words)
 
 
 def contradictions(reports: Iterable[Report], recordings: Mapping[int, Recording]) -> Iterator[str]:

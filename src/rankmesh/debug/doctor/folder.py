@@ -4,7 +4,9 @@
 nccl_trace_rank_3      torch, with NCCL          rank 3: the last number of the name
 rank3.json.gz          rankmesh                  the recording contains its rank, job and attempt
 ras.txt                ncclras                   recognised by how it begins
-train.log              neither                   not used: in a note
+train.log, error.json  torch, NCCL, torchrun     a text, whose lines are recognised
+rank3.txt              py-spy, pystack           a text with stacks
+README                 neither                   not used: in a note
 ```
 
 A folder without recordings whose subfolders have some (one for each attempt) is read as the newest of them.
@@ -12,16 +14,21 @@ A folder without recordings whose subfolders have some (one for each attempt) is
 
 from __future__ import annotations
 
+import os
 import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rankmesh.debug.doctor.failures import Failure, failures_of
 from rankmesh.debug.doctor.logs import Log, read_log
+from rankmesh.debug.doctor.nccl import NcclLog, nccl_log_of
 from rankmesh.debug.doctor.ras import Report, head_of, is_report, read_report
 from rankmesh.debug.doctor.reader import read_files
 from rankmesh.debug.doctor.recording import Recording
+from rankmesh.debug.doctor.stacks import Place, stacks_of
+from rankmesh.debug.doctor.texts import origin_of, text_of
 from rankmesh.errors import RecordingError, in_words
 
 __all__ = ["Found", "chosen", "is_evidence", "read_paths"]
@@ -32,18 +39,28 @@ _NAME = re.compile(r"^(.*?)(\d{1,9})((?:\.(?:json|jsonl|pickle|pkl|pt|gz|bin|dum
 _SKEW, _ROWS = 60 * 10**9, 64
 # What the beginning of a recording has, and no layout.
 _IS_RECORDING = re.compile(rb'"(?:entries|pg_config|pg_status)"')
-# Names of files in a note.
-_SHOWN = 4
+# What is no text begins with these; what an error file of torchrun or a dump of py-spy has.
+_NO_TEXT, _IS_ERROR = (b"\x80", b"{", b"\x1f"), re.compile(rb'"py_callstack"|^\s*\{\s*"message"\s*:|"thread_name"')
+# Names of files in a note; how deep folders are searched, and how many files are read.
+_SHOWN, _DEPTH, _FILES = 4, 6, 1 << 16
+_KNOWN = "reports of ncclras, logs with lines of torch's watchdog or of NCCL, dumps of stacks, errors of torchrun"
 
 
 @dataclass(frozen=True)
 class Found:
-    """The recordings of one job by rank, reports of NCCL, logs of the watchdog, and notes on what was left out."""
+    """The recordings of one job by rank, all other evidence by its kind, and notes on what was left out.
+
+    ``size``: how many ranks the job has at least, as names of files state ranks; even those of files without evidence.
+    """
 
     recordings: dict[int, Recording]
     notes: tuple[str, ...] = ()
     reports: tuple[Report, ...] = ()
     logs: tuple[Log, ...] = ()
+    places: tuple[Place, ...] = ()
+    failures: tuple[Failure, ...] = ()
+    nccl: tuple[NcclLog, ...] = ()
+    size: int = 0
 
 
 def read_paths(paths: Sequence[Path]) -> Found:
@@ -64,30 +81,75 @@ def read_paths(paths: Sequence[Path]) -> Found:
     of_nccl = {path for path, rank in candidates if _may_be_report(path, rank) and is_report(path)}
     of_nccl |= set(filter(is_report, others))
     reports, notes = _reports(sorted(of_nccl))
-    texts = [*others, *(path for path, rank in candidates if rank is None)]
-    logs = {path: log for path in texts if path not in of_nccl and (log := read_log(path)) is not None}
-    recordings, refused = read_files([file for file in candidates if file[0] not in of_nccl | logs.keys()])
+    texts, earlier = _of_last_attempt([*others, *(path for path, _ in candidates if _is_text(path))])
+    every = [*others, *(path for path, _ in candidates)]
+    evidence = _read_texts([path for path in texts if path not in of_nccl])
+    used = of_nccl | {path for path, _ in evidence} | set(earlier)
+    unused = [path for path in others if path not in used]
+    files = [*candidates, *((path, rank) for path in unused if (rank := _rank_in(path)) is not None)]
+    recordings, refused = read_files([file for file in files if file[0] not in used])
     notes += refused
-    if unused := [path.name for path in others if path not in of_nccl | logs.keys()]:
-        more = f" and {len(unused) - _SHOWN} more" if len(unused) > _SHOWN else ""
-        notes.append(
-            f"not used: {', '.join(unused[:_SHOWN])}{more}, neither recordings nor reports of ncclras nor logs with "
-            "lines of torch's watchdog"
+    if earlier:
+        notes.append(f"left out: {len(earlier)} files of earlier attempts")
+    if names := [path.name for path in unused if _rank_in(path) is None]:
+        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+        notes.append(f"not used: {', '.join(names[:_SHOWN])}{more}, neither recordings nor {_KNOWN}")
+    found = chosen(recordings, notes) if recordings else Found({}, tuple(notes))
+    if recordings or reports or evidence:
+        return replace(
+            found,
+            reports=tuple(reports),
+            logs=tuple(one.log for _, one in evidence if one.log is not None),
+            places=tuple(place for _, one in evidence for place in one.places),
+            failures=tuple(failure for _, one in evidence for failure in one.failures),
+            size=max((rank + 1 for path in every if (rank := origin_of(path).rank) is not None), default=0),
+            nccl=tuple(one.nccl for _, one in evidence if one.nccl is not None),
         )
-    evidence = Found({}, tuple(notes), tuple(reports), tuple(logs.values()))
-    if recordings:
-        found = chosen(recordings, notes)
-        return replace(evidence, recordings=found.recordings, notes=found.notes)
-    if reports or logs:
-        return evidence
     where, why = ", ".join(repr(str(path)) for path in paths[:4]), f"; {notes[0]}" if notes else ""
     raise RecordingError(
         f"{where} holds no recording that can be read{why}; a recording is a file of torch's flight recorder whose "
-        "name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote; a report is what ncclras printed; "
-        "a log has lines of torch's NCCL watchdog",
+        f"name ends with the rank (nccl_trace_rank_3), or one that rankmesh wrote; the doctor reads {_KNOWN}, too",
         path=str(paths[0]) if paths else "",
         refused=tuple(notes),
     )
+
+
+@dataclass(frozen=True)
+class _Text:
+    """What a text file holds of each kind of evidence."""
+
+    log: Log | None
+    places: tuple[Place, ...]
+    failures: tuple[Failure, ...]
+    nccl: NcclLog | None
+
+
+def _read_texts(paths: Sequence[Path]) -> list[tuple[Path, _Text]]:
+    """Return the text files that hold evidence, and what they hold."""
+    found = []
+    for path in paths:
+        text = text_of(path)
+        one = _Text(read_log(path), stacks_of(text, path), failures_of(text, path), nccl_log_of(text, path))
+        if one.log or one.places or one.failures or one.nccl:
+            found.append((path, one))
+    return found
+
+
+def _is_text(path: Path) -> bool:
+    """Return whether a file begins like a text: like neither a pickle, gzip, nor a JSON document but an error file."""
+    head = head_of(path)
+    return (
+        bool(head) and b"\0" not in head and (head.lstrip()[:1] not in _NO_TEXT or _IS_ERROR.search(head) is not None)
+    )
+
+
+def _of_last_attempt(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+    """Return the files of torchrun's last attempt and of no attempt, then those of earlier ones."""
+    matches = {path: re.search(r"/attempt_(\d{1,6})/", path.as_posix()) for path in paths}
+    attempts = {path: int(match[1]) for path, match in matches.items() if match}
+    last = max(attempts.values(), default=0)
+    earlier = [path for path in paths if attempts.get(path, last) < last]
+    return [path for path in paths if path not in set(earlier)], earlier
 
 
 def is_evidence(path: Path) -> bool:
@@ -96,7 +158,7 @@ def is_evidence(path: Path) -> bool:
         return True
     if path.suffix.lower() != ".json":
         return path.is_file() and _rank_in(path) is not None
-    return _IS_RECORDING.search(head_of(path)) is not None
+    return _IS_RECORDING.search(head_of(path)) is not None or _IS_ERROR.search(head_of(path)) is not None
 
 
 def _reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
@@ -120,16 +182,30 @@ def _rank_in(path: Path) -> int | None:
 
 
 def _files(folder: Path) -> tuple[list[tuple[Path, int | None]], list[Path]]:
-    """Return the files of a folder that are named after a rank, or those of its newest folder, and its other files."""
+    """Return the files of a folder that are named after a rank, or those of its newest folder, and all other texts."""
     inside = [folder, *sorted((f for f in folder.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime)]
     named = next((files for files in map(_named, inside) if files), [])
-    return named, [path for path in sorted(folder.iterdir()) if path.is_file() and _rank_in(path) is None]
+    others = (path for path in _below(folder) if path.parent == folder or _is_text(path))
+    taken = {path for path, _ in named}
+    return named, [path for path in others if path not in taken]
+
+
+def _below(folder: Path) -> list[Path]:
+    """Return the files of a folder and of those inside it, no more than a limit."""
+    found = list[Path]()
+    for where, folders, names in os.walk(folder):
+        depth = len(Path(where).relative_to(folder).parts)
+        folders[:] = sorted(folders) if depth < _DEPTH else []
+        found += [path for name in sorted(names) if (path := Path(where, name)).is_file()]
+        if len(found) > _FILES:
+            break
+    return found[:_FILES]
 
 
 def _named(folder: Path) -> list[tuple[Path, int | None]]:
-    """Return the files whose name ends with a number, which is the rank."""
+    """Return the files whose name ends with a number, which is the rank, but for texts."""
     named = [(path, _rank_in(path)) for path in sorted(folder.iterdir()) if path.is_file()]
-    return [(path, rank) for path, rank in named if rank is not None]
+    return [(path, rank) for path, rank in named if rank is not None and not _is_text(path)]
 
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:

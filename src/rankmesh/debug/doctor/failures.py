@@ -1,0 +1,194 @@
+"""Failures: the ranks whose programs ended by an error of their own, by torchrun's files and logs.
+
+```
+attempt_0/3/error.json      {"message": {"message": "ValueError: ...", "extraInfo": {"py_callstack": "...", ...}}}
+Root Cause (first observed failure):  rank : 3 (local_rank: 3)  exitcode : -9 (pid: 77)
+[rank3]: Traceback (most recent call last): ... ValueError: ...       torch's own prefix: nobody caught the error
+```
+
+An error of communication, an abort or a SIGTERM ends ranks that waited for others: such a rank is not named.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import datetime
+from pathlib import Path
+
+from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.sites import is_library
+from rankmesh.debug.doctor.texts import Origin, lines_of, origin_of, ranked
+from rankmesh.errors import in_words
+
+__all__ = ["Failure", "failures_of", "findings_of_failures", "is_secondary"]
+
+_LENGTH, _LINES = 200, 4096
+_FIRST = "Root Cause (first observed failure)"
+_MARKS = (_FIRST, "Traceback (most recent call last)", "py_callstack", "Fatal Python error")
+_SECONDARY = re.compile(
+    r"Dist(?:Backend|Network|Store)Error|ChildFailedError|SignalException|KeyboardInterrupt|NCCL|nccl|gloo"
+    r"|[Cc]onnection (?:was )?(?:closed|reset|refused)|[Bb]roken pipe|[Ss]ocketTimeout|[Tt]imed out|timeout|watchdog"
+)
+# Signals by which launchers, the watchdog and users end ranks.
+_ENDED = {2, 6, 15}
+_FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
+_FRAME = re.compile(r"\s*File \"([^\"]{1,400})\", line (\d{1,7}),? in (.{1,200})")
+_ERROR = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: .*|)$")
+
+
+@dataclass(frozen=True)
+class Failure:
+    """How a process ended: its error and line of the program where they are known, ``time`` in seconds, 0 for none.
+
+    ``is_first``: torchrun observed it before the others of its host.
+    """
+
+    origin: Origin
+    error: str = ""
+    site: str = ""
+    time: float = 0.0
+    exit_code: int | None = None
+    is_first: bool = False
+
+    @property
+    def is_primary(self) -> bool:
+        """Whether the process ended for a reason of its own, as far as that is known."""
+        ended = self.exit_code is not None and -self.exit_code in _ENDED
+        return not ended and not is_secondary(self.error)
+
+
+def is_secondary(error: str) -> bool:
+    """Return whether an error is how a rank ends that waited for another one."""
+    return bool(_SECONDARY.search(error))
+
+
+def failures_of(text: str, path: Path) -> tuple[Failure, ...]:
+    """Return the failures that a text tells of."""
+    if not any(mark in text for mark in _MARKS):
+        return ()
+    if text.lstrip()[:1] == "{":
+        failure = _of_file(text, path)
+        return () if failure is None else (failure,)
+    return (*_reported(text, path), *_raised(text, path))
+
+
+def _of_file(text: str, path: Path) -> Failure | None:
+    """Return the failure in an error file."""
+    try:
+        message = json.loads(text)["message"]
+        extra = message.get("extraInfo", {}) if isinstance(message, Mapping) else {}
+        words = str(message.get("message", "") if isinstance(message, Mapping) else message)
+        stack = str(extra.get("py_callstack", ""))
+        time = float(extra.get("timestamp") or 0)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return None
+    error, site = _traceback(stack.splitlines())
+    return Failure(origin_of(path), (error or words.partition("\n")[0])[:_LENGTH], site, time)
+
+
+def _reported(text: str, path: Path) -> Iterator[Failure]:
+    """Yield the first failure of each report of torchrun."""
+    fields: dict[str, str] = {}
+    stack: list[str] | None = None
+    inside = False
+    for _, line in lines_of(text, path):
+        if _FIRST in line:
+            inside, fields, stack = True, {}, None
+        elif inside and (match := _FIELD.fullmatch(line)) and (stack is None or match[1] != "traceback"):
+            fields[match[1]] = match[2]
+            stack = [match[2]] if match[1] == "traceback" else stack
+        elif inside and stack is not None and line[:1].isspace():
+            stack.append(line)
+        if inside and fields and (line.startswith("====") or (stack and not line.strip())):
+            yield from _of_fields(fields, stack or [], path)
+            inside, fields = False, {}
+    if fields:
+        yield from _of_fields(fields, stack or [], path)
+
+
+def _of_fields(fields: Mapping[str, str], stack: Sequence[str], path: Path) -> Iterator[Failure]:
+    rank, code = (re.match(r"(-?\d{1,7})", fields.get(name, "").strip()) for name in ("rank", "exitcode"))
+    if rank is None:
+        return
+    try:
+        time = datetime.fromisoformat(fields.get("time", "").strip().replace("_", "T")).timestamp()
+    except (ValueError, OverflowError):
+        time = 0.0
+    error, site = _traceback(stack)
+    error = error or (stack[0].strip() if stack and not stack[0].lstrip().startswith("To enable") else "")
+    number = int(code[1]) if code else None
+    yield Failure(Origin(path.name, rank=int(rank[1])), error[:_LENGTH], site, time, number, is_first=True)
+
+
+def _raised(text: str, path: Path) -> Iterator[Failure]:
+    """Yield the errors that nobody caught: torch prints those of a rank with a prefix of its own."""
+    stacks: dict[Origin, list[str]] = {}
+    for origin, line in lines_of(text, path):
+        if line.startswith("Traceback (most recent call last)"):
+            stacks[origin] = [line]
+        elif line.startswith("Fatal Python error: ") and origin.rank is not None and "Aborted" not in line:
+            yield Failure(origin, line[:_LENGTH])
+        elif origin in stacks and len(stacks[origin]) < _LINES:
+            stacks[origin].append(line)
+            if line[:1].strip() and _ERROR.match(line):
+                error, site = _traceback(stacks.pop(origin))
+                if origin.rank is not None and "rank" in origin.prefix:
+                    yield Failure(origin, error[:_LENGTH], site)
+
+
+def _traceback(lines: Sequence[str]) -> tuple[str, str]:
+    """Return the error at the end of a traceback, and the innermost line of the program in it."""
+    frames = [match for line in lines if (match := _FRAME.match(line))]
+    site = next((f"{m[1]}:{m[2]} in {m[3].strip()}" for m in reversed(frames) if not is_library(m[1])), "")
+    error = next((line.strip() for line in reversed(lines) if frames and _ERROR.fullmatch(line.strip())), "")
+    return error, site
+
+
+# -- findings --------------------------------------------------------------------------------------------------------
+
+
+def findings_of_failures(failures: Sequence[Failure], world_size: int = 0) -> tuple[Finding, ...]:
+    """Return the first rank that failed by an error of its own; without a name where all may have followed another."""
+    origins = list(dict.fromkeys(failure.origin for failure in failures))
+    rank_of = dict(zip(origins, ranked(origins, world_size), strict=True))
+    by_rank: dict[int | None, list[Failure]] = {}
+    for failure in failures:
+        by_rank.setdefault(rank_of[failure.origin], []).append(failure)
+    followed = {rank for rank, found in by_rank.items() if not all(one.is_primary for one in found)}
+    primary = {rank: found for rank, found in by_rank.items() if rank is not None and rank not in followed}
+    if not failures:
+        return ()
+    if not primary:
+        one = min(failures, key=lambda failure: (not failure.is_first, failure.time))
+        return (Finding("ended", (), "world", _words(None, [one], rank_of), "possible", one.origin.path),)
+    # Who raised something comes before who only ended, then the first.
+    order = sorted(primary, key=lambda rank: (not any(one.error for one in primary[rank]), _time(primary[rank]), rank))
+    first, rest = order[0], order[1:]
+    same = [rank for rank in rest if _time(primary[rank]) == _time(primary[first])]
+    words = _words(first, primary[first], rank_of)
+    if same and not any(one.is_first for one in primary[first]):
+        ranks, words = tuple(sorted([first, *same])), f"{words}; {in_words(same)} failed, too"
+    else:
+        ranks = (first,)
+        words += f"; {in_words(sorted(rest))} failed later" if rest else ""
+    source = ", ".join(dict.fromkeys(one.origin.path for one in primary[first]))
+    return (Finding("failed", ranks, "world", words, "likely", source),)
+
+
+def _time(found: Sequence[Failure]) -> float:
+    """Return when a rank failed; without a time, as if after all others."""
+    return min((one.time for one in found if one.time), default=float("inf"))
+
+
+def _words(rank: int | None, found: Sequence[Failure], rank_of: Mapping[Origin, int | None]) -> str:
+    rank = rank_of[found[0].origin] if rank is None else rank
+    who = f"rank {rank}" if rank is not None else "a process"
+    error = next((one.error for one in found if one.error), "")
+    site = next((one.site for one in found if one.site), "")
+    code = next((one.exit_code for one in found if one.exit_code is not None), None)
+    how = "" if code is None else f" by signal {-code}" if code < 0 else f" with exit code {code}"
+    ended = f"{who} failed{how}{': ' + error if error else ''}{', at ' + site if site else ''}"
+    return ended if all(one.is_primary for one in found) else f"{ended}; it may have waited for another rank"

@@ -1,0 +1,294 @@
+"""Stacks of processes as text: the collective that each rank is in, or its line of the program where it is in none.
+
+```
+py-spy dump               Thread 71 (idle): "MainThread"                            call first, native frames between
+py-spy dump -j            [{"thread_name": "MainThread", "frames": [...]}]
+pystack remote            Traceback for thread 71 (python) [] (most recent call last):          call last
+faulthandler              Current thread 0x00007f61 (most recent call first):
+```
+
+A call is *firm* where a frame of ``torch.distributed`` shows it. A backward pass and a wait for the device may wait for
+another rank or not. A rank is named only if it is in neither, and all other ranks are in a call.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.sites import is_library
+from rankmesh.debug.doctor.texts import Origin, lines_of, origin_of, ranked
+from rankmesh.errors import in_words
+
+__all__ = ["Place", "findings_of_stacks", "places_of", "stacks_of"]
+
+_THREADS, _FRAMES, _SHOWN = 1 << 14, 512, 4
+_IS_STACK = re.compile(r"most recent call (?:first|last)\)|\((?:idle|active)[^)\n]{0,20}\)|\"thread_name\"")
+_IS_JSON = re.compile(r"\s*\[\s*\{")
+_PROCESS = re.compile(r"Process (?P<pid>\d{1,9}): (?P<command>.{0,4000})")
+_OF_COMMAND = re.compile(r"--(?:local[-_])?rank[= ](\d{1,7})\b")
+# The header of a thread: its name where it has one, and whether its calls follow first or last.
+_HEADERS = tuple(
+    re.compile(header)
+    for header in (
+        r"Thread (?:0x)?[0-9A-Fa-f]{1,16} \((?:idle|active)[^)]{0,20}\)(?:: \"(?P<name>[^\"]{0,200})\")?",
+        r"(?:(?:Current t|T)hread 0x[0-9A-Fa-f]{1,16}(?: \[(?P<name>.{0,200})\])?|Stack) \(most recent call first\):",
+        r"Traceback for thread \d{1,9}\b(?P<name>).{0,200}\(most recent call (?P<last>last)\):?",
+    )
+)
+_FRAME = re.compile(
+    r"\s+(?:(?P<name>[^\s(].{0,200}?) \((?P<file>[^()]{1,400}):(?P<line>\d{1,7})\)"
+    r"|(?:\((?P<kind>\w{1,10})\) )?File \"(?P<at>[^\"]{1,400})\", line (?P<number>\d{1,7}),? in "
+    r"(?P<function>.{1,300}))\s*"
+)
+_NATIVE = re.compile(r"\s+(?P<name>\S.{0,4000}?) \([^()]{0,400}\)\s*")
+# Processes of a job that are not ranks: loaders of data, launchers, compilers.
+_HELPER = re.compile(
+    r"torch/utils/data/_utils/worker\.py|torch/distributed/(?:run|launcher/\w+|elastic/agent/.+)\.py|compile_worker"
+    r"|multiprocessing/(?:resource_tracker|forkserver)\.py"
+)
+_COLLECTIVE = (
+    r"(?:_?all_reduce\w*|broadcast|reduce|_?all_gather\w*|gather|scatter|_?reduce_scatter\w*|all_to_all\w*|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv|\w+_object(?:_list)?|new_group|split_group|new_subgroups\w*"
+    r"|init_process_group|destroy_process_group|_new_process_group_helper|_store_based_barrier)"
+)
+# Where a rank may wait, by file and function: the operation (its own name if it has none), and whether that is firm.
+_CALLS: tuple[tuple[re.Pattern[str], str, bool], ...] = tuple(
+    (re.compile(pattern), operation, firm)
+    for pattern, operation, firm in (
+        (rf"torch/distributed/distributed_c10d\.py {_COLLECTIVE}$", "", True),
+        (r"torch/distributed/_functional_collectives\.py (?![_<])", "", True),
+        (r"torch/distributed/utils\.py _(?:verify_param|sync)\w+$", "", True),
+        (r"rankmesh/runtime/(?:connect|warm)\.py (?:connect|warm_up)$", "", True),
+        (r"torch/autograd/(?:graph\.py _engine_run_backward|__init__\.py (?:backward|grad))$", "backward", False),
+        (r"torch/(?:cuda|npu|xpu)/(?:__init__|streams)\.py (?:synchronize|wait\w*)$", "synchronize", False),
+        (
+            r"torch/distributed/(?:_composable/|_?fsdp/|tensor/|pipelining/)|torch/nn/parallel/distributed\.py",
+            "",
+            False,
+        ),
+    )
+)
+# Native functions, and words of a source line, in which a rank waits.
+_WAITS = (
+    (re.compile(r"c10d::\w*Work\w*::(?:wait|synchronize)|c10d::Work|\b_?\w*\.wait\("), "wait", True),
+    (re.compile(r"\bc10d::|\bgloo::|\bp?nccl[A-Z]"), "a collective", True),
+    (
+        re.compile(r"cu(?:da)?(?:Stream|Event|Device|Ctx)Synchronize|\.(?:item|tolist|cpu|synchronize)\("),
+        "synchronize",
+        False,
+    ),
+)
+
+
+@dataclass
+class _Thread:
+    """One thread: its Python frames as (file, line, function) and the native and source lines at its end."""
+
+    name: str
+    is_reversed: bool
+    frames: list[tuple[str, int, str]] = field(default_factory=list)
+    end: list[str] = field(default_factory=list)
+
+    @property
+    def innermost(self) -> list[tuple[str, int, str]]:
+        """The frames, innermost first."""
+        return self.frames[::-1] if self.is_reversed else self.frames
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where a process is: the call that it waits in, "" for none, and its line of the program."""
+
+    origin: Origin
+    call: str
+    site: str
+    is_firm: bool = True
+
+
+def stacks_of(text: str, path: Path) -> tuple[Place, ...]:
+    """Return where each process of a text is, by its last dump; none if the text has no stacks."""
+    if not _IS_STACK.search(text):
+        return ()
+    found: dict[tuple[Origin, str], list[_Thread]] = {}
+    for origin, pid, threads in (_of_json if _IS_JSON.match(text) else _of_text)(text, path):
+        found[origin, pid] = threads
+    places = (_place(origin, threads) for (origin, _), threads in found.items())
+    return tuple(place for place in places if place is not None)
+
+
+def _of_json(text: str, path: Path) -> Iterator[tuple[Origin, str, list[_Thread]]]:
+    """Yield the processes of what ``py-spy dump -j`` printed."""
+    by_process: dict[str, list[_Thread]] = {}
+    try:
+        for about in json.loads(text)[:_THREADS]:
+            frames = [(str(f["filename"]), int(f["line"]), str(f["name"])) for f in about["frames"][:_FRAMES]]
+            thread = _Thread(str(about.get("thread_name") or ""), is_reversed=False)
+            for file, line, name in frames:
+                if _is_python(file):
+                    thread.frames.append((file, line, name))
+                elif not thread.frames:
+                    thread.end.append(name)
+            by_process.setdefault(str(about.get("pid", "")), []).append(thread)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        return
+    yield from ((origin_of(path), pid, threads) for pid, threads in by_process.items())
+
+
+def _of_text(text: str, path: Path) -> Iterator[tuple[Origin, str, list[_Thread]]]:
+    """Yield the processes of a text, the later dump of one process after the earlier one."""
+    current: dict[Origin, _Thread | None] = {}
+    process: dict[Origin, tuple[Origin, str, list[_Thread]]] = {}
+    count = 0
+    for origin, line in lines_of(text, path):
+        if match := _PROCESS.match(line):
+            rank = _OF_COMMAND.search(match["command"])
+            whose = (
+                origin
+                if origin.rank is not None or not rank
+                else Origin(origin.path, origin.prefix, None, int(rank[1]))
+            )
+            if origin in process:
+                yield process[origin]
+            process[origin], current[origin] = (whose, match["pid"], []), None
+        elif match := next((found for header in _HEADERS if (found := header.match(line))), None):
+            count += 1
+            if count > _THREADS:
+                break
+            about = match.groupdict()
+            current[origin] = thread = _Thread(about.get("name") or "", bool(about.get("last")))
+            _, _, threads = process.setdefault(origin, (origin, "", []))
+            if line.startswith("Current") and threads:
+                threads.clear()  # faulthandler has written another dump
+            threads.append(thread)
+        elif line.startswith("Timeout (") and origin in process:
+            process[origin][2].clear()
+        elif (inside := current.get(origin)) is not None and not _add(inside, line):
+            current[origin] = None
+    yield from process.values()
+
+
+def _add(thread: _Thread, line: str) -> bool:
+    """Add a line to a thread; return whether the thread may go on behind it."""
+    if match := _FRAME.fullmatch(line):
+        file, number = match["file"] or match["at"], match["line"] or match["number"]
+        name = (match["name"] or match["function"]).strip()
+        if match["kind"] in (None, "Python") and _is_python(file):
+            if len(thread.frames) < _FRAMES:
+                thread.frames.append((file, int(number), name))
+            if thread.is_reversed:
+                thread.end = []
+        elif thread.is_reversed or not thread.frames:
+            thread.end.append(name)
+        return True
+    if thread.is_reversed and line[:1].isspace() and thread.frames:
+        thread.end.append(line.strip()[:400])
+    elif not thread.frames and (native := _NATIVE.fullmatch(line)):
+        thread.end.append(native["name"])
+    return line[:1].isspace() or not line
+
+
+def _is_python(file: str) -> bool:
+    return file.endswith(".py") or file.startswith("<")
+
+
+def _place(origin: Origin, threads: Sequence[_Thread]) -> Place | None:
+    """Return where a process is, by its main thread or by another one in a call; None for a helper of the job."""
+    frames = [frame for thread in threads for frame in thread.frames]
+    if not frames or any(_HELPER.search(file) for file, _, _ in frames):
+        return None
+    main = next((one for one in threads if one.name == "MainThread"), None)
+    main = main or next((one for one in threads if one.frames and one.innermost[-1][2] == "<module>"), threads[-1])
+    site = _site(main.innermost)
+    calls = [call for one in (main, *threads) if (call := _call(one)) is not None]
+    operation, firm = next((call for call in calls if call[1]), calls[0] if calls else ("", True))
+    return Place(origin, operation, site, firm)
+
+
+def _call(thread: _Thread) -> tuple[str, bool] | None:
+    """Return the call that a thread is in and whether it is firm: the outermost; else what its innermost frame is."""
+    at, loose = [f"{file} {name.rpartition('.')[2]}" for file, _, name in thread.innermost], None
+    for frame in at[::-1]:
+        found = next((call for call in _CALLS if call[0].search(frame)), None)
+        if found is not None and (found[2] or frame is at[0]):
+            loose = found[1] or frame.rpartition(" ")[2], found[2]
+            if found[2]:
+                return loose
+    text = "\n".join(thread.end[-64:])
+    waits = next(((operation, firm) for pattern, operation, firm in _WAITS if pattern.search(text)), None)
+    return waits if waits is not None and (waits[1] or loose is None) else loose
+
+
+def _site(frames: Iterable[tuple[str, int, str]]) -> str:
+    """Return the innermost line of the program; py-spy prints paths without the folder of the library."""
+    for file, line, name in frames:
+        module = file.partition("/")[0].removesuffix(".py")
+        if not (is_library(file) or file.startswith(("<", "torch/", "rankmesh/")) or module in sys.stdlib_module_names):
+            return f"{file}:{line} in {name}"
+    return ""
+
+
+# -- findings --------------------------------------------------------------------------------------------------------
+
+
+def places_of(places: Sequence[Place], world_size: int = 0) -> tuple[dict[int, Place], list[Place]]:
+    """Return where each rank is, and the processes whose rank is not known; a dump with a call counts before others."""
+    origins = list(dict.fromkeys(place.origin for place in places))
+    rank_of = dict(zip(origins, ranked(origins, world_size), strict=True))
+    known, others = dict[int, Place](), list[Place]()
+    for place in places:
+        rank = rank_of[place.origin]
+        if rank is None:
+            others.append(place)
+        elif rank not in known or (place.call and not known[rank].call):
+            known[rank] = place
+    return dict(sorted(known.items())), others
+
+
+def findings_of_stacks(places: Sequence[Place], world_size: int = 0) -> tuple[Finding, ...]:
+    """Return what the stacks show: who waits in which call, and who is elsewhere."""
+    known, others = places_of(places, world_size)
+    if not places:
+        return ()
+    waiting = {rank for rank, place in known.items() if place.call}
+    elsewhere = [rank for rank in known if rank not in waiting]
+    total = max([world_size, *(rank + 1 for rank in known)])
+    absent = (
+        [] if others else [rank for rank in range(total) if rank not in known] if total <= 2 * len(known) else [-1, -1]
+    )
+    firm = all(known[rank].is_firm for rank in waiting)
+    words = "; ".join(_in_words(known, others))
+    files = list(dict.fromkeys(place.origin.path for place in places))
+    source = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    named: tuple[int, ...] = ()
+    if len(elsewhere) == 1 and waiting and not absent and not others:
+        cause, named = "elsewhere", tuple(elsewhere)
+    elif len(absent) == 1 and len(waiting) == len(known) > 1:
+        cause, named, words = "missing", tuple(absent), f"no stack is of rank {absent[0]} of {total}; {words}"
+    else:
+        if absent and -1 not in absent:
+            words = f"no stack is of {in_words(absent)} of {total}; {words}"
+        is_one = len({(place.call, place.site) for place in places}) == 1 and not elsewhere
+        cause = "waiting" if is_one else "differ"
+    confidence = "likely" if cause == "elsewhere" and firm else "possible"
+    return (Finding(cause, named, "world", words, confidence, source),)
+
+
+def _in_words(known: Mapping[int, Place], others: Sequence[Place]) -> Iterator[str]:
+    """Yield who is where, the fewest ranks first."""
+    parts: dict[tuple[str, str], list[int]] = {}
+    for rank, place in known.items():
+        parts.setdefault((place.call, place.site), []).append(rank)
+    ordered = sorted(parts.items(), key=lambda part: (part[0][0] != "", len(part[1])))
+    for (call, site), ranks in ordered[:_SHOWN]:
+        where = f"{'in ' + call if call else 'in no collective'}{', at ' + site if site else ''}"
+        yield f"{in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} {where}"
+    if len(parts) > _SHOWN:
+        yield f"and {len(parts) - _SHOWN} more places"
+    if others:
+        in_call = sum(bool(place.call) for place in others)
+        yield f"{in_call} of {len(others)} processes whose ranks are not known are in a collective"
