@@ -17,6 +17,7 @@ from rankmesh.debug.watch.host import HostRanks
 def host(tmp_path, monkeypatch):
     """The folder of this host's temporary files."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    monkeypatch.setattr(on_host, "native_stack", lambda _: "")  # no tool is installed
     return tmp_path
 
 

@@ -4,6 +4,7 @@
 /proc/PID/stat   gone                       its process is gone
                  T                          stopped by a signal (SIGSTOP)
                  else, after SIGUSR1        its process runs, at train.py:31 in step
+                 by py-spy or pystack       its process runs, at train.py:31 in step, in spin (gil.c:3)
 ```
 
 Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C,
@@ -33,6 +34,7 @@ from typing import IO, Any
 from rankmesh.core.documents import Unreadable, parse_json
 from rankmesh.core.private import PrivateFolder
 from rankmesh.debug.doctor.sites import is_library
+from rankmesh.debug.watch.native import native_frame, native_stack
 from rankmesh.errors import first_line
 
 __all__ = ["HostRanks", "Look"]
@@ -116,12 +118,11 @@ class HostRanks:
         return came
 
     def look(self, ranks: Collection[int]) -> dict[int, Look]:
-        """Return what each of the ranks on this host looks like from outside."""
-        found = {}
-        for rank, about in _ranks(self._folder) if ranks else ():
-            if rank in ranks and rank != self._rank:
-                found[rank] = self._look_at(rank, about)
-        return found
+        """Return what each of the ranks on this host looks like from outside; the lowest of the others looks."""
+        here = dict(_ranks(self._folder)) if ranks else {}
+        if any(rank < self._rank for rank in here if rank not in ranks):
+            return {}
+        return {rank: self._look_at(rank, about) for rank, about in here.items() if rank in ranks}
 
     def _look_at(self, rank: int, about: dict[str, Any]) -> Look:
         process = about["pid"]
@@ -130,7 +131,10 @@ class HostRanks:
         if _state(process) in ("T", "t"):
             return Look("stopped by a signal")
         text = self._stacks_of(rank, process) if about.get("signal") else ""
-        return Look(f"its process runs{_where(text)}", text, alive=True)
+        native = native_stack(process)
+        frame = native_frame(native)
+        inside = f", in {frame[:200]}" if frame else ""
+        return Look(f"its process runs{_where(text)}{inside}", f"{text}{native[:_STACKS]}", alive=True)
 
     def _stacks_of(self, rank: int, process: int) -> str:
         """Return the stacks of another rank, which its signal handler writes."""
