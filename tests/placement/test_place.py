@@ -193,7 +193,7 @@ def test_an_expert_group_across_racks_is_brought_together():
         ({"within": {"xp": "host"}}, "within names 'xp', no kind of this plan"),
         ({"within": {"tp": "rack"}}, "unknown level 'rack': this cluster has the levels host, network"),
         ({"within": ["tp"]}, r"within is \['tp'\]"),
-        ({"traffic": {"xp": []}}, "traffic of 'xp' is of no kind of this plan"),
+        ({"traffic": {"xp": []}}, "traffic names 'xp', no kind of this plan"),
         ({"traffic": {"tp": [{"collective": "sum", "bytes": 1}]}}, "collective 'sum'"),
         ({"traffic": {"tp": [{"collective": "ring", "bytes": -1}]}}, "bytes of ring is -1"),
         ({"traffic": {"tp": [{"bytes": 1}]}}, "a traffic file is"),

@@ -107,12 +107,8 @@ def stage_work(
     return Work(forward, backward)
 
 
-def _tokens(training: Training, sizes: Sizes) -> float:
-    return training.microbatch * training.sequence / sizes.cp
-
-
 def _products(model: Transformer, training: Training, sizes: Sizes, experts: bool) -> Iterator[_Product]:
-    tokens, tp, hidden = _tokens(training, sizes), sizes.tp, model.hidden
+    tokens, tp, hidden = training.tokens(sizes.cp), sizes.tp, model.hidden
     if model.attention_weights is None:
         yield _Product(tokens, hidden, (model.queries + model.keys + model.values) / tp)
     else:
@@ -124,9 +120,9 @@ def _products(model: Transformer, training: Training, sizes: Sizes, experts: boo
         yield _Product(tokens, model.ffn_hidden_size / tp, hidden)
         return
     local = model.experts / sizes.ep
-    wide = (model.moe_ffn_hidden_size or model.ffn_hidden_size) / sizes.etp
-    rows = tokens * model.top_k / (tp if training.splits_tokens(tp) else 1) * sizes.etp / local
-    yield _Product(tokens / (tp if training.splits_tokens(tp) else 1), hidden, model.experts, plain=True)
+    wide = model.expert_width / sizes.etp
+    rows = tokens * model.top_k / training.split(tp) * sizes.etp / local
+    yield _Product(tokens / training.split(tp), hidden, model.experts, plain=True)
     yield _Product(rows, hidden, into * wide, local)
     yield _Product(rows, wide, hidden, local)
     if model.shared_ffn_hidden_size:
@@ -150,9 +146,9 @@ def _matrix(product: _Product, precision: str, device: Device, speed: float | No
 def _moved(model: Transformer, training: Training, sizes: Sizes, experts: bool) -> tuple[float, float]:
     """Bytes a token that kernels of a block move forward: of norms and activation functions, and of the rest."""
     tp, two = sizes.tp, training.activation
-    hidden = model.hidden / (tp if training.splits_tokens(tp) else 1)
-    rows = model.top_k / (tp if training.splits_tokens(tp) else 1) if experts else 1.0
-    wide = (model.moe_ffn_hidden_size or model.ffn_hidden_size) if experts else model.ffn_hidden_size / tp
+    hidden = model.hidden / training.split(tp)
+    rows = model.top_k / training.split(tp) if experts else 1.0
+    wide = model.expert_width if experts else model.ffn_hidden_size / tp
     cheap = 2 * two * 2 * hidden + two * model.matrices * wide * rows
     rest = 2 * two * 3 * hidden + two * 2 * (model.queries + model.keys) / tp
     if experts:
@@ -164,7 +160,7 @@ def _moved(model: Transformer, training: Training, sizes: Sizes, experts: bool) 
 def _block(
     model: Transformer, training: Training, sizes: Sizes, device: Device, experts: bool, speed: float | None
 ) -> tuple[dict[str, float], dict[str, float]]:
-    tokens, tp = _tokens(training, sizes), sizes.tp
+    tokens, tp = training.tokens(sizes.cp), sizes.tp
     products = list(_products(model, training, sizes, experts))
     matrices = sum(_matrix(each, training.precision, device, speed) for each in products)
     unfused = training.attention == "unfused"
@@ -211,7 +207,7 @@ def _ends(
     model: Transformer, training: Training, sizes: Sizes, stage: int, device: Device, speed: float | None
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the embedding of the first stage; output and loss of the last, in bfloat16 and single precision."""
-    tokens, memory = _tokens(training, sizes), MOVING * device.bandwidth
+    tokens, memory = training.tokens(sizes.cp), MOVING * device.bandwidth
     there = {"matrices": 0.0, "kernels": 0.0}
     if stage == 0 and speed is None:
         there["kernels"] += 3 * training.activation * tokens * model.hidden / memory

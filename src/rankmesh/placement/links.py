@@ -71,13 +71,9 @@ def read_links(text: str, hosts: Iterable[str] | None, gpus_per_node: int | None
         )
     levels, inside = _levels(table)
     names = ("node0",) if hosts is None else tuple(hosts)
-    return Cluster(levels, tuple(Host(name, count, (), inside) for name in names), notes=_notes(hosts, count))
-
-
-def _notes(hosts: Iterable[str] | None, count: int) -> tuple[str, ...]:
-    if hosts is not None:
-        return ()
-    return (f"the file describes the {count} GPUs of one host; name the hosts that are like it with --hosts",)
+    note = f"the file describes the {count} GPUs of one host; name the hosts that are like it with --hosts"
+    notes = (note,) if hosts is None else ()
+    return Cluster(levels, tuple(Host(name, count, (), inside) for name in names), notes=notes)
 
 
 def _table(text: str) -> list[list[_Kind | None]]:

@@ -64,7 +64,7 @@ def in_flight(sizes: Sizes, training: Training, stage: int) -> float:
 def block_activations(model: Transformer, training: Training, sizes: Sizes, *, experts: bool, recompute: str) -> float:
     """Bytes that one block keeps for one token of the rank's share of the sequence."""
     tp = sizes.tp
-    hidden = model.hidden / (tp if training.splits_tokens(tp) else 1)
+    hidden = model.hidden / training.split(tp)
     inner, mask = model.queries + model.keys + model.values, hidden * training.dropout
     two = training.activation
     if recompute == "full":
@@ -72,8 +72,8 @@ def block_activations(model: Transformer, training: Training, sizes: Sizes, *, e
     rows, wide, cut = 1.0, model.ffn_hidden_size, tp
     if experts:
         # Routed tokens leave their rank: its share of all that are routed in its ep group is as much as it sends.
-        rows = model.top_k / (tp if training.splits_tokens(tp) else 1)
-        wide, cut = model.moe_ffn_hidden_size or model.ffn_hidden_size, 1
+        rows = model.top_k / training.split(tp)
+        wide, cut = model.expert_width, 1
     first = (model.matrices - 1) * wide / cut * rows
     if recompute == "operators":
         routed = two * rows * model.hidden if experts else 0.0
@@ -107,7 +107,7 @@ def stage_memory(model: Transformer, training: Training, sizes: Sizes, stage: in
     if training.zero > 2:
         table = model.vocabulary * model.hidden / sizes.tp if stage in (0, sizes.pp - 1) else 0.0
         found["weights"] = training.parameter * (2 * (dense + routed) / max(1, layers) + table)
-    tokens = training.microbatch * training.sequence / sizes.cp
+    tokens = training.tokens(sizes.cp)
     flying = in_flight(sizes, training, stage)
     kinds = ((layers - experts, False), (experts, True))
 

@@ -179,9 +179,14 @@ class Transformer:
         return self.hidden * (2 * self.queries + 2 * self.keys)
 
     @property
+    def expert_width(self) -> int:
+        """The width of one expert."""
+        return self.moe_ffn_hidden_size or self.ffn_hidden_size
+
+    @property
     def expert(self) -> int:
         """Parameters of one expert."""
-        return self.matrices * self.hidden * (self.moe_ffn_hidden_size or self.ffn_hidden_size)
+        return self.matrices * self.hidden * self.expert_width
 
     @property
     def parameters(self) -> int:
@@ -195,8 +200,7 @@ class Transformer:
     @property
     def active(self) -> int:
         """Parameters that one token uses."""
-        return self.parameters - int(self.expert_layers(0, self.layers)) * (self.experts - self.top_k) * self.expert \
-            if self.experts else self.parameters  # fmt: skip
+        return self.parameters - int(self.expert_layers(0, self.layers)) * (self.experts - self.top_k) * self.expert
 
     @property
     def shared(self) -> int:
@@ -260,6 +264,14 @@ class Training:
     def splits_tokens(self, tp: int) -> bool:
         """Return whether tensor parallel ranks split the tokens between their layers."""
         return tp > 1 and self.sequence_parallel is not False
+
+    def split(self, tp: int) -> int:
+        """Among how many tensor parallel ranks the tokens are split between their layers; 1 where they are not."""
+        return tp if self.splits_tokens(tp) else 1
+
+    def tokens(self, cp: int) -> float:
+        """Tokens of a microbatch on one rank, before tensor parallel ranks split them."""
+        return self.microbatch * self.sequence / cp
 
     def microbatches(self, replicas: int) -> float:
         """Microbatches of one replica in a step."""

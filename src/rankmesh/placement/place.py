@@ -34,7 +34,8 @@ import numpy as np
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlacementError, quoted
+from rankmesh.errors import PlacementError
+from rankmesh.placement import report
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import FloatArray
 from rankmesh.placement.devices import DEVICES, Device
@@ -43,7 +44,7 @@ from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, p
 from rankmesh.placement.predict import Links, Prediction, Step
 from rankmesh.placement.steps import Roles, step_traffic, usual_work
 from rankmesh.placement.traffic import Message, Traffic
-from rankmesh.placement.within import Bound, bounds, check_capacity, packing
+from rankmesh.placement.within import Bound, bounds, check_capacity, check_kinds, packing
 
 __all__ = ["Costing", "KindCost", "Placed", "place"]
 
@@ -75,11 +76,9 @@ class KindCost:
     level_before: str
 
     def __repr__(self) -> str:
-        from rankmesh.placement.report import duration
-
         return (
-            f"KindCost({self.name}: {duration(self.cost)} within {self.level}, "
-            f"before {duration(self.before)} within {self.level_before})"
+            f"KindCost({self.name}: {report.duration(self.cost)} within {self.level}, "
+            f"before {report.duration(self.before)} within {self.level_before})"
         )
 
 
@@ -141,27 +140,19 @@ class Placed:
 
         Raises ``PlacementError`` where the hosts alone do not decide it.
         """
-        from rankmesh.placement.report import hostfile
-
-        return hostfile(self)
+        return report.hostfile(self)
 
     def by_host(self) -> dict[str, str]:
         """Return what each host holds, by axes: ``{"node2": "tp 0-7 of dp 0"}``; hosts in natural order."""
-        from rankmesh.placement.report import by_host
-
-        return by_host(self)
+        return report.by_host(self)
 
     def __repr__(self) -> str:
-        from rankmesh.placement.report import duration
-
-        cost = f"{duration(self.before)} before, {duration(self.cost)} after"
+        cost = f"{report.duration(self.before)} before, {report.duration(self.cost)} after"
         return f"Placed({self.order}, {len(self.rank_map):,} ranks, {cost}, digest {self.plan.digest[:12]})"
 
     def report(self) -> str:
         """Before, after and why, in words."""
-        from rankmesh.placement.report import report
-
-        return report(self)
+        return report.report(self)
 
 
 class Costing:
@@ -231,7 +222,7 @@ def place(
     given, prediction = links.given, None
     check_capacity(plan, cluster, found, links.machine, given)
     if isinstance(work, Traffic):
-        _check_kinds(work, known)
+        check_kinds(work, known, "traffic")
         sent, objective = work, _communication(work, links)
     else:
         sent = step_traffic(plan, *work)
@@ -292,14 +283,6 @@ def _work(
         return usual, (note,)
     known = {name: [Message("all-reduce", 2**20)] for name, groups in plan.kinds.items() if groups.size > 1}
     return Traffic(known), ("the traffic is an all-reduce of 1 MiB for each kind; say yours with a traffic file",)
-
-
-def _check_kinds(traffic: Traffic, known: Mapping[str, IntArray]) -> None:
-    for name in traffic:
-        if name not in known:
-            raise PlacementError(
-                f"traffic of {quoted(name)} is of no kind of this plan; name one of {', '.join(known)}", kind=name
-            )
 
 
 def _communication(traffic: Traffic, given: Links) -> Objective:

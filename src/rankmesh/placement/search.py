@@ -107,7 +107,12 @@ def search(
     """
     available = (device.memory if capacity is None else capacity) - LIBRARIES
     tight: list[float] = []
-    fitting = list(_fitting(world_size, cluster, model, training, free, available, tight))
+    widest = max(host.devices for host in cluster.hosts)
+    fitting = [
+        (sizes, how)
+        for sizes in candidates(world_size, widest, model, training)
+        for how in _ways(sizes, model, training, free, available, tight)
+    ]
     if not fitting:
         raise _none(world_size, model, training, tight, available + LIBRARIES)
     bounds = sorted(
@@ -207,22 +212,6 @@ def _divisors(number: int, largest: int) -> list[int]:
     return [size for size in range(1, min(number, largest) + 1) if number % size == 0]
 
 
-def _fitting(
-    world: int,
-    cluster: Cluster,
-    model: Transformer,
-    training: Training,
-    free: Collection[str],
-    available: float,
-    tight: list[float],
-) -> Iterator[tuple[Sizes, Training]]:
-    """Yield the layouts that fit, with microbatches and virtual stages; ``tight`` gets what the others need."""
-    widest = max(host.devices for host in cluster.hosts)
-    for sizes in candidates(world, widest, model, training):
-        for how in _ways(sizes, model, training, free, available, tight):
-            yield sizes, how
-
-
 def _ways(
     sizes: Sizes,
     model: Transformer,
@@ -231,7 +220,10 @@ def _ways(
     available: float,
     tight: list[float],
 ) -> Iterator[Training]:
-    """Yield how a layout may be trained: each free field, and no more recomputed than it must be to fit."""
+    """Yield how a layout may be trained: each free field, and no more recomputed than it must be to fit.
+
+    ``tight`` gets the memory that the others need.
+    """
     for microbatch in MICROBATCHES if "microbatch" in free else (training.microbatch,):
         if training.batch % (sizes.dp * microbatch):
             continue

@@ -89,7 +89,7 @@ class _Step:
         self.microbatches = training.microbatches(roles.layout.dp)
         self.again = training.recompute == "full"
         self.split = training.splits_tokens(self.tp)
-        self.tokens = training.microbatch * training.sequence / self.cp
+        self.tokens = training.tokens(self.cp)
         self.whole = self.tokens * model.hidden * training.activation
         self.layers, self.experts = blocks(model, roles.layout, stage)
 
@@ -126,14 +126,13 @@ class _Step:
             self.add("cp", "all-to-all", unit * model.attended, (2 + self.again) * times)
 
     def pipeline(self) -> None:
-        size = self.whole / (self.tp if self.split else 1)
+        size = self.whole / self.training.split(self.tp)
         self.add("pp", "ring", size, 2 * (self.training.virtual_stages - 1) * self.microbatches)
         self.add("pp", "send/recv", size, ((not self.first) + (not self.last)) * self.microbatches)
 
     def expert(self) -> None:
         model, times = self.model, self.experts * self.microbatches
-        split = self.tp if self.split else 1
-        rows = self.tokens * model.top_k / split * model.hidden * self.training.activation
+        rows = self.tokens * model.top_k / self.training.split(self.tp) * model.hidden * self.training.activation
         self.add("ep", "all-to-all", rows, (4 + 2 * self.again) * times)
         self.add("ep", "all-to-all", 8 * model.experts, times)
         if self.split:

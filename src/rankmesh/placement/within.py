@@ -10,7 +10,7 @@ Kinds that must stay within one level, and share ranks, stay there together: tp 
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -22,7 +22,7 @@ from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import DeviceUnits
 
-__all__ = ["SEGMENTS", "Bound", "bounds", "check_capacity", "joined", "packing", "segments"]
+__all__ = ["SEGMENTS", "Bound", "bounds", "check_capacity", "check_kinds", "joined", "packing", "segments"]
 
 # The level whose units Slurm calls blocks, and divides into segments.
 SEGMENTS = "nvlink"
@@ -43,13 +43,18 @@ def bounds(
     """Return the constraints by name of kind, checked against plan and cluster; innermost level first."""
     if not isinstance(within, Mapping):
         raise PlacementError(f"within is {quoted(within)}; give the level of each kind, such as {{'tp': 'host'}}")
-    for kind in within:
-        if kind not in groups:
-            raise PlacementError(
-                f"within names {quoted(kind)}, no kind of this plan; name one of {', '.join(groups)}", kind=kind
-            )
+    check_kinds(within, groups, "within")
     found = [Bound(kind, cluster.level(level), groups[kind]) for kind, level in within.items()]
     return tuple(sorted(found, key=lambda bound: bound.level))
+
+
+def check_kinds(named: Iterable[str], known: Collection[str], what: str) -> None:
+    """Raise ``PlacementError`` for a kind that a plan does not have; ``what`` names it."""
+    for kind in named:
+        if kind not in known:
+            raise PlacementError(
+                f"{what} names {quoted(kind)}, no kind of this plan; name one of {', '.join(known)}", kind=kind
+            )
 
 
 def joined(found: Sequence[Bound], level: int, size: int) -> IntArray:

@@ -160,12 +160,5 @@ def _once() -> Iterator[None]:
 @contextmanager
 def _one_thread() -> Iterator[None]:
     """Load on this thread, which is the one that is traced."""
-    before = os.environ.get("HF_DEACTIVATE_ASYNC_LOAD")
-    os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = "1"
-    try:
+    with mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"):
         yield
-    finally:
-        if before is None:
-            del os.environ["HF_DEACTIVATE_ASYNC_LOAD"]
-        else:
-            os.environ["HF_DEACTIVATE_ASYNC_LOAD"] = before
