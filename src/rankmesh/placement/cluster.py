@@ -312,11 +312,11 @@ class Cluster:
 
     # -- value semantics ------------------------------------------------------------------------------------------
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return the document of ``rankmesh cluster --json``."""
         inner = [level.name for level in self.levels[: self.host_level]]
         outer = [level.name for level in self.levels[self.host_level + 1 :]]
-        data: dict[str, Any] = {
+        data: dict[str, object] = {
             "schema": SCHEMA,
             "levels": [level.to_dict() for level in self.levels],
             "hosts": [

@@ -40,7 +40,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
 from math import ceil, log2
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -52,8 +51,18 @@ from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.crossings import hops
 from rankmesh.placement.traffic import Message
 
-__all__ = ["BACKENDS", "DeviceUnits", "FloatArray", "HopCounts", "devices_of", "seconds", "steps_and_volume"]
+__all__ = [
+    "BACKENDS",
+    "BoolArray",
+    "DeviceUnits",
+    "FloatArray",
+    "HopCounts",
+    "devices_of",
+    "seconds",
+    "steps_and_volume",
+]
 
+BoolArray = npt.NDArray[np.bool_]
 FloatArray = npt.NDArray[np.float64]
 BACKENDS = ("nccl", "gloo")
 
@@ -194,7 +203,7 @@ def _in_runs(units: IntArray, what: str, count: int) -> IntArray:
     return _busiest(owner, weight, many, count)
 
 
-def _busiest(owner: IntArray, weight: npt.NDArray[Any] | None, many: int, count: int) -> IntArray:
+def _busiest(owner: IntArray, weight: IntArray | BoolArray | None, many: int, count: int) -> IntArray:
     """For each placement the largest sum of weights of one unit."""
     sums = np.bincount(owner, weights=weight, minlength=many * count).reshape(many, count)
     most: IntArray = sums.max(axis=1).astype(np.int64)
@@ -253,11 +262,11 @@ def _over(counts: HopCounts, steps: float, volume: float, collective: str, behin
     """Return the time of ``steps`` latencies and ``volume`` bytes over each hop, uplinks shared by all groups."""
     levels = counts.machine.levels
     latency = np.array([level.latency for level in levels])[counts.widest]
-    volume *= _turns(1, behind)
-    time = volume / np.minimum.accumulate([level.bandwidth for level in levels])[counts.widest]
+    each = volume * _turns(1, behind)
+    time = each / np.minimum.accumulate([level.bandwidth for level in levels])[counts.widest]
     for number, level in enumerate(levels[1:]):
         if level.uplink is not None:
-            time = np.maximum(time, volume * counts.edges(collective, number) / level.uplink)
+            time = np.maximum(time, each * counts.edges(collective, number) / level.uplink)
     whole: FloatArray = steps * latency + time
     return whole
 
@@ -277,7 +286,7 @@ def _all_to_all(part: float, counts: HopCounts, behind: float) -> FloatArray:
     return latency + time
 
 
-def _turns(pairs: npt.ArrayLike, behind: float) -> Any:
+def _turns(pairs: npt.ArrayLike, behind: float) -> float | FloatArray:
     """Return how many times as long a link takes for these pairs if a part of their data waits; see the table.
 
     E|S| / k by a root that is exact for one pair and for many, and within 3 % between.

@@ -11,7 +11,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import takewhile
 from math import isfinite
-from typing import Any
 
 from rankmesh.errors import ClusterError, quoted
 
@@ -78,9 +77,9 @@ class Level:
             found.append(cls(name, outside if bandwidth == _PORT else inside, bandwidth, assumed=True))
         return tuple(found)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data; an uplink only where there is one, and ``default`` only where the bandwidth is one."""
-        data: dict[str, Any] = {"name": self.name, "latency": self.latency, "bandwidth": self.bandwidth}
+        data: dict[str, object] = {"name": self.name, "latency": self.latency, "bandwidth": self.bandwidth}
         if self.uplink is not None:
             data["uplink"] = self.uplink
         return data | {"default": True} if self.assumed else data

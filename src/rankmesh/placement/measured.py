@@ -134,7 +134,7 @@ class Measurement:
         """Return the hosts of these ranks, each once."""
         return tuple(dict.fromkeys(self.hosts[rank] for rank in ranks))
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return what ``rankmesh measure --json`` prints; ``groups``: seconds of each, in the order of the plan."""
         return {
             "backend": self.backend,

@@ -37,7 +37,7 @@ from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError
 from rankmesh.placement import report
 from rankmesh.placement.cluster import Cluster
-from rankmesh.placement.cost import FloatArray
+from rankmesh.placement.cost import BoolArray, FloatArray
 from rankmesh.placement.devices import DEVICES, Device
 from rankmesh.placement.model import Training, Transformer, check_sizes
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
@@ -103,7 +103,7 @@ class Placed:
     step: Step | None = None
     step_before: Step | None = None
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return what ``rankmesh place --json`` prints."""
         data = {
             "order": self.order,
@@ -180,7 +180,7 @@ class Costing:
             found[~broken] = self._objective(self.links.under(devices[~broken]), limit)
         return found
 
-    def _broken(self, devices: IntArray) -> Any:
+    def _broken(self, devices: IntArray) -> BoolArray:
         broken = np.zeros(len(devices), dtype=np.bool_)
         for bound in self._bounds:
             units = self.machine.units[bound.level][devices[:, bound.groups]]

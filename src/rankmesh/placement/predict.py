@@ -35,7 +35,7 @@ from copy import copy
 from dataclasses import dataclass, replace
 from functools import reduce
 from itertools import chain
-from typing import Any
+from typing import TypeVar
 
 import numpy as np
 
@@ -56,6 +56,7 @@ __all__ = ["COMPUTE", "Links", "Prediction", "Step", "bubble", "least", "predict
 
 # Seconds of one placement, or of each of several.
 Seconds = float | FloatArray
+_Some = TypeVar("_Some", float, Seconds)
 
 # Share of the time of hidden communication that computation loses to it: units and memory that it takes.
 CONTENTION = 0.1
@@ -224,7 +225,7 @@ def _kinds_of_stages(model: Transformer, training: Training, sizes: Sizes) -> It
     return ((devices[0], len(devices)) for devices in found.values())
 
 
-def _mean(parts: Sequence[Mapping[str, Seconds]]) -> dict[str, Any]:
+def _mean(parts: Sequence[Mapping[str, _Some]]) -> dict[str, _Some]:
     return {name: sum(each.get(name, 0.0) for each in parts) / len(parts) for name in dict.fromkeys(chain(*parts))}
 
 
@@ -238,15 +239,15 @@ def _joined(stages: Sequence[_Stage]) -> _Stage:
     return _Stage(work, waits, unshared, once, hidden, sum(each.optimizer for each in stages))
 
 
-def _most(*values: Seconds) -> Any:
+def _most(*values: Seconds) -> Seconds:
     return max(values) if all(isinstance(value, float) for value in values) else reduce(np.maximum, values)
 
 
-def _least(*values: Seconds) -> Any:
+def _least(*values: Seconds) -> Seconds:
     return min(values) if all(isinstance(value, float) for value in values) else reduce(np.minimum, values)
 
 
-def bubble(stages: Sequence[tuple[Seconds, int]], virtual_stages: int = 1) -> Any:
+def bubble(stages: Sequence[tuple[Seconds, int]], virtual_stages: int = 1) -> Seconds:
     """Seconds that the busiest stage waits in a step: a microbatch's seconds of stages, and how many take as long.
 
     >>> bubble([(2.0, 4)]), bubble([(2.0, 4)], virtual_stages=2), bubble([(3.0, 1), (2.0, 2)])
@@ -263,7 +264,7 @@ def least(model: Transformer, training: Training, sizes: Sizes, device: Device, 
         each = [stage_work(model, training, sizes, stage, device, speed).seconds for stage in kept]
         stages.append((sum(each) / len(each), count))
     waiting = 0.0 if training.schedule == "dualpipe" else bubble(stages, training.virtual_stages)
-    return training.microbatches(sizes.dp) * max(each for each, _ in stages) + waiting
+    return float(training.microbatches(sizes.dp) * max(each for each, _ in stages) + waiting)
 
 
 def predict(
@@ -298,14 +299,15 @@ class Prediction:
 
     def step(self, links: Links) -> Step:
         """Return the step under the one placement of the links."""
-        return Step(*self._parts(links))
+        parts, hidden = ({name: float(value) for name, value in found.items()} for found in self._parts(links))
+        return Step(parts, hidden)
 
     def seconds(self, links: Links) -> FloatArray:
         """Return the seconds of the step under each placement of the links."""
         found: FloatArray = np.zeros(links.many) + sum(self._parts(links)[0].values())
         return found
 
-    def _parts(self, links: Links) -> tuple[dict[str, Any], dict[str, Any]]:
+    def _parts(self, links: Links) -> tuple[dict[str, Seconds], dict[str, Seconds]]:
         """Return the seconds of a step by part, and those that are hidden."""
         training, sizes = self._training, self._sizes
         microbatches = training.microbatches(sizes.dp)
@@ -351,7 +353,7 @@ class _Busiest:
             self._one = None
             self._chosen = np.argmax([np.broadcast_to(time, many) for time in times], axis=0)
 
-    def of(self, parts: Callable[[_Stage], Mapping[str, Seconds]]) -> dict[str, Any]:
+    def of(self, parts: Callable[[_Stage], Mapping[str, Seconds]]) -> dict[str, Seconds]:
         """Return these parts of the busiest stage, by name."""
         if self._one is not None:
             return dict(parts(self._one))
@@ -366,7 +368,7 @@ def _stage(training: Training, sizes: Sizes, load: _Load, links: Links) -> _Stag
     each = 1 / training.microbatches(sizes.dp)
     names, overlap = links.roles.names, training.overlap
 
-    def all_of(role: str, of: int | None = None) -> Any:
+    def all_of(role: str, of: int | None = None) -> Seconds:
         return links.seconds(names[role], sent.get(names[role], []), of) * each
 
     scalars = [message for message in sent.get(names["pp"], []) if message.collective == "all-reduce"]  # once a step
@@ -396,7 +398,7 @@ def _stage(training: Training, sizes: Sizes, load: _Load, links: Links) -> _Stag
 
 def _replicas(
     training: Training, links: Links, sent: Mapping[str, list[Message]], work: Work, each: float
-) -> tuple[Any, Any, Any]:
+) -> tuple[Seconds, Seconds, Seconds]:
     """Seconds that replicas wait for each other: in every microbatch (``each`` of a step), once a step; and hidden."""
     names = links.roles.names
     reduced: Seconds = 0.0

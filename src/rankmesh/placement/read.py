@@ -118,8 +118,8 @@ def _is_switches(value: object) -> bool:
 
 
 def _names(text: str) -> dict[str, int]:
-    """Return the line of each ``switch:``, ``block:``, ``ring:`` and ``name:`` of a topology.yaml."""
-    found = re.compile(r"^[\s-]*(?:switch|block|ring|name):\s*[\"']?([^\s\"'#]+)")
+    """Return the line of each ``switch:`` and ``block:`` of a topology.yaml."""
+    found = re.compile(r"^[\s-]*(?:switch|block):\s*[\"']?([^\s\"'#]+)")
     lines = enumerate(text.splitlines(), start=1)
     return {match[1]: number for number, line in lines if (match := found.match(line)) is not None}
 

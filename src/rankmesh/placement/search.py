@@ -17,7 +17,6 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
-from typing import Any
 
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlacementError
@@ -64,7 +63,7 @@ class Found:
         """TFLOP/s of a device that the model needs; what is computed again does not count."""
         return self.flops / self.seconds / self.sizes.world / 1e12
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data."""
         sizes, training, step = self.sizes, self.training, self.step
         return {

@@ -9,7 +9,7 @@ levels host leaf spine                     levels host nvlink leaf: two blocks o
 ```
 
 What ``scontrol show topology`` prints is read alike. Switches that have the same below them are one unit. Rings and
-tori are refused: how near two of their hosts are is a number of hops, which levels do not describe.
+tori have no levels, and are refused.
 
 ``topology.yaml`` is read alike; of several topologies the one with ``cluster_default: true`` is read, else the first.
 Source: topology.conf(5), topology.yaml(5), scontrol(1) of Slurm 22.05 and of 26.05, and the output variables of
@@ -18,7 +18,6 @@ srun(1).
 
 from __future__ import annotations
 
-import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -43,8 +42,6 @@ _KEYS: Mapping[str, tuple[str, ...]] = {
     "aggregatedblock": ("Nodes", "BlockIndex", "BlockSize"),
     "blocksizes": (),
 }
-# Networks whose hosts are so many hops apart, by what their lines begin with and by their name in topology.yaml.
-_HOPS: Mapping[str, str] = {"ringname": "ring", "torusname": "torus", "ring": "ring", "torus3d": "torus"}
 _JOINED = 4
 
 
@@ -199,12 +196,10 @@ def read_conf(text: str) -> Machine:
     """
     tree, blocks = _Tree(), _Blocks()
     for line, words in _lines(text):
-        kind = next((word for word in words if word in _KEYS or word in _HOPS), None)
+        kind = next((word for word in words if word in _KEYS), None)
         if kind is None:
-            raise _refused(line, "the line names no switch and no block")
+            raise _refused(line, "the line names no switch and no block, and rings and tori have no levels to read")
         name = words[kind]
-        if kind in _HOPS:
-            raise _too_many_hops(_HOPS[kind], name, line)
         odd = next((word for word in words if word not in (kind, *map(str.lower, _KEYS[kind]))), None)
         if odd is not None:
             raise _refused(line, f"{quoted(odd)} is none of {', '.join(_KEYS[kind]) or 'its words'}")
@@ -222,16 +217,6 @@ def read_conf(text: str) -> Machine:
     if tree.lines and blocks.blocks:
         raise _refused(min(blocks.lines.values()), "the file has blocks beside switches; it can have one of the two")
     return tree.machine() if tree.lines else blocks.machine()
-
-
-def _too_many_hops(kind: str, name: str, line: int) -> ClusterError:
-    """Refuse a network of hops: levels describe which hosts share a unit, not how many hops two are apart."""
-    such_as = json.dumps({"node1": name[:40]})
-    return ClusterError(
-        f"{kind} {quoted(name)}: how near two hosts of a {kind} are is a number of hops, which levels do not describe; "
-        f"to place ranks within each {kind}, give {{host: {kind}}} as a file, such as {such_as}",
-        line=line or None,
-    )
 
 
 def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
@@ -268,14 +253,9 @@ def read_yaml(data: list[Any], line_of: Mapping[str, int]) -> Machine:
             name = str(block.get("block"))
             blocks.add(name, str(block.get("nodes") or ""), line_of.get(name, 0))
         return blocks.machine()
-    for key, (rows_key, name_key) in {"ring": ("rings", "ring"), "torus3d": ("toruses", "name")}.items():
-        if isinstance(row.get(key), Mapping):
-            name = str(next((one.get(name_key) for one in _rows(row[key], rows_key)), row.get("topology")))
-            raise _too_many_hops(_HOPS[key], name, line_of.get(name, 0))
-    what = "flat" if row.get("flat") else "neither a tree nor blocks"
     raise ClusterError(
-        f"topology {quoted(row.get('topology'))} is {what}, so it has no levels to read; describe the machine as "
-        "host=8,leaf=4"
+        f"topology {quoted(row.get('topology'))} is neither a tree nor blocks, so it has no levels to read; describe "
+        "the machine as host=8,leaf=4"
     )
 
 

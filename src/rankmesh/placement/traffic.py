@@ -83,7 +83,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
             except PlacementError as error:
                 raise PlacementError(f"{path}: {error}", **error.values) from error
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Plain data: the document of a traffic file."""
         return {name: [asdict(message) for message in messages] for name, messages in self._kinds.items()}
 
