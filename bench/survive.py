@@ -34,6 +34,7 @@ from bench.relayout import SIZES, measured_changes
 from bench.report import record
 from rankmesh.rendezvous.waiting import submit
 from rankmesh.survival.state import EpochState
+from rankmesh.survival.state_layout import StateLayout
 
 __all__ = ["measured"]
 
@@ -61,8 +62,8 @@ def _kept(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> Epoch
         )
         for name, tensor in tensors.items()
     }
-    device = torch.device("cpu")
-    return EpochState(0, mesh, tensors, shardings, rank=rank, hosts=[""] * RANKS, redundancy=redundancy, device=device)
+    layout = StateLayout(mesh, shardings, ("",) * RANKS, redundancy)
+    return EpochState(0, layout, tensors, rank=rank, device=torch.device("cpu"))
 
 
 def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:

@@ -107,16 +107,16 @@ def test_more_copies_than_other_ranks_are_refused():
 def test_fewer_copies_than_asked_for_are_warned_of(recwarn):
     """Three ranks on one host and one on another: redundancy=2 is more than the other host has."""
     stored = {"w": Sharding(Mesh(tp=4), ("tp",), (8,))}
-    how = {"rank": 0, "redundancy": 2, "device": torch.device("cpu")}
-    few = EpochState(0, Mesh(tp=4), {"w": torch.zeros(2)}, stored, hosts=["a", "a", "a", "b"], **how)
+    how = {"rank": 0, "device": torch.device("cpu")}
+    few = EpochState(0, StateLayout(Mesh(tp=4), stored, (*"aaab",), 2), {"w": torch.zeros(2)}, **how)
     with pytest.warns(
         UserWarning,
         match="redundancy is 2, but only 1 ranks are on other hosts than rank 0, on 'a', and keep copies of its shards",
     ):
         assert few.warn_of_fewer_copies()
-    enough = EpochState(0, Mesh(tp=4), {"w": torch.zeros(2)}, stored, hosts=["a", "a", "b", "b"], **how)
+    enough = EpochState(0, StateLayout(Mesh(tp=4), stored, (*"aabb",), 2), {"w": torch.zeros(2)}, **how)
     assert not enough.warn_of_fewer_copies()
-    assert not EpochState(0, Mesh(dp=2), {}, {}, hosts=["a", "a"], **how).warn_of_fewer_copies()
+    assert not EpochState(0, StateLayout(Mesh(dp=2), {}, (*"aa",), 2), {}, **how).warn_of_fewer_copies()
     assert len(recwarn) == 0
 
 
@@ -214,8 +214,8 @@ def test_a_commit_waits_for_a_gpu(monkeypatch, redundancy, ends):
     monkeypatch.setattr(torch.cuda, "Event", gpu)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current one")
     stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
-    how = {"rank": 0, "hosts": ["a", "b"], "redundancy": redundancy, "device": torch.device("cuda", 0)}
-    state = EpochState(0, Mesh(dp=2), {"w": torch.zeros(2)}, stored, **how)
+    layout = StateLayout(Mesh(dp=2), stored, ("a", "b"), redundancy)
+    state = EpochState(0, layout, {"w": torch.zeros(2)}, rank=0, device=torch.device("cuda", 0))
     state.copies = mock.Mock() if redundancy else None
 
     def check():
@@ -269,8 +269,8 @@ def test_what_restore_gives_has_to_be_the_box():
     """Another shape or dtype is refused; what fits is written where the box is, and nowhere else."""
     sharding = Sharding(Mesh(tp=2), ("tp", None), (4, 3))
     tensors = {"w": torch.zeros(2, 3)}
-    how = {"rank": 1, "hosts": ["", ""], "redundancy": 0, "device": torch.device("cpu")}
-    stored = EpochState(0, sharding.mesh, tensors, {"w": sharding}, **how)
+    layout = StateLayout(sharding.mesh, {"w": sharding}, ("", ""), 0)
+    stored = EpochState(0, layout, tensors, rank=1, device=torch.device("cpu"))
     asked = []
     load_boxes(stored, [("w", ((3, 4), (1, 3)))], 7, lambda *given: asked.append(given) or torch.ones(1, 2))
     assert asked == [("w", ((3, 4), (1, 3)), 7)]

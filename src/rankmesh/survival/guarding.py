@@ -99,7 +99,7 @@ class Guarding:
         self,
         groups: LiveGroups,
         tensors: dict[str, Tensor],
-        shardings: dict[str, Sharding],
+        shardings: Mapping[str, Sharding],
         every: int,
         suspicion: Suspicion | None,
     ) -> None:

@@ -44,6 +44,7 @@ from rankmesh.survival.peers import Peers
 from rankmesh.survival.redundancy import checked
 from rankmesh.survival.rounds import Rounds
 from rankmesh.survival.state import EpochState, Load, load_all, restore
+from rankmesh.survival.state_layout import StateLayout
 from rankmesh.survival.transport import Connection, Transport
 from rankmesh.survival.world import FINISHED, EpochWorld
 from rankmesh.transfer.planning.transfer import BUDGET
@@ -271,17 +272,10 @@ class Session:
     def hold(self, job: Job, tensors: dict[str, Tensor], shardings: dict[str, Sharding]) -> None:
         """Keep these from now on, after they have been set to what was held before."""
         self._check(job)
-        new = EpochState(
-            self._epoch.number,
-            job.plan.mesh,
-            tensors,
-            shardings,
-            rank=job.rank,
-            hosts=[self._members.hosts.get(member, "") for member in self._members.ranks],
-            redundancy=self._redundancy,
-            device=self.device,
-        )
-        digest = hashlib.sha256(new.layout.text.encode()).hexdigest()
+        hosts = tuple(self._members.hosts.get(member, "") for member in self._members.ranks)
+        layout = StateLayout(job.plan.mesh, shardings, hosts, self._redundancy)
+        new = EpochState(self._epoch.number, layout, tensors, rank=job.rank, device=self.device)
+        digest = hashlib.sha256(layout.text.encode()).hexdigest()
         if self._entered.first("layout", digest) != digest:
             raise PlanError(
                 f"rank {job.rank}: hold() was given other shardings than on another rank; give every rank those of all "

@@ -27,10 +27,8 @@ from torch import Tensor
 
 from rankmesh.backend.nccl import device_done
 from rankmesh.core.boxes import Box
-from rankmesh.core.mesh import Mesh
-from rankmesh.core.sharding import Sharding
 from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, quoted
-from rankmesh.survival.redundancy import Copies, Keepers, Stretch, overwritten
+from rankmesh.survival.redundancy import Copies, Stretch, overwritten
 from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.run import run
 from rankmesh.transfer.live.shards import local
@@ -111,27 +109,16 @@ class Writes:
 class EpochState:
     """What a member holds in an epoch: its tensors by name, how each is sharded, and copies of its last steps.
 
-    ``hosts`` are those of the plan's ranks, ``rank`` is this one. With ``redundancy`` so many other ranks keep the
-    shards that have no replica, and this one keeps some of theirs: two snapshots of such shards take (1 + redundancy)
-    times the memory.
+    ``rank`` is this one. If other ranks keep the shards that have no replica, this one keeps some of theirs: two
+    snapshots of such shards take (1 + redundancy) times the memory.
     """
 
     def __init__(
-        self,
-        epoch: int,
-        mesh: Mesh,
-        tensors: dict[str, Tensor],
-        shardings: dict[str, Sharding],
-        *,
-        rank: int,
-        hosts: Sequence[str],
-        redundancy: int,
-        device: torch.device,
+        self, epoch: int, layout: StateLayout, tensors: dict[str, Tensor], *, rank: int, device: torch.device
     ) -> None:
-        self.epoch, self.tensors, self.shardings, self.rank = epoch, tensors, shardings, rank
-        self.layout = StateLayout(mesh, shardings, tuple(hosts), redundancy)
-        self._keepers, self._device = Keepers(shardings, hosts, redundancy), device
-        self.copies = Copies(self._keepers, rank, device) if redundancy else None
+        self.epoch, self.layout, self.tensors, self.rank = epoch, layout, tensors, rank
+        self.shardings, self._device = layout.shardings, device
+        self.copies = Copies(layout.keepers, rank, device) if layout.redundancy else None
         # The last step at which a guard found all ranks equal: its copies stay.
         self.equal_at: int | None = None
         # The last two steps that were committed, each by its number in this epoch.
@@ -146,7 +133,7 @@ class EpochState:
 
     def warn_of_fewer_copies(self) -> bool:
         """Whether fewer copies than ``redundancy`` are kept of some shards, with a warning that says of which."""
-        keepers = self._keepers
+        keepers = self.layout.keepers
         fewest = min(keepers.of, key=lambda rank: len(keepers.of[rank]), default=None)
         if fewest is None or len(keepers.of[fewest]) >= keepers.redundancy:
             return False

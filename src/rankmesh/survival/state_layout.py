@@ -48,6 +48,11 @@ class StateLayout:
                 different.append(one.to_dict())
         return json.dumps([self.mesh.to_dict(), different, numbered, self.hosts, self.redundancy])
 
+    @cached_property
+    def keepers(self) -> Keepers:
+        """Who keeps copies of whose shards."""
+        return Keepers(self.shardings, self.hosts, self.redundancy)
+
     @classmethod
     def read(cls, text: str) -> StateLayout:
         """Return what a text of another member states."""
@@ -82,7 +87,7 @@ def transfer(before: StateLayout, now: StateLayout, positions: Sequence[int], lo
             names=names,
         )
     copies: dict[int, dict[int, list[int]]] = {}
-    by_name = Keepers(before.on(before.mesh), before.hosts, before.redundancy).by_name
+    by_name = before.keepers.by_name
     for of in by_name.values():
         if id(of) not in copies:  # many tensors have one
             copies[id(of)] = {positions[rank]: [positions[one] for one in ranks] for rank, ranks in of.items()}
