@@ -96,6 +96,12 @@ def test_pods_of_one_are_not_counted():
         assert codes(manifest(kind, spec, TORCHRUN), "a.yaml") == []
 
 
+def test_a_run_in_each_pod():
+    """A launcher of one node may run in each pod by itself."""
+    for kind, spec, _ in PODS[:3]:
+        assert codes(manifest(kind, spec, TORCHRUN.replace("3", "1")), "a.yaml") == []
+
+
 def test_gpus():
     """A container has fewer GPUs than its launcher starts ranks, or its engine needs on all of its nodes."""
     two, spec = "{nvidia.com/gpu: 2}", "{template: POD}"
@@ -188,3 +194,11 @@ def test_images_of_vllm():
     reset = f'FROM a AS first\n{command}FROM first\nENTRYPOINT ["vllm", "serve"]\n'
     assert codes(reset, "Dockerfile") == []
     assert codes(f"FROM other\n{command}", "Dockerfile") == []
+
+
+@pytest.mark.parametrize("name", ["Dockerfile", "a.yaml"])
+def test_a_file_of_very_many_commands_is_refused_soon(name):
+    """Instructions and containers of one file are limited."""
+    line = "RUN vllm\n" if name == "Dockerfile" else "- {command: vllm}\n"
+    found = lint_text(line * 10_000, name)
+    assert (found.findings, len(found.notes)) == ((), 1)

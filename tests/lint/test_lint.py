@@ -59,6 +59,8 @@ CLEAN = [
     ("a.sh", script(f"{TP} 8 --num-attention-heads 64 --num-query-groups 4")),
     ("a.sh", script(f"{TP} 2", "#SBATCH --nodes=2", "--nnodes $SLURM_NNODES")),
     ("a.sh", script(f"{TP} 2", "#SBATCH --nodes=4", "--nnodes 2").replace("torchrun", "srun -N 2 torchrun")),
+    ("a.sh", script(f"{TP} 2", "#SBATCH --gres=nvme:1")),
+    ("a.sh", script(f"{TP} 2", "#SBATCH --gres=gpu:8,nvme:1")),
     ("a.sh", "#!/bin/bash\npip install torch # tensor parallel\n"),
     ("a.yaml", "model: {parallel: true}\n"),
     ("a.yaml", "{{ .Values.tp }}: : [\n"),

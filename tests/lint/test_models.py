@@ -8,6 +8,7 @@ from rankmesh.readers.lint import lint_text
 from rankmesh.readers.models import named_counts
 
 SGLANG = "python -m sglang.launch_server --model-path"
+STAGES = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B --pipeline_model_parallel_size 8"
 VERL = (
     "python3 -m verl.trainer.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=8 "
     "actor_rollout_ref.actor.ulysses_sequence_parallel_size=8"
@@ -30,6 +31,7 @@ def codes(command, name="a.sh"):
         (f"{SGLANG} m --tp 8 --ep 3", ("sizes", 2, "ep=2")),
         (f"{SGLANG} openai/gpt-oss-20b --tp 64 --ep 64", ("experts", 2, "ep=32")),
         (f"{SGLANG} m --tp 8 --nnodes 3", ("nodes", 2, None)),
+        (STAGES, ("layers", 2, "pp=4")),
         (f"{VERL} actor_rollout_ref.model.path=Qwen/Qwen2.5-7B", ("heads", 2, "sp=4")),
     ],
 )
@@ -47,6 +49,8 @@ def test_findings(command, expected):
         f"{SGLANG} openai/gpt-oss-20b --tp 64 --ep 64 --ep-num-redundant-experts 32",
         f"{SGLANG} Qwen/Qwen2.5-7B --tp 8 --dp 2 --enable-dp-attention",
         "vllm serve org/merged-Qwen2.5-7B-x -tp 8",  # not known
+        f"{SGLANG} m --config sizes.yaml --nnodes 2",
+        f"source model.sh\n{STAGES} ${{MODEL_ARGS[@]}}",
     ],
 )
 def test_what_an_engine_allows(command):

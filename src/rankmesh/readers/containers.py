@@ -24,7 +24,7 @@ from dataclasses import dataclass, replace
 from math import prod
 from typing import Any
 
-from rankmesh.core.documents import Invalid, Unreadable, compose_documents
+from rankmesh.core.documents import Budget, Invalid, Unreadable, compose_documents
 from rankmesh.readers.reading import Entry
 from rankmesh.readers.script import TAKEN, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, shown
@@ -40,6 +40,8 @@ _SERVES = re.compile(r"(.*/)?vllm-openai([-:@].*)?")
 # Texts in quotes, which keep their line ends, and other line ends.
 _QUOTED = re.compile(r"(\"(?:\\.|[^\"\\])*\"|'[^']*')|\n", re.DOTALL)
 
+# Containers and instructions of one file.
+_MOST = 2_000
 # Variables in a word: of Kubernetes, and of Compose.
 _KUBERNETES = re.compile(r"\$\((?P<name>[A-Za-z_][\w.-]*)\)")
 _COMPOSE = re.compile(r"\$(?:\{(?P<name>\w+)(?::?-(?P<default>[^{}]*))?\}|(?P<bare>[A-Za-z_]\w*))")
@@ -92,14 +94,15 @@ def read_containers(text: str, path: str) -> list[Container]:
 
     Raises ``Unreadable`` for a text that is not read.
     """
+    budget = Budget(_MOST)
     if is_dockerfile(path):
-        return [Container(script) for script in _dockerfile(text)]
+        return [Container(script) for script in _dockerfile(text, budget)]
     try:
         documents = compose_documents(text)
     except Invalid:
         return []  # a template
     lines = text.split("\n")
-    return [found for tree in documents if tree.node is not None for found in _walked(tree.node, (), lines)]
+    return [found for tree in documents if tree.node is not None for found in _walked(tree.node, (), lines, budget)]
 
 
 # -- commands ---------------------------------------------------------------------------------------------------------
@@ -199,9 +202,10 @@ class _Stage:
     base: tuple[Word, ...] = ()
 
 
-def _dockerfile(text: str) -> Iterator[Script]:
+def _dockerfile(text: str, budget: Budget) -> Iterator[Script]:
     stage, alias, stages = _Stage({}), "", dict[str, _Stage]()
     for name, word in _instructions(text):
+        budget.spend()
         with suppress(Unreadable):  # a text of another shell
             if name == "FROM":
                 yield _script((*stage.entrypoint, *stage.command), stage.variables)
@@ -279,16 +283,17 @@ def _text(node: Any) -> str:
     return node.value if node is not None and node.id == "scalar" else ""
 
 
-def _walked(node: Any, above: tuple[Any, ...], lines: list[str]) -> Iterator[Container]:
+def _walked(node: Any, above: tuple[Any, ...], lines: list[str], budget: Budget) -> Iterator[Container]:
     """Yield the containers below a node; ``above`` are the mappings that it is in, the outermost first."""
     values = _values(node)
     if not values.keys().isdisjoint(("command", "args", "entrypoint")):
+        budget.spend()
         with suppress(Unreadable):  # a text that is not shell
             yield from _container(values, (*above, node), lines)
     for value in values.values():
-        yield from _walked(value, (*above, node), lines)
+        yield from _walked(value, (*above, node), lines, budget)
     for value in _items(node):
-        yield from _walked(value, above, lines)
+        yield from _walked(value, above, lines, budget)
 
 
 def _container(values: dict[str, Any], above: tuple[Any, ...], lines: list[str]) -> Iterator[Container]:

@@ -198,7 +198,7 @@ def _read(text: str, path: str) -> Linted:
         return Linted(notes=(str(error),))
     if not runs and not is_dockerfile(path) and not is_script(text, path):
         return _of_layout(lambda world: read_config(text, path, world_size=world), path)[0]
-    asked = slurm.counts(text) if len(runs) == 1 else {}
+    asked = slurm.counts(text) if len(runs) == 1 and "hetjob" not in text else {}
     found = [_of_run(run, container, asked, path) for run, container in runs]
     # What leaders and workers share is found once.
     findings: dict[tuple[int | None, str], Finding] = {}
@@ -323,7 +323,8 @@ def _checks(config: Config, stated: Iterable[str]) -> Iterator[_Check]:
         yield _Check("heads", argument, "kv_heads", _KEYS, either=True)
     if not any("redundant_experts" in name for name in stated):
         yield _Check("experts", "ep", "experts", _EXPERTS)
-    if config.format == "megatron" and not any(map(_UNEVEN.search, stated)):
+    # What is unknown may make the stages uneven.
+    if config.format == "megatron" and not any(_UNEVEN.search(name) or name[:1] in "$`" for name in stated):
         yield _Check("layers", "pp", "layers", _LAYERS)
 
 
@@ -441,7 +442,8 @@ def _of_counts(run: Run, machine: _Machine, path: str) -> Iterator[Finding]:
     """Yield a finding where a launcher is told other nodes than a run has, and where it starts too many ranks."""
     nodes, ranks, gpus = run.nodes, run.ranks_of_node, machine.gpus
     of_step = {entry.first for entry in run.arguments if entry.key in ("-N", "--nodes")}
-    if nodes is not None and machine.nodes and str(nodes.value) not in of_step:
+    of_pod = nodes is not None and nodes.value == 1 and machine.rule == "makes"  # a run in each
+    if nodes is not None and machine.nodes and str(nodes.value) not in of_step and not of_pod:
         each = machine.nodes[-1]
         if all(count.value != nodes.value for count in machine.nodes):
             message = f"{nodes}; line {each.line} {machine.rule} {each.value} {each.key}"
@@ -458,7 +460,7 @@ def _of_engine(run: Run, config: Config, machine: _Machine) -> Iterator[Finding]
     line = next((each.line for each in config.readings if each.argument == size), run.command.line)
     product = " x ".join(f"{name} {count}" for name, count in sizes.items()) + f" = {ranks} ranks"
     nodes, gpus = run.nodes, machine.gpus
-    if config.format == "sglang" and nodes is not None and ranks % nodes.value:
+    if config.format == "sglang" and nodes is not None and "tp" in sizes and ranks % nodes.value:
         message = f"{nodes} does not divide {product} (line {line})"
         yield Finding(config.path, _line(nodes.line), "nodes", message)
     elif gpus is not None and machine.together and ranks > gpus.value * machine.together:

@@ -152,12 +152,13 @@ class Run:
 
     @property
     def stated(self) -> list[Entry]:
-        """What the command states: options, settings, and the model that an engine is to serve."""
+        """What the command states: the model that an engine is to serve, options, settings, unknown words."""
         words = [shown(word) for word in self.command.words]
         after = words.index("serve") + 1 if self.system and "serve" in words else len(words)
         served = [word for word in self.command.words[after : after + 1] if not shown(word).startswith("-")]
         model = [Entry(("model",), value_of(word), lines_of(word)[0]) for word in served]
-        return [*model, *self.arguments, *self.settings]
+        unknown = [Entry((shown(word),), value_of(word), lines_of(word)[0]) for word in self.strays if lines_of(word)]
+        return [*model, *self.arguments, *self.settings, *unknown]
 
     @property
     def settings(self) -> list[Entry]:

@@ -15,6 +15,7 @@ __all__ = ["counts", "job_variables"]
 
 _OPTION = re.compile(r"\s(-\w(?=[\s=\d])|--[\w-]+(?=[\s=]))[=\s]?\s*([^\s-]\S*)")
 _COUNT = re.compile(r"(?:.*:)?(\d+)")
+_GPUS = re.compile(r"gpu[^,]*$")
 _SHORT = {"-N": "--nodes", "-n": "--ntasks"}
 # Of the batch script itself, which is on the first node.
 _FIRST = {"SLURM_JOB_ID": "1", "SLURM_PROCID": "0", "SLURM_LOCALID": "0", "SLURM_NODEID": "0"}
@@ -24,7 +25,7 @@ def counts(text: str) -> dict[str, tuple[int, int]]:
     """Return each variable with its value and the line that gives it; the last of two lines counts."""
     found: dict[str, tuple[int, int]] = {}
     for name, value, line in _directives(text):
-        count = _COUNT.fullmatch(value)
+        count = _COUNT.fullmatch(value) if name != "--gres" or _GPUS.match(value) else None
         for variable in SBATCH.get(_SHORT.get(name, name), ()) if count is not None else ():
             found[variable] = (int(count[1]) if count else 0, line)
     nodes, each = found.get("SLURM_NNODES"), found.get("SLURM_NTASKS_PER_NODE")
