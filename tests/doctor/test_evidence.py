@@ -43,6 +43,12 @@ Thread 71 (idle): "MainThread"
     backward (torch/_tensor.py:647)
     step (train.py:40)
 """
+IMPORTS = """\
+Thread 71 (active+gil): "MainThread"
+    <module> (torch/_dynamo/trace_rules.py:3097)
+    forward (torch/nn/parallel/distributed.py:1593)
+    step (train.py:40)
+"""
 
 
 def found(folder, plan=None):
@@ -113,8 +119,8 @@ def test_numbers_that_are_not_ranks(tmp_path):
     for number in (48211, 48212, 48213):
         (tmp_path / f"stack.{number}.txt").write_text(WAITS if number > 48211 else LOADS, encoding="utf-8")
     assert found(tmp_path) == [("differ", (), "possible")]
-    for host in "ab":
-        dumps(tmp_path / "logs" / host, WAITS, LOADS if host == "b" else WAITS, name="{}/stderr.log")
+    dumps(tmp_path / "logs" / "a", WAITS, WAITS, name="{}/stderr.log")
+    dumps(tmp_path / "logs" / "b", WAITS, WAITS, LOADS, name="{}/stderr.log")
     assert found(tmp_path / "logs") == [("differ", (), "possible")]
 
 
@@ -125,6 +131,7 @@ def test_numbers_that_are_not_ranks(tmp_path):
         ((WAITS, LOADS, LOADS), ("differ", (), "possible")),
         ((LOADS, LOADS, LOADS), ("differ", (), "possible")),
         ((WAITS, WAITS.replace("all_reduce", "recv").replace(":31", ":50"), WAITS), ("differ", (), "possible")),
+        ((IMPORTS, LOADS, IMPORTS), ("differ", (), "possible")),
         ((BACKWARD, LOADS, BACKWARD), ("elsewhere", (1,), "possible")),
         ((WAITS, LOADS, ""), ("differ", (), "possible")),
         ((WAITS, WAITS, "Error: No such process"), ("missing", (2,), "possible")),
@@ -255,6 +262,16 @@ def test_the_root_cause_of_torchrun(tmp_path, prefix, code, message, named):
     assert [one[:2] for one in found(tmp_path)] == [named]
 
 
+def test_files_of_local_ranks(tmp_path):
+    """torchrun names folders by local rank: its report says which rank that is; of several hosts nobody knows."""
+    dumps(tmp_path, *(error_file(CLOSED if rank != 3 else STACK) for rank in range(4)), name="attempt_0/{}/error.json")
+    (tmp_path / "train.log").write_text(ROOT % (1, "To enable traceback"), encoding="utf-8")
+    assert found(tmp_path) == [("failed", (11,), "likely")]
+    other = ROOT.replace("rank      : 11", "rank      : 3") % (-15, "Signal 15 (SIGTERM)")
+    (tmp_path / "other.log").write_text(other, encoding="utf-8")
+    assert found(tmp_path) == [("failed", (11,), "likely")]
+
+
 def test_errors_that_nobody_caught(tmp_path):
     """torch's own prefix marks them; one that a program logs itself names nobody, and who followed is not named."""
     first = "".join(f"[rank2]: {line}\n" for line in STACK.splitlines())
@@ -314,6 +331,7 @@ def test_communicators(tmp_path, prefix, release):
 
     assert causes_of((0, 1, 3), ()) == [("missing", (2,))]
     assert causes_of((0, 1, 2, 3), (0, 1, 3)) == [("incomplete", ())]
+    assert causes_of((0, 1, 3), (0,)) == [("incomplete", ())]
     assert causes_of((0,), ()) == [("incomplete", ())]
     assert causes_of((0, 1, 2, 3), (0, 1, 2, 3)) == []
 

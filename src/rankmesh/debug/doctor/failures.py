@@ -43,7 +43,8 @@ _ERROR = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: .*|)$")
 class Failure:
     """How a process ended: its error and line of the program where they are known, ``time`` in seconds, 0 for none.
 
-    ``is_first``: torchrun observed it before the others of its host.
+    ``is_first``: torchrun observed it before the others of its host. ``first_rank`` is the first rank of that host, by
+    which a file that is named after a local rank has its rank.
     """
 
     origin: Origin
@@ -52,6 +53,7 @@ class Failure:
     time: float = 0.0
     exit_code: int | None = None
     is_first: bool = False
+    first_rank: int | None = None
 
     @property
     def is_primary(self) -> bool:
@@ -119,8 +121,9 @@ def _of_fields(fields: Mapping[str, str], stack: Sequence[str], path: Path) -> I
         time = 0.0
     error, site = _traceback(stack)
     error = error or (stack[0].strip() if stack and not stack[0].lstrip().startswith("To enable") else "")
-    number = int(code[1]) if code else None
-    yield Failure(Origin(path.name, rank=int(rank[1])), error[:_LENGTH], site, time, number, is_first=True)
+    number, local = int(code[1]) if code else None, re.search(r"\(local_rank: (\d{1,7})\)", fields["rank"])
+    origin, first = Origin(path.name, rank=int(rank[1])), int(rank[1]) - int(local[1]) if local else None
+    yield Failure(origin, error[:_LENGTH], site, time, number, is_first=True, first_rank=first)
 
 
 def _raised(text: str, path: Path) -> Iterator[Failure]:
@@ -153,7 +156,11 @@ def _traceback(lines: Sequence[str]) -> tuple[str, str]:
 def findings_of_failures(failures: Sequence[Failure], world_size: int = 0) -> tuple[Finding, ...]:
     """Return the first rank that failed by an error of its own; without a name where all may have followed another."""
     origins = list(dict.fromkeys(failure.origin for failure in failures))
-    rank_of = dict(zip(origins, ranked(origins, world_size), strict=True))
+    begins = {failure.first_rank for failure in failures if failure.first_rank is not None} or {0}
+    rank_of = {
+        origin: rank if rank is None or origin.rank is not None else rank + min(begins) if len(begins) == 1 else None
+        for origin, rank in zip(origins, ranked(origins, world_size), strict=True)
+    }
     by_rank: dict[int | None, list[Failure]] = {}
     for failure in failures:
         by_rank.setdefault(rank_of[failure.origin], []).append(failure)
