@@ -32,6 +32,7 @@ _SECONDARY = re.compile(
     r"Dist(?:Backend|Network|Store)Error|ChildFailedError|SignalException|KeyboardInterrupt|NCCL|nccl|gloo"
     r"|[Cc]onnection (?:was )?(?:closed|reset|refused)|[Bb]roken pipe|[Ss]ocketTimeout|[Tt]imed out|timeout|watchdog"
 )
+_STATES_RANK = re.compile(r"\[rank\d{1,7}\]:|Fatal Python error: ")
 # Signals by which launchers, the watchdog and users end ranks.
 _ENDED = {2, 6, 15}
 _FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
@@ -74,7 +75,8 @@ def failures_of(text: str, path: Path) -> tuple[Failure, ...]:
     if text.lstrip()[:1] == "{":
         failure = _of_file(text, path)
         return () if failure is None else (failure,)
-    return (*_reported(text, path), *_raised(text, path))
+    reported = _reported(text[text.index(_FIRST) :], path) if _FIRST in text else ()
+    return (*reported, *(_raised(text, path) if _STATES_RANK.search(text) else ()))
 
 
 def _of_file(text: str, path: Path) -> Failure | None:

@@ -24,10 +24,10 @@ from rankmesh.errors import in_words
 
 __all__ = ["NcclLog", "findings_of_nccl", "nccl_log_of"]
 
-_RANKS, _SHOWN = 2**20, 3
+_RANKS, _LENGTH, _SHOWN = 2**20, 1 << 12, 3
 _Process = tuple[str, int]
 
-_HEAD = r"(?P<host>[\w.\-]{1,200}):(?P<pid>\d{1,9}):\d{1,9} \[\d{1,4}\] "
+_HEAD = r"(?<![\w.\-])(?P<host>[\w.\-]{1,200}):(?P<pid>\d{1,9}):\d{1,9} \[\d{1,4}\] "
 _INIT = re.compile(
     _HEAD
     + r"NCCL INFO [^\n]{0,100}?\bcomm (?P<comm>0x[0-9a-f]{1,16}) rank (?P<rank>\d{1,7}) nranks (?P<size>\d{1,7})\b"
@@ -58,7 +58,7 @@ def nccl_log_of(text: str, path: Path) -> NcclLog | None:
     """Return what the lines of NCCL in a text say; None if it has none."""
     if " NCCL " not in text:
         return None
-    log = NcclLog(path.name)
+    log, text = NcclLog(path.name), "\n".join(line[:_LENGTH] for line in text.splitlines() if " NCCL " in line)
     for match in _INIT.finditer(text):
         size, rank = int(match["size"]), int(match["rank"])
         if rank < size <= _RANKS:
