@@ -2,7 +2,8 @@
 
 ```
 python -m bench.hangs scale FORM [FOLDER]     reading a recording of each of 8,192 ranks: pickle, json, gzip
-python -m bench.hangs step                    what a watch and the recorder cost a step, in turn
+python -m bench.hangs switch                  what RANKMESH=watch costs a training step, in turn
+python -m bench.hangs step                    what a watch costs while a program sleeps, and the recorder a call
 ```
 """
 
@@ -25,6 +26,7 @@ from typing import Any
 from bench.recorded_step import measured
 from bench.recordings import write
 from bench.report import record
+from bench.switch import measured as measured_switch
 
 ROOT = Path(__file__).parents[1]
 RESULTS = ROOT / "bench" / "hangs.json"
@@ -88,7 +90,7 @@ def _resident(pid: int) -> int:
 def main() -> None:
     """Measure one of them, keep it, and write the page."""
     what, *rest = sys.argv[1:]
-    measures: dict[str, Callable[..., Any]] = {"scale": scale, "step": measured}
+    measures: dict[str, Callable[..., Any]] = {"scale": scale, "switch": measured_switch, "step": measured}
     if what not in measures:
         sys.exit(__doc__)
     found = measures[what](*rest)

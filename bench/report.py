@@ -381,6 +381,12 @@ _WATCHED = {
     "processor": "watch: processor time of a step",
     "call_ratio": "recorder: processor time of a small reduction",
 }
+_SWITCHED = {
+    "wall": "time of a step, with / without",
+    "processor": "processor time of a step, with / without",
+    "watch": "processor time of the watch's threads / of their ranks",
+}
+_OF_PAIRS = ("quartile", "low", "median", "high", "other_quartile")
 
 
 def _hangs(found: Found) -> dict[str, Any]:
@@ -397,12 +403,17 @@ def _hangs(found: Found) -> dict[str, Any]:
         for form, row in found["scale"]["forms"].items()
     )
     ratios = ((what, *(f"{ratio:.4f}" for ratio in step[name])) for name, what in _WATCHED.items())
+    switch = found["switch"]
+    costs = ((what, *(f"{switch[name][each]:.4f}" for each in _OF_PAIRS)) for name, what in _SWITCHED.items())
     without, watched = (step["alone"][what][1] * 1e3 for what in ("without", "with"))
     return {
         "forms": table("files|size|time|processor|memory|load before", forms),
         "step": f"{step['step'] * 1e3:.1f}",
         "call": f"{step['call']['without'] * 1e6:.1f} µs without, {step['call']['with'] * 1e6:.1f} µs with",
         "ratios": table("with / without|lowest|quartile|median|quartile|highest", ratios),
+        "switch": table("ratio|quartile|95 % from|median|to|quartile", costs),
+        "switch_step": f"{switch['step'] * 1e3:.1f}",
+        "switch_load": " before, ".join(f"{load:.1f}" for load in switch["load"]) + " after",
         "adds": f"{watched - without:.1f} ms",
         "alone": f"{watched:.1f} with a watch, {without:.1f} without",
         "share": f"{(watched - without) / 10:.2f} %",
