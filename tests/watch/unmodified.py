@@ -60,6 +60,25 @@ def fsdp():
     return step
 
 
+def accelerate():
+    """The loop of accelerate: a prepared model and loader, and a loss that is gathered."""
+    from accelerate import Accelerator
+
+    accelerator = Accelerator(cpu=True)
+    model = torch.nn.Linear(8, 8)
+    batches = torch.utils.data.DataLoader(torch.ones(32, 8), batch_size=2)
+    model, optimizer, batches = accelerator.prepare(model, torch.optim.SGD(model.parameters(), lr=0.1), batches)
+
+    def step(mistake):
+        loss = model(next(iter(batches))).sum()
+        accelerator.backward(loss)
+        optimizer.step()
+        if mistake():
+            accelerator.gather(loss.detach())
+
+    return step
+
+
 def main():
     """Three steps of a program, in the second of which rank 3 makes its mistake."""
     program, mistake = sys.argv[1:]

@@ -2,6 +2,7 @@
 
 ```
 deepspeed.utils.groups._DATA_PARALLEL_GROUP        DATA_PARALLEL_GROUP
+    ._EXPERT_PARALLEL_GROUP["ep_size_2"]           EXPERT_PARALLEL_GROUP[ep_size_2]
 ParallelContext.dp_pg                              dp_pg
 HyperCommGrid._pgs["dp-cp"]                        dp-cp
 ```
@@ -23,6 +24,8 @@ __all__ = ["live_names"]
 # Modules that hold groups in globals, and classes whose objects hold them, by the package that defines them.
 _MODULES = ("megatron.core.parallel_state", "deepspeed.utils.groups")
 _CLASSES = {"megatron": "HyperCommGrid", "nanotron": "ParallelContext", "deepspeed": "PipelineParallelGrid"}
+# Where a HyperCommGrid has its groups, by their axes.
+_GRID = "_pgs"
 
 
 def live_names() -> dict[str, str]:
@@ -47,4 +50,7 @@ def _groups(holder: Mapping[str, Any]) -> Iterator[tuple[str, dist.ProcessGroup]
         if isinstance(value, dist.ProcessGroup):
             yield name, value
         elif isinstance(value, dict):
-            yield from ((str(key), each) for key, each in list(value.items()) if isinstance(each, dist.ProcessGroup))
+            named = "{}" if name == _GRID else f"{name}[{{}}]"  # DeepSpeed has the same keys in several of its tables
+            for key, each in list(value.items()):
+                if isinstance(each, dist.ProcessGroup):
+                    yield named.format(key), each
