@@ -267,7 +267,7 @@ class Training:
 
     def split(self, tp: int) -> int:
         """Among how many tensor parallel ranks the tokens are split between their layers; 1 where they are not."""
-        return tp if self.splits_tokens(tp) else 1
+        return 1 if self.sequence_parallel is False else tp
 
     def tokens(self, cp: int) -> float:
         """Tokens of a microbatch on one rank, before tensor parallel ranks split them."""
