@@ -240,9 +240,9 @@ class Mesh:
         return {name: self._pairs[name] for name in (named if ordered else self._sizes) if ordered or name in named}
 
     def slice(self, axes: AxesLike, of: int, *, view: str | None = None) -> Mesh:
-        """Return the sub-mesh of some axes through one rank, the others fixed where that rank is.
+        """Return the sub-mesh of some axes through rank ``of``; the other axes are fixed at this rank's coordinate.
 
-        Axes stand in the order of the mesh. Its ranks may be apart: they are those of ``groups(axes).of(rank)``.
+        Axes keep the order of the mesh. The ranks need not be consecutive: they equal ``groups(axes).of(rank)``.
 
         >>> mesh = Mesh(tp=2, dp=2, pp=2)
         >>> mesh.slice("tp-dp", of=5), mesh.slice("dp-pp", of=5).groups("dp").tolist()

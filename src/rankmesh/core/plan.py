@@ -213,10 +213,11 @@ class Plan:
         world_size: int | EllipsisType | None = ...,
         name: str | None = None,
     ) -> Plan:
-        """Return the plan with these things changed, the rest as it is.
+        """Return a plan with these values replaced.
 
-        ``rank_map`` is that of the mesh: the global rank at each position, None for ascending ranks. Groups that the
-        plan has keep their options, new ones inherit the plan's; ``world_size=None`` leaves it to the mesh.
+        ``rank_map`` is the global rank at each position of the mesh, None for ascending ranks. Kinds that the plan
+        already has keep their options; new kinds inherit the plan's options. ``world_size=None`` takes the size of the
+        mesh.
 
         >>> from rankmesh.core import Mesh
         >>> plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp"), GroupSpec("dp")])
@@ -246,7 +247,7 @@ class Plan:
         return self.replace(specs=[spec for spec in self.specs if spec.name not in names])
 
     def with_options(self, options: Options, *names: str) -> Plan:
-        """Put ``options`` over those of these kinds; over those of every kind, and of groups to come, if none is named.
+        """Return a plan whose kinds ``names`` have these options; without names, every kind and every later kind.
 
         >>> from rankmesh.core import Mesh
         >>> Plan(Mesh(tp=2), [GroupSpec("tp")]).with_options(Options(timeout=600)).specs

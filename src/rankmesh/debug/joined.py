@@ -22,21 +22,21 @@ def init(
     timeout: float | timedelta | None = None,
     record: bool | str | os.PathLike[str] = False,
 ) -> LiveRank:
-    """Join the world that this process's launcher started, or be a world of one; called by every rank.
+    """Initialise ``torch.distributed`` for the ranks that the launcher started, or for one rank without a launcher.
 
-    Without ``backend`` it is NCCL where every rank has a GPU of its own, else gloo, on all ranks alike. ``timeout``
-    (seconds, or a timedelta) is how long ranks wait for each other here and in the world's collectives; without it
-    that is 300 s here, and torch's own default there. Where a world is initialised already, as in Ray's workers, it is
-    taken as it is, and stays when this closes. No environment variable is changed but the recorder's.
+    Every rank calls it. The default ``backend`` is NCCL if every rank has a GPU of its own, else gloo on all ranks.
+    ``timeout`` (seconds, or a timedelta) limits the wait for other ranks here, 300 s by default, and in the world's
+    collectives, where torch's default applies. A world that is already initialised, as in Ray's workers, is used as it
+    is, and is not destroyed at the end. Only environment variables of the recorder are changed.
 
-    ``record`` keeps the calls of this rank, with their lines of code, and watches over them until the world is left:
-    when one takes longer than half of its group's timeout, every responsive rank writes its recording, and the log
-    (``rankmesh.watch``) says what hangs. It is True, or the folder for the recordings; the environment's
-    ``RANKMESH=watch`` and ``RANKMESH_RECORD``, a folder, take its place. Every rank records, or none.
+    ``record`` is True, or the folder for recordings: it records the calls of this rank with their source lines, and
+    watches them. When a call takes longer than half of its group's timeout, every responsive rank writes its recording,
+    and the log (``rankmesh.watch``) reports the diagnosis. The environment variables ``RANKMESH=watch`` and
+    ``RANKMESH_RECORD`` (a folder) override ``record``. Either every rank records, or none does.
 
-    Raises ``ConnectError`` for variables that contradict each other, a meeting place that does not resolve or answer,
-    ranks that ask for different backends, and a backend that some rank has no device for; ``AgreementError`` naming
-    the ranks that did not come.
+    Raises ``ConnectError`` if variables contradict each other, if the rendezvous address does not resolve or answer, if
+    ranks request different backends, or if a rank has no device for the backend. Raises ``AgreementError`` with the
+    ranks that did not arrive.
     """
     switched = bool(os.environ.get("RANKMESH") or os.environ.get("RANKMESH_RECORD"))
     if not record and not switched:

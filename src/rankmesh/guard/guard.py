@@ -79,14 +79,14 @@ class _Comparison:
 
 
 class Guard:
-    """Notices that ranks which must hold the same hold something else: replicas, and values that are reduced.
+    """Compares replicas of tensors, and reduced values, between the ranks that must hold equal ones.
 
-    ``tensors`` are this rank's shards by name and ``shardings`` those of all tensors of the job, alike on every rank,
-    as ``job.hold`` takes them; shardings say which ranks hold the same. Every rank of ``groups.plan`` makes one, and
-    calls ``step`` in each step; every ``every`` steps that compares. ``action``: ``"raise"`` raises ``Diverged`` on
-    every rank, ``"warn"`` logs it, and a callable gets it and decides by what it raises.
+    ``tensors`` has this rank's shards by name. ``shardings`` has the sharding of every tensor of the job and is equal
+    on every rank: ranks with the same shard are replicas. Every rank of ``groups.plan`` creates a guard and calls
+    ``step`` in each step, which compares every ``every`` steps. ``action="raise"`` raises ``Diverged`` on every rank,
+    ``"warn"`` logs it, and a function as ``action`` receives it and may raise.
 
-    Raises ``PlanError`` for a tensor that is missing or has not the shape and dtype of its shard.
+    Raises ``PlanError`` for a tensor that is missing or does not have the shape and dtype of its shard.
 
     >>> import rankmesh as rm
     >>> from rankmesh import sim
@@ -139,11 +139,11 @@ class Guard:
         every: int = 100,
         action: Action = "raise",
     ) -> Guard:
-        """Return a guard of a model's parameters and persistent buffers, and of what its optimizer keeps.
+        """Return a guard of a model's parameters and persistent buffers, and of its optimizer's state.
 
-        DTensors say how they are sharded. Plain tensors are replicated over the axes ``replicated`` (``"dp-cp"``), by
-        default over all; along the other axes each is compared with nobody's. State that an optimizer makes at its
-        first step is made now. Every rank of the plan calls it, each with its own part of the model.
+        A DTensor knows its sharding. Plain tensors are compared over the axes ``replicated`` (``"dp-cp"``), by default
+        over all. This call creates the state that an optimizer would create at its first step. Every rank of the plan
+        calls it with its own part of the model.
         """
         return cls(groups, *model_state(model, optimizer, groups, replicated), every=every, action=action)
 
@@ -164,9 +164,9 @@ class Guard:
     # -- what a program calls -----------------------------------------------------------------------------------
 
     def step(self, step: int) -> None:
-        """Look at the last check after a step of the program, and begin one every ``every`` steps.
+        """Read the result of the last check, and start a check every ``every`` steps.
 
-        Raises ``Diverged`` for what that check found. Every rank calls it with the same step.
+        Raises ``Diverged`` if the last check found a difference. Every rank calls it with the same step.
         """
         values, self._values, self._step = self._values, _Values(), step
         for _ in range(len(self._pending)):
@@ -183,9 +183,9 @@ class Guard:
             self._look()
 
     def sum(self, name: str, value: float | Tensor | None, over: str) -> None:
-        """Check that a value, which this rank believes reduced over these axes (``"dp-cp"``), is equal on those ranks.
+        """Check that a value, which the program has reduced over these axes (``"dp-cp"``), is equal on their ranks.
 
-        Every rank of the plan names it before ``step``, with None where it has no value.
+        Every rank of the plan calls it before ``step``, with None if the rank does not have the value.
         """
         self._groups.plan.mesh.groups(over)  # raises for axes that the mesh does not have
         given = _tensor(value)
@@ -194,10 +194,10 @@ class Guard:
         self._values.sums[name] = over, None if given is None else given.double().clone()
 
     def finite(self, name: str, value: Tensor | float | None, given: Tensor | float | None = None) -> None:
-        """Check that a value has no NaN and no Inf; ``given`` is what it was computed of on this rank.
+        """Check that a value contains neither NaN nor Inf; ``given`` is this rank's input of the value.
 
-        Where it is not finite, the error names the lowest rank whose ``given`` was: there it was made. Elsewhere it
-        arrived through a collective. A rank that has no value gives None, or does not call it.
+        If a value is not finite, the error names the lowest rank whose ``given`` was still finite: it computed the
+        value, and other ranks received it. A rank without a value passes None, or does not call it.
         """
         here, before = _tensor(value), _tensor(given)
         if here is not None:
@@ -206,7 +206,7 @@ class Guard:
             self._values.origins[name] = bad.long() * (1 + arrived.long())
 
     def close(self) -> None:
-        """Destroy what the guard has made; results that nobody has looked at are dropped."""
+        """Destroy the guard's groups; results that were not read are dropped."""
         self._pending.clear()
         self._everyone.close()
 

@@ -33,28 +33,29 @@ def survive(
 ) -> _Result | None:
     """Run ``train(job)`` on every rank of the plan, again after each loss of members, until it has returned on all.
 
-    ``redundancy`` is how many other ranks, on other hosts where there are several, keep copies of each shard of which
-    no other rank holds a replica. The copies travel while the program goes on after a ``commit``, which every rank then
-    calls in each step; two snapshots of such shards take (1 + redundancy) times the memory.
+    ``redundancy`` is the number of other ranks, on other hosts if possible, that keep a copy of each shard without a
+    replica. The copies are sent while the program continues after a ``commit``, which every rank then calls in each
+    step. Two snapshots of such shards take (1 + redundancy) times the memory.
 
-    ``restore(name, box, step)`` loads a box of a tensor that nobody holds any more, (start, stop) by dimension, on each
-    rank that needs it: a tensor of the box's shape and of the dtype that is held, as it was at the beginning of
-    ``step``. It raises where it has no checkpoint of that step. Where no member is left that held anything, ``step`` is
-    that at which the last epoch began, 0 in the first one. Without ``restore``, ``LostState`` on every rank.
+    ``restore(name, box, step)`` loads a box, (start, stop) by dimension, of a tensor that no rank holds any more. Each
+    rank that needs the box calls it. It returns a tensor of the box's shape and the held dtype, with the values at the
+    beginning of ``step``, and raises if there is no checkpoint of that step. If no remaining member held anything,
+    ``step`` is the first step of the last epoch, 0 in the first one. Without ``restore``, every rank raises
+    ``LostState``.
 
-    ``join`` is the ``job.address`` of a rank of a job that runs: this process becomes a further spare of it, with the
-    same other arguments. Where axis ``shrink`` has lost replicas, it grows back after the next commit, as far as the
-    members suffice.
+    ``join`` is the ``job.address`` of a rank of a running job: this process becomes a further spare of that job. Give
+    the other arguments as in that job. If axis ``shrink`` has lost replicas, it grows back after the next commit when
+    there are enough members.
 
-    ``evict`` also leaves out a member whose process responds while the others wait for it in a call, once its calls and
-    theirs, which are recorded then, say that it is the cause: after so many seconds, or with True after half of the
-    group's timeout. Where ranks wait for each other, nobody is left out. By default 600 over NCCL, whose calls have no
-    other limit here, and False else.
+    ``evict`` is the number of seconds that ranks wait in a call for a member whose process responds, before they leave
+    it out; True is half of the group's timeout. The recorded calls must show that this member is the cause. If ranks
+    wait for each other, none is left out. The default is 600 over NCCL, whose calls have no other limit here, else
+    False.
 
-    ``guard`` compares every so many commits what ranks must hold alike, as ``Guard`` does. After a difference all ranks
-    repeat the steps since the last commit at which they were equal, twice. If both repeats are equal and give the same
-    numbers, the ranks that had differed are left out, since their machines are at fault. If the ranks differ again, the
-    job ends with ``Diverged``. A third snapshot is kept.
+    ``guard`` is the number of commits between two comparisons of tensors that must be equal (see ``Guard``). After a
+    difference all ranks repeat the steps since the last commit at which they were equal, twice. If both repeats are
+    equal and give the same numbers, the ranks that had differed are left out, since their machines are at fault. If the
+    ranks differ again, the job ends with ``Diverged``. A third snapshot is kept.
     """
     session = Session(
         layout,

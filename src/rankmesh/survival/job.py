@@ -1,4 +1,4 @@
-"""The job of one member: what its program sees of the groups and the steps, and gives to be kept."""
+"""The job of one member: its groups, its step, and the tensors that survive."""
 
 from __future__ import annotations
 
@@ -25,11 +25,11 @@ __all__ = ["Job"]
 
 @dataclass(eq=False)
 class Job:
-    """What ``train`` gets.
+    """The argument of ``train``: the groups and the step of this epoch.
 
-    ``plan`` and ``groups`` are those of the epoch; ``step`` is the step to do next; ``device`` is where this rank's
-    tensors live. ``seconds`` says what the last change took: free (until the program had left the old groups), agree,
-    connect, transfer.
+    ``plan`` and ``groups`` belong to the epoch; ``step`` is the next step; ``device`` holds this rank's tensors.
+    ``seconds`` has the duration of each phase of the last change: free (until the program had left the old groups),
+    agree, connect, transfer.
     """
 
     plan: Plan
@@ -42,7 +42,7 @@ class Job:
 
     @property
     def address(self) -> str:
-        """Where a process that is started later reaches this one: what ``rm.survive(..., join=)`` takes there."""
+        """The address of this process, which a process that is started later gives to ``rm.survive(..., join=)``."""
         return self._session.address
 
     @property
@@ -66,15 +66,15 @@ class Job:
     ) -> None:
         """Name what must survive: this rank's shards by name, and how each tensor is sharded on ``plan.mesh``.
 
-        With ``model`` these are its parameters and persistent buffers, and what ``optimizer`` keeps, beside the tensors
-        that are given. DTensors say how they are sharded; plain tensors are replicated over all axes, or over those of
-        ``replicated`` (``"dp-cp"``), and along the others each is a tensor of its own. Copies must be equal.
+        With ``model``, its parameters, its persistent buffers and the state of ``optimizer`` are held, too. A DTensor
+        knows its sharding. Plain tensors are replicated over all axes, or over the axes ``replicated`` (``"dp-cp"``);
+        along every other axis each rank has a different tensor. Replicas must be equal.
 
-        Every rank calls it, once an epoch and before the first ``commit``. ``shardings`` has every tensor of the job,
-        alike on all ranks; ``tensors`` those of which this rank has a shard. After a change they are overwritten with
-        what they were at the beginning of ``step``. Raises ``PlanError`` for a shard or a sharding that is missing, for
-        a shard that has not its sharding's shape and dtype, and for shardings that differ between ranks; ``LostState``
-        on every rank where no member is left that held a part.
+        Every rank calls it, once an epoch and before the first ``commit``. ``shardings`` has every tensor of the job
+        and is equal on all ranks; ``tensors`` has the shards of this rank. After a change the tensors are set to their
+        values at the beginning of ``step``. Raises ``PlanError`` if a shard or a sharding is missing, if a shard does
+        not have its sharding's shape and dtype, or if shardings differ between ranks. Raises ``LostState`` on every
+        rank if no remaining member holds a part.
         """
         tensors, shardings = dict(tensors or {}), dict(shardings or {})
         if model is not None:
@@ -97,38 +97,39 @@ class Job:
         self._session.hold(self, given, dict(sorted(shardings.items())))
 
     def commit(self, step: int) -> None:
-        """Keep a copy of what is held as it is now: this rank has done all before ``step``.
+        """Copy the held tensors: this rank has completed every step before ``step``.
 
-        Every rank commits the same steps in the same order. ``PlanError`` where another rank commits another step: at
-        the first commit of an epoch, with ``redundancy`` at the next one. Without, the job ends with it at a change.
-        A change of the members ends ``train`` here, or in a collective that it interrupts.
+        Every rank commits the same steps in the same order. Raises ``PlanError`` if another rank commits another step:
+        at the first commit of an epoch, and with ``redundancy`` at each next one. Without ``redundancy`` a later
+        difference ends the job at the next change. A change of the members ends ``train`` in this call, or in a
+        collective.
         """
         self._session.commit(self, integer(step, "step", least=0))
 
     def relayout(self, layout: PlanLike, *, budget: int | None = None) -> None:
-        """Go on in another layout: ``train`` is called again, and ``hold`` sets its tensors to what is held now.
+        """Change the layout: ``train`` is called again, and ``hold`` sets its tensors to their committed values.
 
-        Every rank calls it after the same ``commit``, with the same SPEC, mesh or plan. That may have other sizes,
-        another order and other axes, and more or fewer ranks: spares take new ranks, and ranks that it lacks become
-        spares. A size of ``*`` keeps the number of ranks. Tensors keep their names and global shapes. ``budget`` is the
-        memory in bytes that a rank takes to move them, 256 MiB by default.
+        Every rank calls it after the same ``commit``, with the same SPEC, mesh or plan. The new layout may have other
+        sizes, another order, other axes, and more or fewer ranks: spares join, and surplus ranks become spares. A size
+        of ``*`` keeps the number of ranks. Tensors keep their names and global shapes. ``budget`` limits the message
+        buffers of a rank, in bytes, 256 MiB by default.
 
-        Raises ``PlanError`` on every rank, and changes nothing, where ranks ask for different layouts, where a layout
-        does not fit the members, lacks axis ``shrink``, or has another size of an axis along which the plain tensors of
-        a held ``model`` are not cut: nobody holds those of further ranks. Returns if the job has this plan already. A
-        rank that is lost meanwhile is replaced as always; if too few are left for the new plan, the job goes on under
-        the old one. A tensor that nobody held is found by ``hold`` under the new plan: the job ends on every rank.
+        Returns if the job has this plan already. Raises ``PlanError`` on every rank, and changes nothing, if ranks
+        request different layouts, or if the layout does not fit the members, lacks axis ``shrink``, or changes the size
+        of an axis over which plain tensors of a held ``model`` are not replicated. A rank that is lost during the
+        change is replaced; if too few are left for the new plan, the job continues under the old one. If ``hold`` under
+        the new plan names a tensor that no rank held, the job ends on every rank.
 
-        Call it at the beginning of a step: if a rank is lost before all have asked, the step begins and asks again.
+        Call it at the beginning of a step: if a rank is lost before all have called it, the step starts again.
         """
         self._session.relayout(self, layout, budget)
 
     def regroup(self) -> None:
-        """Go on in the next epoch without leaving ``train``: ``groups``, ``step`` and the rest are those of it.
+        """Enter the next epoch without leaving ``train``; this sets ``groups``, ``step`` and the other attributes.
 
-        For a program that catches the error of a collective itself, after ``groups.abort()`` or a change. Everything
-        made of the old groups has to be made anew, and ``hold`` called again. No rank is left out for the error that
-        its program handles: all ranks take the step again, and if it fails again without a loss, the job ends with that
-        error on every rank.
+        For a program that catches the error of a collective itself, after ``groups.abort()`` or a change. The program
+        creates everything that used the old groups again, and calls ``hold``. An error that the program catches leaves
+        no rank out: all ranks repeat the step. If it fails again without a loss, the job ends with this error on every
+        rank.
         """
         self._session.regroup(self)
