@@ -17,7 +17,6 @@ from rankmesh.rendezvous import StoreChannel
 from rankmesh.runtime.agreement import PlanProposal, agree, differences
 
 PART_OF_WORLD = private_backend("a part of the world does not connect alone")
-SOON = 2.0
 LONG = limits.LONG
 BASE = [rm.GroupSpec("tp"), rm.GroupSpec("dp", timeout=60)]
 GOOD = rm.Plan(rm.Mesh(tp=2, dp=2), BASE)
@@ -43,39 +42,6 @@ def _proposal(rank, size, covered=None, **fields):
 
 
 # -- the good path ---------------------------------------------------------------------------------
-
-
-def _operations(me):
-    store = Counting(me.store)
-    epochs = [agree(store, _proposal(me.rank, me.size, plan="same"), LONG).epoch for _ in range(2)]
-    return {"epochs": epochs, "operations": sum(store.calls.values()), "calls": dict(store.calls)}
-
-
-def test_store_operations_are_flat_in_the_world_size(ranks):
-    """8 and 64 processes: no rank does more store operations in a larger world."""
-    most = {}
-    for size in (8, 64):
-        counted = ranks(size, _operations, world=None)
-        assert {tuple(rank["epochs"]) for rank in counted} == {(0, 1)}
-        assert sum(rank["calls"].get("wait", 0) for rank in counted) == 2 * (size - 1), "only verdicts are waited for"
-        assert not any(rank["calls"].get("get", 0) for rank in counted), "a verdict is read in one message"
-        # Twice: six a rank, three more for the last; one more for who completes each 31 ranks, counted at a time.
-        assert sum(rank["operations"] for rank in counted) <= 2 * (6 * size + 6)
-        most[size] = max(rank["operations"] for rank in counted)
-    assert max(most.values()) <= 2 * 11, most
-
-
-def _many_epochs(me):
-    epochs = []
-    for _ in range(3):
-        with rm.connect(GOOD, timeout=10) as groups:
-            epochs.append(groups.epoch)
-    return epochs
-
-
-def test_epochs_are_the_same_on_every_rank(ranks):
-    """4 ranks: each meeting has the next epoch, the same on all."""
-    assert ranks(4, _many_epochs) == [[0, 1, 2]] * 4
 
 
 # -- ranks that differ -----------------------------------------------------------------------------

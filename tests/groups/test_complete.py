@@ -4,38 +4,17 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests import limits
-from tests.counting import Counting
 from tests.torch_lacks import private_backend
 
 import rankmesh as rm
 from rankmesh.backend import gloo
 from rankmesh.backend.members import MemberBackend
 from rankmesh.backend.registries import registries
-from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import ConnectError
 from rankmesh.runtime import World
-from rankmesh.runtime.agreement import PlanProposal, agree
 
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
 LATE = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec(spec.name, spec.axes, lazy=True) for spec in PLAN.specs])
-
-
-def _operations(me):
-    proposal = PlanProposal(me.rank, RankRange.of(0, me.size, None), {"plan": "same"})
-    store = Counting(me.store)
-    agreement = agree(store, proposal, 20)
-    me.meet("agreed")
-    store.calls.clear()
-    agreement.complete(20, 20)
-    return store.calls.total()
-
-
-def test_store_operations_are_flat_in_the_world_size(ranks):
-    """8 and 31 processes: four operations a rank; the last to come and the last to leave do a fixed number more."""
-    for size in (8, 31):
-        counted = sorted(ranks(size, _operations, world=None))
-        assert counted[:-2] == [4] * (size - 2)
-        assert counted[-1] <= 24
 
 
 def _one_fails(me, timeout):

@@ -171,3 +171,10 @@ def test_a_rank_that_the_pick_leaves_out_is_an_error():
             query(2)
         assert (caught.value.rank, caught.value.position, caught.value.picked) == (2, 1, (0, 3))
         assert isinstance(caught.value, LookupError)
+
+
+def test_reversed_enumeration():
+    """HyperCommGrid's enumeration of ["a", "b"] on 2 x 2 x 2 groups by b first: ordered groups of "b-a"."""
+    mesh = Mesh(a=2, b=2, c=2)
+    assert mesh.groups("b-a", ordered=True).tolist() == [[0, 2, 1, 3], [4, 6, 5, 7]]
+    assert mesh.groups("a-b", ordered=True).tolist() == mesh.groups("b-a").tolist() == [[0, 1, 2, 3], [4, 5, 6, 7]]

@@ -26,16 +26,11 @@ PIPE = Plan(Mesh(tp=2, pp=4), [GroupSpec("tp"), GroupSpec("pp"), GroupSpec("embd
 
 @given(cases())
 def test_kinds_equal_brute_force(case):
-    """Every kind of a plan is the enumerated one, with the options of the nearest level that says them."""
+    """Every kind is the enumerated one, with the options of the nearest level; a rank has those that contain it."""
     assert list(case.plan.kinds) == list(case.expected)
     for name, expected in case.expected.items():
         assert case.plan.groups(name).tolist() == expected.groups
         assert case.plan.spec(name).options == expected.options
-
-
-@given(cases())
-def test_of_lists_exactly_the_groups_of_a_rank(case):
-    """A rank's groups are those that contain it, in the plan's order, with its position in each."""
     plan = case.plan
     for rank in range(plan.world_size):
         mine = {
@@ -50,8 +45,8 @@ def test_of_lists_exactly_the_groups_of_a_rank(case):
 
 
 @given(cases())
-def test_json_round_trip(case):
-    """A plan read from its own JSON is equal, has the same digest, and reads back the same text."""
+def test_a_plan_that_is_read_or_copied_is_equal(case):
+    """A plan from its own JSON is equal and writes the same text; pickle, copy and making it twice keep it, too."""
     text = case.plan.to_json()
     other = Plan.from_json(text)
     assert other == case.plan
@@ -60,11 +55,6 @@ def test_json_round_trip(case):
     assert other.specs == case.plan.specs
     assert other.mesh == case.plan.mesh
     assert (other.world_size, other.name) == (case.plan.world_size, case.plan.name)
-
-
-@given(cases())
-def test_copies_are_equal(case):
-    """Pickle and copy keep a plan, its hash and its digest; so does making it twice."""
     for other in (
         pickle.loads(pickle.dumps(case.plan)),  # noqa: S301
         copy.deepcopy(case.plan),

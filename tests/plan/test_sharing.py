@@ -1,5 +1,3 @@
-from itertools import combinations
-
 from hypothesis import given
 from tests.plan.strategies import cases
 
@@ -21,12 +19,15 @@ def test_kinds_with_the_same_groups_share(case):
         ]
         assert plan.canonical[spec.name] == (same[0] if same else spec.name)
         assert plan.of(plan.groups(spec.name)[0][0])[spec.name].canonical == plan.canonical[spec.name]
+    classes = {spec.name: tuple(n for n in case.expected if plan.canonical[n] == spec.name) for spec in plan.specs}
+    assert sorted(plan.sharing) == sorted(names for names in classes.values() if names)
 
 
 @given(cases())
 def test_all_members_agree(case):
-    """Two ranks in one group compute the same members, leader, options and label for it."""
+    """Two ranks in one group compute the same members, leader, options and label for it; no two groups one label."""
     for name, expected in case.expected.items():
+        assert len({str(case.plan.of(ranks[0])[name]) for ranks in expected.groups}) == len(expected.groups)
         for ranks in expected.groups:
             seen = [case.plan.of(rank)[name] for rank in ranks]
             for mine in seen:
@@ -36,36 +37,6 @@ def test_all_members_agree(case):
                     seen[0].options,
                     str(seen[0]),
                 )
-
-
-@given(cases())
-def test_labels_distinguish_groups(case):
-    """No two groups of a kind have one label."""
-    for name, expected in case.expected.items():
-        labels = {str(case.plan.of(ranks[0])[name]) for ranks in expected.groups}
-        assert len(labels) == len(expected.groups)
-
-
-@given(cases())
-def test_classes_hold_on_every_rank(case):
-    """The kinds of one sharing class lead one another on every rank; each kind is in exactly one class."""
-    classes = case.plan.sharing
-    assert sorted(name for names in classes for name in names) == sorted(case.expected)
-    for rank in range(case.plan.mesh.offset, case.plan.mesh.rank_range.stop):
-        local = case.plan.of(rank)
-        for names in classes:
-            assert len({local[name].canonical for name in names if name in local}) <= 1
-
-
-@given(cases())
-def test_classes_join_nothing_that_differs(case):
-    """Two kinds of one class have equal groups and options, and neither wants its own communicator."""
-    for names in case.plan.sharing:
-        for one, other in combinations(names, 2):
-            left, right = case.expected[one], case.expected[other]
-            assert sorted(left.groups) == sorted(right.groups)
-            assert left.options == right.options
-            assert left.options.share is not False
 
 
 def test_share_false_takes_its_own():

@@ -121,7 +121,6 @@ def _counted(me):
     return store.calls.total()
 
 
-@pytest.mark.long
 def test_store_operations_are_flat(ranks):
     """8 and 31 processes, two steps: nine operations a rank; at most 40 for who coordinates or leaves last."""
     for size in (8, 31):

@@ -85,9 +85,7 @@ def test_no_split_brain(data):
     assert sum(map(goes_on, outcomes)) <= 1
 
 
-@MANY
-@given(endings())
-def test_who_stays(ending):
+def _who_stays(ending):
     """Members of the next epoch are those that arrived, unless they raised an error or were evicted."""
     history, given_, gone = ending
     outcome = conclude(history, EPOCH, given_, gone)
@@ -103,9 +101,7 @@ def test_who_stays(ending):
         assert {member for member, report in given_.items() if report.torn} - evicted <= following
 
 
-@MANY
-@given(endings())
-def test_every_rank_has_a_member(ending):
+def _every_rank_has_a_member(ending):
     """The next plan has the size of its members at ranks, each of which arrived; nobody is there twice."""
     history, given_, gone = ending
     outcome = conclude(history, EPOCH, given_, gone)
@@ -117,9 +113,7 @@ def test_every_rank_has_a_member(ending):
     assert {*ranks, *spares} <= given_.keys()
 
 
-@MANY
-@given(endings())
-def test_the_step_is_everyones(ending):
+def _the_step_is_everyones(ending):
     """Each survivor that had a rank in the epoch of the snapshots has them of the step, and of no later common one."""
     history, given_, gone = ending
     outcome = conclude(history, EPOCH, given_, gone)
@@ -138,6 +132,16 @@ def test_the_step_is_everyones(ending):
         return
     assert step == max(common(source))
     assert not any(common(epoch) for epoch in history if epoch > source)
+
+
+@MANY
+@given(endings())
+def test_the_outcome_of_any_reports(ending):
+    """Who stays, where, and at which step; or why the job ends."""
+    _who_stays(ending)
+    _every_rank_has_a_member(ending)
+    _the_step_is_everyones(ending)
+    _why_a_job_ends(ending)
 
 
 @MANY
@@ -192,9 +196,7 @@ def test_the_order_of_arrival_changes_nothing(ending, random):
     assert conclude(history, EPOCH, received, sorted(gone, reverse=True)).text == outcome.text
 
 
-@MANY
-@given(endings())
-def test_why_a_job_ends(ending):
+def _why_a_job_ends(ending):
     """An outcome that is no agreement says in words why, and names the members that are lost."""
     history, given_, gone = ending
     outcome = conclude(history, EPOCH, given_, gone)

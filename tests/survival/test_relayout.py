@@ -145,7 +145,7 @@ def test_a_size_that_is_left():
     assert {axes for _, axes, _ in changed(5, {2: "tp=2,dp=*"}, spares=1)} == {"tp=2,dp=2"}
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40 if ALL else 15)
 @given(
     changes=st.dictionaries(st.integers(1, STEPS - 1), st.sampled_from(LAYOUTS), min_size=1, max_size=3),
     lose=st.dictionaries(st.integers(0, 6), st.integers(1, STEPS - 1), max_size=2).filter(

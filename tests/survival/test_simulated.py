@@ -265,7 +265,7 @@ def test_an_error_that_comes_later_again():
     assert sum(isinstance(value, ValueError) for value in values) == 3
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25 if ALL else 10)
 @given(
     seed=st.integers(0, 2**32 - 1),
     lose=st.dictionaries(st.integers(0, 9), st.integers(1, STEPS), max_size=2).filter(
