@@ -121,11 +121,11 @@ class LayoutError(RankmeshError, ValueError):
 
 
 class ClusterError(RankmeshError, ValueError):
-    """Levels, hosts or files that describe no cluster, and ranks that a cluster has no device for."""
+    """Levels, hosts or files that do not describe a cluster, or a cluster with too few devices for the ranks."""
 
 
 class PlacementError(RankmeshError, ValueError):
-    """Constraints, traffic or a model that no placement can be made of."""
+    """Constraints, traffic or a model for which rankmesh cannot compute a placement."""
 
 
 class PlanError(RankmeshError, ValueError):
@@ -173,7 +173,7 @@ class ConnectError(RankmeshError, RuntimeError):
 
 
 class StoreLost(ConnectError, ConnectionError):
-    """The store through which the ranks agree does not answer: its process is gone, or the way to it is cut."""
+    """The store through which the ranks agree does not answer: its process has ended, or the network to it is down."""
 
 
 class NotInitialized(ConnectError, AssertionError):

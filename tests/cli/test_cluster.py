@@ -126,9 +126,9 @@ def test_search(rankmesh, tmp_path) -> None:
 @pytest.mark.parametrize(
     ("speed", "status", "words"),
     [
-        ("0", 2, "is no speed"),
-        ("140%", 2, "is no speed"),
-        ("nan", 2, "is no speed"),
+        ("0", 2, "is not a speed"),
+        ("140%", 2, "is not a speed"),
+        ("nan", 2, "is not a speed"),
         ("missing.json", 3, "missing.json"),
         ("old.json", 3, "has no speed of a device; write one with rankmesh measure SPEC --json"),
     ],

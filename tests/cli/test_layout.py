@@ -69,7 +69,7 @@ def test_unknown_sides_and_sizes_are_refused(installed):
     installed(vllm="a_missing_engine:side")
     with pytest.raises(LayoutError, match="unknown side 'trt'; known are vllm"):
         sides.side("trt:tp=2", {})
-    with pytest.raises(LayoutError, match="'tp=two' of side 'vllm:tp=two' is no size; write tp=8"):
+    with pytest.raises(LayoutError, match="'tp=two' of side 'vllm:tp=two' is not a size; write tp=8"):
         sides.side("vllm:tp=two", {})
     with pytest.raises(LayoutError, match="has tp twice"):
         sides.side("vllm:tp=2,tp=4", {})

@@ -76,7 +76,7 @@ def test_files(tmp_path):
         ("tp=2," * 100, LayoutError, "names axis 'tp' twice"),
         ("tp=2,dp=*", LayoutError, "without world_size"),
         ("tp=2,dp=0", LayoutError, "size of axis 'dp' is 0"),
-        ("tp=2,,dp=2", LayoutError, "is no axis; write name=size"),
+        ("tp=2,,dp=2", LayoutError, "is not an axis; write name=size"),
         ("tp=2/expert", PlanError, "view 'expert' has no colon"),
         ("tp=2/expert:ep=4", LayoutError, "set ep=2"),
         ("tp=2,pp=2/expert:pp=4", LayoutError, "its groups differ"),

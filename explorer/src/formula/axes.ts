@@ -64,7 +64,7 @@ export function parseAxes(text: string): Map<string, number | null> {
   for (const item of text.split(",")) {
     const [name, equals, size] = partition(item, "=");
     if (!equals || !size)
-      throw layoutError(`${quoted(item.trim())} in ${quoted(text)} is no axis; write name=size, such as tp=2`);
+      throw layoutError(`${quoted(item.trim())} in ${quoted(text)} is not an axis; write name=size, such as tp=2`);
     if (sizes.has(axisName(name))) throw layoutError(`${quoted(text)} names axis ${repr(name)} twice; name it once`);
     sizes.set(name, size === "*" ? null : axisSize(name, number(size, text)));
   }

@@ -195,7 +195,7 @@ def variables_of(words: Iterable[str]) -> dict[str, str]:
     for word in words:
         name, equals, value = word.partition("=")
         if not equals or not name.isidentifier():
-            raise typer.BadParameter(f"--set {quoted(word)} is no variable; write NAME=VALUE, such as TP=8")
+            raise typer.BadParameter(f"--set {quoted(word)} is not a variable; write NAME=VALUE, such as TP=8")
         found[name] = value
     return found
 

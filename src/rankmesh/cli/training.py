@@ -148,7 +148,7 @@ def speed_of(text: str, peak: float) -> tuple[float, str]:
         return _measured_speed(text), f"the slowest rank's matrix products in {quoted_path(text)}"
     if not 0 < number < inf or (share and number > 100):
         raise typer.BadParameter(
-            f"--speed {quoted(text)} is no speed; give TFLOP/s as 400, or a share of the peak as 40%"
+            f"--speed {quoted(text)} is not a speed; give TFLOP/s as 400, or a share of the peak as 40%"
         )
     return (number / 100 * peak, f"{number:g}% of the peak, as given") if share else (number * 1e12, "as given")
 

@@ -133,7 +133,7 @@ def parse_axes(text: str) -> dict[str, int | None]:
         name, equals, size = (part.strip() for part in item.partition("="))
         if not equals or not size:
             raise LayoutError(
-                f"{quoted(item.strip())} in {quoted(text)} is no axis; write name=size, such as tp=2",
+                f"{quoted(item.strip())} in {quoted(text)} is not an axis; write name=size, such as tp=2",
                 received=text,
             )
         if axis_name(name) in sizes:

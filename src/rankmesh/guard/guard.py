@@ -113,7 +113,7 @@ class Guard:
         action: Action = "raise",
     ) -> None:
         if action not in ("raise", "warn") and not callable(action):
-            raise PlanError(f"action={quoted(action)} is none; give 'raise', 'warn', or a function of the error")
+            raise PlanError(f"action must be 'raise', 'warn' or a function of the error, not {quoted(action)}")
         self._every, self._action = integer(every, "every", least=1), action
         self._groups, self._tensors, self._shardings = groups, tensors, shardings
         shards = shards_of(shardings, groups.rank)

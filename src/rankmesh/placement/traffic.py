@@ -71,7 +71,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
 
     def __init__(self, kinds: Mapping[str, Iterable[Message | Mapping[str, Any]]]) -> None:
         if not isinstance(kinds, Mapping):
-            raise PlacementError(f"{quoted(kinds)} is no traffic; {_FORM}", received=kinds)
+            raise PlacementError(f"{quoted(kinds)} is not traffic; {_FORM}", received=kinds)
         self._kinds = {str(name): tuple(_messages(name, rows)) for name, rows in kinds.items()}
 
     @classmethod

@@ -112,7 +112,7 @@ def _values(content: str, path: str) -> dict[str, Any]:
         return _megatron(content, path)
     data = parse(content)
     if not isinstance(data, Mapping):
-        raise PlacementError(f"{path}: {quoted(data)} is no model; a model is a mapping of names to numbers")
+        raise PlacementError(f"{path}: {quoted(data)} is not a model; a model is a mapping of names to numbers")
     if {"model_type", "text_config", "hidden_size", "n_embd"} & set(data):
         return transformer(data)
     known = {field.name for kind in (Transformer, Training) for field in fields(kind)}

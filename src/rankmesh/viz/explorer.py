@@ -129,7 +129,7 @@ def _checked(measured: Mapping[str, object], source: Source) -> dict[str, object
     rows = measured.get("kinds")
     if not isinstance(rows, list) or not all(isinstance(row, dict) and row.keys() >= set(_MEASURED) for row in rows):
         raise PlacementError(
-            f"the document is no measurement: it has no kinds with {', '.join(_MEASURED)}; write one with "
+            f"the document is not a measurement: it has no kinds with {', '.join(_MEASURED)}; write one with "
             "rankmesh measure SPEC --json"
         )
     for row in rows:

@@ -58,7 +58,7 @@ def compare(
     """
     chosen = layouts_of(layouts)
     if not callable(program):
-        raise LayoutError(f"{quoted(program)} is no program; give a function that takes the groups of its rank")
+        raise LayoutError(f"{quoted(program)} is not a program; give a function that takes the groups of its rank")
     if not tolerance >= 0.0:
         raise LayoutError(f"tolerance is {quoted(tolerance)}; give a number from 0 on, such as 1e-6")
     options = {"timeout": timeout, "seed": seed, "modules": tuple(modules)}

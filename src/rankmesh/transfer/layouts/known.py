@@ -212,7 +212,7 @@ def known(text: str, config: Mapping[str, Any]) -> Layout | None:
         )
     check_options(text, given, SIDES[name])
     for axis in (axis for axis, size in given.items() if not size and axis not in _OPTIONAL):
-        raise LayoutError(f"{axis}=0 of side {quoted(text)} is no size; give 1 or more", side=text)
+        raise LayoutError(f"{axis}=0 of side {quoted(text)} is not a size; give 1 or more", side=text)
     side = SIDES[name](model, **given)
     if side is None:
         return None

@@ -79,7 +79,7 @@ def sizes_of(text: str) -> dict[str, int]:
     for part in filter(None, text.partition(":")[2].split(",")):
         axis, equals, size = part.partition("=")
         if not equals or not size.isdecimal() or len(size) > _DIGITS:
-            raise LayoutError(f"{quoted(part)} of side {quoted(text)} is no size; write tp=8", side=text)
+            raise LayoutError(f"{quoted(part)} of side {quoted(text)} is not a size; write tp=8", side=text)
         if axis in given:
             raise LayoutError(f"side {quoted(text)} has {axis} twice; give it once", side=text)
         given[axis] = int(size)
