@@ -162,7 +162,7 @@ def send_trace(found: Metrics) -> None:
     hang.set_status(trace.StatusCode.ERROR, found.verdict)
     inside = trace.set_span_in_context(hang, Context())
     for call, seconds in found.calls[:_TRACED]:
-        waits = {
+        waits: dict[str, Any] = {
             "rankmesh.kind": call.group.kind,
             "rankmesh.group": call.group.label,
             "rankmesh.operation": call.operation,
