@@ -79,8 +79,8 @@ REFUSED = {
     "cut and fixed": ({"cut": ("tp", None), "at": {"tp": 0}}, "one sharding names axis 'tp' twice"),
     "too few dimensions": ({"cut": ("tp",)}, "for a tensor of 2 dimensions"),
     "a bare string": ({"cut": "tp"}, "give axes or None for each dimension"),
-    "a position outside": ({"at": {"tp": 2}}, r"at=\{'tp': 2\} is not a position: the size of 'tp' is 2"),
-    "no position": ({"at": {"tp": 0.5}}, r"at=\{'tp': 0\.5\} is not a position"),
+    "a position outside": ({"at": {"tp": 2}}, r"axis 'tp' has positions 0 to 1, not 2"),
+    "no position": ({"at": {"tp": 0.5}}, r"the position of 'tp' in at is 0\.5"),
     "parts that do not add up": (
         {"cut": ("tp", None), "parts": (3, 4)},
         r"of dimension 0 make 7, not its length 8",

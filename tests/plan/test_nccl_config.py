@@ -47,7 +47,7 @@ def test_a_file_is_read(tmp_path):
     ("config", "error", "token"),
     [
         ("tpp: {max_ctas: 8}", rm.UnknownGroup, "did you mean 'tp'"),
-        ("tp: 8", rm.PlanError, r"\{'tp': 8\} is no NCCL configuration"),
+        ("tp: 8", rm.PlanError, r"\{'tp': 8\} is not an NCCL configuration"),
         ("tp: {max_ctas: [1]}", rm.PlanError, "max_ctas"),
         ("tp: {max_ctas: 8", rm.PlanError, "is not valid YAML"),
         (Path("absent.yaml"), rm.PlanError, "cannot be read"),

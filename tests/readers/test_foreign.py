@@ -285,7 +285,7 @@ def test_the_trainer_of_nemo_and_interpolations(nodes, stages, variables, plan):
         ("2", "${oc.env:PP}", {}, r"the environment of the job gives it; give the variable a value: --set PP=2$"),
         ("2", "${model.pipeline_model_parallel_size}", {}, "a parallel size is a whole number"),
         ("2", "${eval:1+1}", {}, "a parallel size is a whole number"),
-        ("2", "2", {"PP": "4"}, r"variables \(PP\) are set for a file that is no script and does not name them"),
+        ("2", "2", {"PP": "4"}, r"variables \(PP\) are set for a file that is not a script and does not name them"),
     ],
 )
 def test_interpolations_that_lead_nowhere(nodes, stages, variables, output):

@@ -188,7 +188,7 @@ def test_other_ways_to_say_it(text, world_size, name, plan):
 
 
 REFUSED = [
-    ("{}", None, "this is no training config"),
+    ("{}", None, "this is not a training config"),
     ("general: {project: x}", None, "no key of a training config"),
     ("tensor_model_parallel_size: 2\nzero_optimization: {stage: 1}\n", 8, "keys of megatron and of deepspeed"),
     ("parallelism: {dp: 2, tp: 2, pp: 1, tensor_parallel_degree: 2}", None, "keys of nanotron and of torchtitan"),
@@ -203,7 +203,7 @@ REFUSED = [
     (TITAN + "data_parallel_shard_degree = -2\n", 8, r":3: .*at least 1"),
     (TITAN + "[fault_tolerance]\nenable = true\n", 8, r":4: fault_tolerance.enable = true; replica groups"),
     (TITAN, 9, r"does not divide it.*line 2: parallelism.tensor_parallel_degree = 2"),
-    ("[parallelism]\ntensor_parallel_degree = 2\ntensor_parallel_degree = 4\n", 8, "this is no training config"),
+    ("[parallelism]\ntensor_parallel_degree = 2\ntensor_parallel_degree = 4\n", 8, "this is not a training config"),
     (
         "tensor_model_paralel_size: 2\npipeline_model_parallel_size: 2\n",
         8,

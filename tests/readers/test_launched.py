@@ -186,7 +186,7 @@ def test_several_launches(script):
 
 REFUSED = [
     ("echo gone >&2; exit 3", r"started no launcher \(exit status 3, and its last words are: gone\); give it the arg"),
-    ("python tools/convert.py", "started python tools/convert.py, which is no training"),
+    ("python tools/convert.py", "started python tools/convert.py, which is not training"),
     (TP + "$NONE", "--tensor-model-parallel-size = true; .*whole number"),
     pytest.param("for i in $(seq 300); do " + TP + "2; done", "starts 200 launchers or more", marks=pytest.mark.long),
     (

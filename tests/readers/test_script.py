@@ -164,7 +164,7 @@ REFUSED = [
     ),
     (
         "torchrun --nproc_per_node 8 --nnodes 1:4 pretrain_gpt.py --tensor-model-parallel-size 2",
-        "1:4, which is no fixed",
+        "1:4, which is not a fixed",
     ),
     ("torchrun --nproc_per_node 8 --nproc_per_node 4 pretrain_gpt.py", ":1: .*line 1 says --nproc_per_node = 8"),
     ("python pretrain_gpt.py --tensor-model-parallel-size 2", ":1: .*give --world-size"),
@@ -267,10 +267,10 @@ def test_given_variables_that_nobody_asks_for(tmp_path):
     with pytest.raises(PlanError, match="does not ask for a variable TPP, which --set gives; did you mean TP"):
         read_config("TP=2\n" + TP + "$TP", "run.sh", variables={"TPP": "2"})
     for spec in ("tp=2,dp=4", "llama3-405b"):
-        with pytest.raises(PlanError, match="which is no launch script"):
+        with pytest.raises(PlanError, match="which is not a launch script"):
             source.read(spec, variables={"TP": "2"})
     (tmp_path / "a.yaml").write_text("parallelism: {dp: 2, tp: 2, pp: 1}", encoding="utf-8")
-    with pytest.raises(PlanError, match="a file that is no script"):
+    with pytest.raises(PlanError, match="a file that is not a script"):
         source.read(tmp_path / "a.yaml", variables={"TP": "2"})
 
 

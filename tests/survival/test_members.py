@@ -157,7 +157,7 @@ def test_views_of_a_fixed_size():
             {"layout": Mesh(tp=2, dp=4), "spares": 1},
             "8 ranks and 1 spares were asked for, but 8 ranks were started; start 9",
         ),
-        ({"layout": "tp=2,dp=*", "shrink": "cp"}, "shrink='cp' is no axis of"),
+        ({"layout": "tp=2,dp=*", "shrink": "cp"}, "shrink='cp' is not an axis of"),
         ({"layout": 7}, "cannot survive with 7"),
     ],
 )

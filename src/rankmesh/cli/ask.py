@@ -24,27 +24,27 @@ $ rankmesh ask 10.0.0.1:40123 relayout 'tp=4,dp=*'
 
 def command(
     address: Annotated[
-        str, typer.Argument(metavar="ADDRESS", help="Where a rank is reached: its job.address.", show_default=False)
+        str, typer.Argument(metavar="ADDRESS", help="The address of a rank: its job.address.", show_default=False)
     ],
     what: Annotated[
         Literal["status", "relayout"],
-        typer.Argument(metavar="status|relayout", help="The state of the job, or another layout for it."),
+        typer.Argument(metavar="status|relayout", help="Show the state of the job, or request another layout."),
     ],
     spec: Annotated[
         str, typer.Argument(metavar="SPEC", help="The layout; a size of * keeps the number of ranks.")
     ] = "",
     json: Json = False,
 ) -> None:
-    """Ask a running job that survives for its state, or for another layout.
+    """Request the state of a running job, or another layout for it.
 
-    The job runs under rm.survive. Every rank and every spare replies to processes that have the
-    key of the job: set RANKMESH_JOB_KEY to what job.key is there, or RANKMESH_JOB_KEY_FILE to a
-    file that contains it.
+        The job runs under rm.survive. Every rank and every spare replies to processes that have the
+        key of the job: set RANKMESH_JOB_KEY to the job's job.key, or RANKMESH_JOB_KEY_FILE to a
+        file that contains it.
 
-    A change happens after the next commit of the rank that is asked. All ranks leave train()
-    and call it again under the new plan. Spares take new ranks, and ranks that the plan lacks
-    become spares. A layout that does not fit is refused, and the job goes on. The status shows
-    the last change and its seconds.
+    A change happens after the next commit of the rank at ADDRESS. All ranks leave train()
+        and call it again under the new plan. Spares take new ranks, and ranks that the plan lacks
+        become spares. A layout that does not fit is refused, and the job goes on. The status shows
+        the last change and its seconds.
     """
     with extra("torch"):
         from rankmesh.survival.ask import request_layout, status

@@ -46,7 +46,7 @@ def command(
     variables: Variables = None,
     json: Json = False,
 ) -> None:
-    """Build every group on real processes and prove each one with collectives."""
+    """Build every group on real processes and verify each one with collectives."""
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"--backend {backend!r} is unknown; use gloo, nccl or cpu:gloo,cuda:nccl")
     launch = started_by()

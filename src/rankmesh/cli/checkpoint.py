@@ -47,8 +47,8 @@ def command(
 ) -> None:
     """Convert a checkpoint to another format, without a GPU, a job or the program that wrote it.
 
-    Every tensor keeps its name and its bits. Nothing is split, fused or renamed: what cannot be converted so is refused
-    by name before anything is written, such as Megatron's fused tensors to safetensors. Opening a checkpoint runs no
+    Every tensor keeps its name and its bits. Nothing is split, fused or renamed. A tensor that would need it, such as
+    Megatron's fused tensors to safetensors, is refused by name before anything is written. Opening a checkpoint runs no
     code from it. Memory stays below 256 MiB and twice the largest chunk of the source, whatever the size of the model.
     """
     with extra("files"):

@@ -39,8 +39,8 @@ def command(
         typer.Argument(
             metavar="[CLUSTER]",
             help="host=8:450GB,nvlink=9,leaf=4, or a file: our own JSON or YAML, topology.conf, topology.yaml, nodes "
-            "of kubectl, AWS's instance topology, {host: switch}, nvidia-smi topo -m. Without: the ranks of this job "
-            "say where they are.",
+            "of kubectl, AWS's instance topology, {host: switch}, nvidia-smi topo -m. Default: the hosts of this "
+            "job's ranks.",
         ),
     ] = None,
     hosts: Hosts = None,

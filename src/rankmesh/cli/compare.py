@@ -40,12 +40,12 @@ def command(
         list[str] | None, typer.Option("--layouts", "-l", metavar="SPEC...", help="The layouts to compare.")
     ] = None,
     tolerance: Annotated[
-        float, typer.Option("--tolerance", min=0.0, help="Of a value's largest element; noise may allow more.")
+        float, typer.Option("--tolerance", min=0.0, help="Relative to a value's largest element; noise may allow more.")
     ] = 1e-6,
-    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="For how long repairs are tried.")] = 60.0,
+    seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="How long to try repairs.")] = 60.0,
     json: Json = False,
 ) -> None:
-    """Run a program on simulated ranks under every layout, and say what differs first from one process, and why.
+    """Run a program on simulated ranks under every layout, and report what differs first from one process, and why.
 
     The function calls rankmesh.sim.see(name, tensor) for what must be the same.
     """

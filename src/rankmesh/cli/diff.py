@@ -37,10 +37,10 @@ def command(
     world_size: WorldSize = None,
     variables: Variables = None,
     variables_left: Annotated[
-        list[str] | None, typer.Option("--set-left", metavar="NAME=VALUE", help="--set for LEFT alone.")
+        list[str] | None, typer.Option("--set-left", metavar="NAME=VALUE", help="--set for LEFT only.")
     ] = None,
     variables_right: Annotated[
-        list[str] | None, typer.Option("--set-right", metavar="NAME=VALUE", help="--set for RIGHT alone.")
+        list[str] | None, typer.Option("--set-right", metavar="NAME=VALUE", help="--set for RIGHT only.")
     ] = None,
     json: Json = False,
 ) -> None:

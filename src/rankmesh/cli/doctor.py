@@ -32,14 +32,14 @@ _Paths = Annotated[
     list[Path],
     typer.Argument(
         metavar="PATH",
-        help="Folders and files, in any mixture: recordings of the ranks (those of torch's flight recorder, JSON or "
-        "pickle, gzip or not; their names end with the rank; or those that rankmesh wrote), reports of ncclras "
+        help="Folders and files, in any mixture: recordings of the ranks (from torch's flight recorder, JSON or "
+        "pickle, gzip or not, with names that end with the rank; or from rankmesh), reports of ncclras "
         "(text or -f json), logs (lines of torch's NCCL watchdog, of NCCL_DEBUG, errors of torchrun), its error files, "
         "and dumps of stacks by py-spy, pystack or faulthandler, named by rank. A SPEC may follow, as for --layout.",
     ),
 ]
 _Layout = Annotated[
-    str | None, typer.Option("--layout", metavar="SPEC", help=f"The layout, by which groups are named. {SPEC_HELP}")
+    str | None, typer.Option("--layout", metavar="SPEC", help=f"The layout, to name groups. {SPEC_HELP}")
 ]
 
 
@@ -49,7 +49,7 @@ def command(
     world_size: WorldSize = None,
     json: Json = False,
 ) -> None:
-    """Say what hangs: the rank, the group and the call that everyone waits for, by what the job left."""
+    """Find why a job hangs: the rank, the group and the call that everyone waits for, from what the job left."""
     if layout is None and len(paths) > 1 and not is_evidence(paths[-1]) and paths[-1].suffix not in _LOGS:
         *paths, spec = paths
         layout = str(spec)

@@ -23,7 +23,7 @@ def command(
     variables: Variables = None,
     json: Json = False,
 ) -> None:
-    """Explain one rank: where it sits, which groups it is in, who its neighbours are, and why."""
+    """Explain one rank: its place, its groups, its neighbours, and why."""
     source = noted(source_of(spec, world_size, variables))
     if json:
         write_json({**source.plan.describe(rank), **config_of(source)})

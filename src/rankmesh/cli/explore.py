@@ -70,12 +70,12 @@ def command(
     spec: Spec,
     gpus_per_node: GpusPerNode = None,
     cluster: Cluster = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="Where the page is written. - is stdout.")] = "explore.html",
+    html: Annotated[str, typer.Option(metavar="FILE", help="File for the page; - is stdout.")] = "explore.html",
     measured: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Also show bandwidths: what rankmesh measure --json printed.")
     ] = None,
     recordings: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also show what hangs, by the recordings in this folder.")
+        Path | None, typer.Option(metavar="DIR", help="Also show which ranks hang, from the recordings here.")
     ] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     world_size: WorldSize = None,

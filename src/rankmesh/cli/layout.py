@@ -68,7 +68,7 @@ def command(
     """Print how a framework shards every weight of a model, from its own loader run without weights.
 
     The framework runs as every rank in turn, in this process; without it, rankmesh's own table answers for common
-    models. Equal layers are one line; tensors that have no sharding are listed with the reason. rankmesh transfer reads
+    models. Equal layers are one line; tensors without a sharding are listed with the reason. rankmesh transfer reads
     what --json prints.
     """
     from rankmesh.transfer.layouts.known import known

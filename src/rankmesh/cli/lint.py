@@ -37,7 +37,7 @@ class Format(str, Enum):
 
 
 def command(
-    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files, and folders of them.")],
+    paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files and folders.")],
     format: Annotated[  # noqa: A002  - the name of the option
         Format, typer.Option(help="github: workflow commands, which annotate a pull request; sarif: SARIF 2.1.0.")
     ] = Format.text,
@@ -45,9 +45,9 @@ def command(
 ) -> None:
     """Find layouts that cannot run in scripts, training configs and containers. Runs no code.
 
-    Prints file:line, a code, the problem and a fix; exits with 1 if there is a finding. The
-    comment # rankmesh: ignore[CODE] ignores a code on its line, or alone on a line in the file.
-    A file that states no layout is skipped. One that only a run decides is a note on stderr.
+        Prints file:line, a code, the problem and a fix; exits with 1 if there is a finding. The
+        comment # rankmesh: ignore[CODE] ignores a code on its line, or alone on a line in the file.
+    A file without a layout is skipped. A layout that only a run decides is a note on stderr.
     """
     try:
         found = lint_files(paths)

@@ -88,7 +88,7 @@ def made_server() -> Any:
 def command() -> None:
     """Serve show, diff, lint and doctor to an agent, by the Model Context Protocol.
 
-    The server reads the files that it is given and runs none of them. It speaks over
-    stdin and stdout; an agent starts it. Needs the extra mcp.
+    The server reads the files that it is given and runs none of them. An agent starts it
+    and connects to it over stdin and stdout. Needs the extra mcp.
     """
     made_server().run()

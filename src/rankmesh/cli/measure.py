@@ -56,22 +56,20 @@ def sizes_of(text: str) -> tuple[int, ...]:
     for item in words_of([text]):
         match = re.fullmatch(r"([0-9]{1,12})\s*([A-Za-z]*)", item)
         if match is None or match[2].upper() not in _UNITS or int(match[1]) == 0:
-            raise typer.BadParameter(f"--sizes {quoted(item)} is no number of bytes; write 4096, 4KiB or 1MB")
+            raise typer.BadParameter(f"--sizes {quoted(item)} is not a number of bytes; write 4096, 4KiB or 1MB")
         found.append(int(match[1]) * _UNITS[match[2].upper()])
     return tuple(found)
 
 
 def command(
     spec: Spec,
-    sizes: Annotated[
-        str, typer.Option(metavar="LIST", help="Bytes that a rank holds: 4KiB,1MiB.")
-    ] = "4KiB,256KiB,4MiB",
+    sizes: Annotated[str, typer.Option(metavar="LIST", help="Bytes on each rank: 4KiB,1MiB.")] = "4KiB,256KiB,4MiB",
     groups: Kinds = None,
     cluster: Annotated[
         str | None, typer.Option("--cluster", "-c", metavar="CLUSTER", help=f"With --save. {CLUSTER_HELP}")
     ] = None,
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the cluster with its levels as measured: place takes it.")
+        Path | None, typer.Option(metavar="FILE", help="Write the cluster with measured levels, for place.")
     ] = None,
     backend: Backend = None,
     timeout: Timeout = 120.0,

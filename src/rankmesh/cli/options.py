@@ -56,7 +56,7 @@ WorldSize = Annotated[
         "-w",
         min=1,
         metavar="N",
-        help="Ranks in the world: fills a * in SPEC, and is for a config that does not say.",
+        help="Ranks in the world, for a * in SPEC or a config without a world size.",
     ),
 ]
 Cluster = Annotated[str | None, typer.Option(metavar="CLUSTER", help=CLUSTER_HELP)]
@@ -87,7 +87,7 @@ Variables = Annotated[
     typer.Option(
         "--set",
         metavar="NAME=VALUE",
-        help="A variable of the environment in which a launch script runs, or that a YAML names; may be repeated.",
+        help="An environment variable for a launch script, or one that a YAML names; may be repeated.",
     ),
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON with stable keys, and nothing else, to stdout.")]

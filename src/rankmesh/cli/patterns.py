@@ -35,8 +35,8 @@ def patterns(names: Iterable[str]) -> dict[str, list[str]]:
 def reasons(by_name: Mapping[str, str]) -> list[str]:
     """Return lines of names with a reason, those with the same one as patterns.
 
-    >>> reasons({"a.0": "it is no tensor", "a.1": "it is no tensor"})
-    ['a.{0,1}: it is no tensor']
+    >>> reasons({"a.0": "it is not a tensor", "a.1": "it is not a tensor"})
+    ['a.{0,1}: it is not a tensor']
     """
     names: dict[str, list[str]] = {}
     for name, why in by_name.items():

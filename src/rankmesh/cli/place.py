@@ -53,7 +53,7 @@ def within_of(text: str) -> dict[str, str]:
         kind, equals, level = (part.strip() for part in item.partition("="))
         if not equals or not kind or not level:
             raise typer.BadParameter(
-                f"--within {quoted(item)} is no KIND=LEVEL; write a kind and a level, such as tp=host"
+                f"--within {quoted(item)} is not a KIND=LEVEL; write a kind and a level, such as tp=host"
             )
         found[kind] = level
     return found
@@ -73,16 +73,16 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="What a step sends: {kind: [{collective, bytes, times}]}.")
     ] = None,
     model: Annotated[
-        str | None, typer.Option("--model", "-m", metavar="FILE", help=f"{MODEL_HELP} Without, a usual transformer.")
+        str | None, typer.Option("--model", "-m", metavar="FILE", help=f"{MODEL_HELP} Default: a usual transformer.")
     ] = None,
     options: Any = None,
     hosts: Hosts = None,
     gpus_per_node: GpusPerNode = None,
     backend: Annotated[
-        str, typer.Option("--backend", "-b", metavar="NAME", help="nccl or gloo: how collectives are done.")
+        str, typer.Option("--backend", "-b", metavar="NAME", help="Predict the collectives of nccl or gloo.")
     ] = "nccl",
     save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan with its rank map, which is a SPEC.")
+        Path | None, typer.Option(metavar="FILE", help="Write the plan with its rank map, usable as SPEC.")
     ] = None,
     hostfile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the host of each rank in this order, for SLURM_HOSTFILE.")
@@ -93,8 +93,8 @@ def command(
 ) -> None:
     """Find the rank order of a layout whose step is predicted to be the quickest; show before, after, and why.
 
-    What hides behind computation costs nothing, as in search. A traffic file says what a step sends instead of a
-    model: then all of it costs.
+    Communication that overlaps with computation costs nothing, as in search. With a traffic file instead of a model,
+    all communication costs.
     """
     source = noted(source_of(spec, world_size, variables))
     machine = cluster_of(cluster, source.plan.world_size, hosts, gpus_per_node, placed_on=source.hosts)

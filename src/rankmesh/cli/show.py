@@ -53,7 +53,7 @@ def command(
         typer.Argument(metavar="ARGS", help="With --run: the script's arguments, options after --."),
     ] = None,
     run: Annotated[
-        bool, typer.Option("--run", help="Run SPEC, a launch script, with recorders in the place of its launchers.")
+        bool, typer.Option("--run", help="Run SPEC, a launch script, with recorders in place of its launchers.")
     ] = False,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="With --run: do not ask.")] = False,
     sandbox: Annotated[
@@ -61,7 +61,7 @@ def command(
         typer.Option(metavar="KIND", help="With --run: namespaces, bubblewrap, or none (the script runs for real)."),
     ] = None,
     launch: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="With --run: the launch that is meant, from 1 on.")
+        int | None, typer.Option(min=1, metavar="N", help="With --run: which launch to show, from 1 on.")
     ] = None,
     gpus_per_node: GpusPerNode = None,
     cluster: Cluster = None,
@@ -75,7 +75,7 @@ def command(
         str | None, typer.Option(metavar="FILE", help="Also write the page of rankmesh explore. - is stdout.")
     ] = None,
     save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Also write the plan as JSON, which is a SPEC. - is stdout.")
+        str | None, typer.Option(metavar="FILE", help="Also write the plan as JSON, usable as SPEC. - is stdout.")
     ] = None,
     world_size: WorldSize = None,
     variables: Variables = None,
@@ -84,7 +84,7 @@ def command(
     """Show a layout: axes, strides, every kind of group, who shares a communicator, what crosses nodes.
 
     communicator: own, shares pp (it uses the communicators of pp, which have the same
-    members), or none needed (one rank). hops: changes of node along a group's ring, the most.
+    members), or none needed (one rank). hops: how often the ring of a group changes nodes, at most.
     """
     given: str | Source = spec
     if run:

@@ -35,16 +35,16 @@ def _known(name: str, words: tuple[str, ...], text: str) -> Any:
 
 # The options by the names of the fields of Training, and some of the model and its device.
 _OPTIONS: Mapping[str, Any] = {
-    "batch": _count("--batch", "Sequences of one step."),
-    "sequence": _count("--sequence", "Tokens of a sequence."),
+    "batch": _count("--batch", "Sequences in one step."),
+    "sequence": _count("--sequence", "Tokens in a sequence."),
     "vocabulary": _count("--vocabulary", "Rows of the embedding, with its padding."),
-    "microbatch": _count("--microbatch", "Sequences of one pass; without, the best of 1, 2, 4, 8."),
-    "virtual_stages": _count("--virtual-stages", "Parts of each pipeline stage (interleaved); without, the best."),
-    "schedule": _known("--schedule", SCHEDULE, "Of the pipeline"),
-    "recompute": _known("--recompute", RECOMPUTE, "Activations computed again; without, as few as fit"),
+    "microbatch": _count("--microbatch", "Sequences in one pass; default: the best of 1, 2, 4, 8."),
+    "virtual_stages": _count("--virtual-stages", "Parts of each pipeline stage (interleaved); default: the best."),
+    "schedule": _known("--schedule", SCHEDULE, "Pipeline schedule"),
+    "recompute": _known("--recompute", RECOMPUTE, "Activations to recompute; default: as few as fit"),
     "sequence_parallel": Annotated[
         bool | None,
-        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Where tp is above 1; without, yes."),
+        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Where tp is above 1; default: yes."),
     ],
     "zero": Annotated[
         int | None,
@@ -53,25 +53,25 @@ _OPTIONS: Mapping[str, Any] = {
         ),
     ],
     "replicate": _count("--replicate", "Copies of the shards (HSDP)."),
-    "precision": _known("--precision", PRECISION, "Of matrix products"),
-    "attention": _known("--attention", ATTENTION, "Kernel of attention"),
+    "precision": _known("--precision", PRECISION, "Precision of matrix products"),
+    "attention": _known("--attention", ATTENTION, "Attention kernel"),
     "context": _known("--context", CONTEXT, "Context parallel attention"),
     "overlap": Annotated[
         str | None,
         typer.Option(
-            "--overlap", metavar="LIST", help="Communication that hides: of dp,cp,pp,tp,ep; without, dp,cp,pp."
+            "--overlap", metavar="LIST", help="Overlapped communication, of dp,cp,pp,tp,ep; default: dp,cp,pp."
         ),
     ],
     "device_name": Annotated[str, typer.Option("--device", metavar="NAME", help=f"One of {', '.join(DEVICES)}.")],
     "memory": Annotated[
-        float | None, typer.Option("--memory", min=0.1, metavar="GB", help="Of one device; without, the device's.")
+        float | None, typer.Option("--memory", min=0.1, metavar="GB", help="Memory of a device; default: its own.")
     ],
     "speed": Annotated[
         str | None,
         typer.Option(
             "--speed",
             metavar="TFLOPS|N%|FILE",
-            help="Of one device: 400, 40% of its peak, or measure --json; without, modelled.",
+            help="Speed of one device: 400, 40% of its peak, or measure --json; default: modelled.",
         ),
     ],
 }

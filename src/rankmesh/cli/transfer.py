@@ -63,7 +63,7 @@ def command(
         ),
     ] = None,
     offset: Annotated[
-        int | None, typer.Option(min=0, metavar="RANK", help="The first rank of the target; 0 if left out.")
+        int | None, typer.Option(min=0, metavar="RANK", help="The first rank of the target; default: 0.")
     ] = None,
     cluster: Cluster = None,
     ranks: Annotated[int, typer.Option(min=0, metavar="N", help="List the N busiest ranks.")] = 16,
@@ -72,10 +72,10 @@ def command(
 ) -> None:
     """Plan what moves between two layouts: bytes by rank and by level, the least possible, the busiest ranks.
 
-    Each element that a rank needs comes from itself where it has it, else from one of the nearest that have it, and the
-    busiest sender sends as little as it can. With --model no framework is needed for common models: rankmesh knows how
-    each of them shards these. Both sides begin at rank 0, as when a trainer and an engine share their GPUs; --offset
-    puts the target on ranks of its own.
+    A rank receives only the elements that it does not have, each from one of the nearest ranks that have it. The
+    busiest sender sends as little as possible. With --model, common models need no installed framework: rankmesh
+    contains their shardings. Both sides begin at rank 0, as when a trainer and an engine share their GPUs; --offset
+    puts the target on other ranks.
     """
     left_out: dict[str, str] = {}
     placed_on: Sequence[str] = ()

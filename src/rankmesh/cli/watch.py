@@ -22,12 +22,12 @@ $ export RANKMESH=watch:after=120,then=exit     # the same, in a launch script
 
 
 def command(
-    words: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="What starts the job, after --.")],
+    words: Annotated[list[str], typer.Argument(metavar="COMMAND...", help="The command of the job, after --.")],
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Where recordings go, shared by all hosts; else rankmesh-watch/JOB.")
+        Path | None, typer.Option("--dir", help="Folder of recordings, on all hosts; default: rankmesh-watch/JOB.")
     ] = None,
     after: Annotated[
-        float | None, typer.Option(help="Seconds that a call may take; else half of its group's timeout.", min=0.1)
+        float | None, typer.Option(help="Seconds that a call may take; default: half of its group's timeout.", min=0.1)
     ] = None,
     then: Annotated[
         str, typer.Option(metavar="WORD", help="After a diagnosis: log, abort (NCCL's calls), exit (status 7).")

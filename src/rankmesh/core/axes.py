@@ -151,7 +151,7 @@ def _number(size: str, text: str) -> int:
         return int(size)
     except ValueError:
         raise LayoutError(
-            f"size {quoted(size)} in {quoted(text)} is no whole number; write one, or * to infer it", received=text
+            f"size {quoted(size)} in {quoted(text)} is not a whole number; write one, or * to infer it", received=text
         ) from None
 
 

@@ -80,7 +80,7 @@ INDEX = Limits(size=256 << 20, values=1 << 25, depth=32)
 
 # No number of a layout, shape or byte count is larger; larger ones would take much memory.
 _LARGEST = 2**63
-# A scalar this long is no number or date, which YAML's constructors would compute.
+# A scalar this long is not a number or date, which YAML's constructors would compute.
 _SCALAR = 64
 _KINDS = (
     (stat.S_ISDIR, "a folder"),
@@ -186,7 +186,7 @@ def _reading() -> Iterator[None]:
     except Unreadable:
         raise
     except ValueError as error:  # NUL bytes, lone surrogates
-        raise Unreadable(f"is no path of a file ({first_line(error)})") from error
+        raise Unreadable(f"is not a path of a file ({first_line(error)})") from error
 
 
 def check_regular(found: os.stat_result) -> None:
@@ -230,7 +230,7 @@ def parse_json(text: str, limits: Limits = DOCUMENT) -> Any:
 
     >>> parse_json('{"tp": NaN}')
     Traceback (most recent call last):
-    rankmesh.core.documents.Invalid: is not valid JSON (NaN is no JSON)
+    rankmesh.core.documents.Invalid: is not valid JSON (NaN is not JSON)
     """
     _check_text(text)
     _check_count(text, ",[{", limits)
@@ -250,7 +250,7 @@ def _check_count(text: str, signs: str, limits: Limits) -> None:
 
 
 def _no_constant(constant: str) -> NoReturn:
-    raise ValueError(f"{constant} is no JSON")
+    raise ValueError(f"{constant} is not JSON")
 
 
 def _integer(digits: str) -> int:

@@ -1,4 +1,4 @@
-"""One rank in words: where it sits, which groups it is in, who its neighbours are, and why.
+"""One rank in words: its place, its groups, its neighbours, and why.
 
 The reason for each group is the formula with this rank's numbers: which coordinates are fixed, which one varies, and
 by which stride.

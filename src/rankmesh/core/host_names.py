@@ -134,7 +134,7 @@ def _numbers(inside: str, text: str) -> Iterator[str]:
     for item in inside.split(","):
         found = _RANGE.fullmatch(item.strip())
         if found is None or max(map(len, filter(None, found.groups()))) > 18:
-            raise _refused(text, f"{quoted(item)} in brackets is no number and no range")
+            raise _refused(text, f"{quoted(item)} in brackets is neither a number nor a range")
         first, last = int(found[1]), int(found[2] or found[1])
         if not 0 <= last - first < _LIMIT:
             raise _refused(text, f"the range {quoted(item)} runs backwards or is too long")

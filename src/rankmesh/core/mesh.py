@@ -455,8 +455,8 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
             raise
         except (KeyError, TypeError, ValueError, AttributeError) as error:
             raise LayoutError(
-                f"this data is no mesh ({type(error).__name__}: {first_line(error)}); a mesh has axes, pairs of name "
-                "and size, and an offset; write it with Mesh.to_dict()",
+                f"this data is not a mesh ({type(error).__name__}: {first_line(error)}); a mesh has axes, pairs of "
+                "name and size, and an offset; write it with Mesh.to_dict()",
                 received=data,
             ) from error
 
@@ -484,7 +484,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         for name, leaves in split.items():
             if not leaves or name in self._sizes or not known.issuperset(leaves):
                 raise LayoutError(
-                    f"parts {quoted(leaves)} of axis {name!r} are no axes of the mesh; name axes", axis=name
+                    f"parts {quoted(leaves)} of axis {name!r} are not axes of the mesh; name axes", axis=name
                 )
         try:
             TopologicalSorter(split).prepare()

@@ -70,7 +70,7 @@ def nccl_sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[
             data = parse_yaml(read_text(config) if isinstance(config, Path) else config) or {}
     if not isinstance(data, Mapping) or not all(isinstance(section, Mapping) for section in data.values()):
         raise PlanError(
-            f"{quoted(data)} is no NCCL configuration; map names of groups to options, such as "
+            f"{quoted(data)} is not an NCCL configuration; map names of groups to options, such as "
             "tp: {max_ctas: 8}, or give a path as a pathlib.Path",
             received=data,
         )

@@ -82,7 +82,7 @@ def _integers(positions: object, pick: object) -> tuple[int, ...]:
 
 
 def _position(position: SupportsIndex) -> int:
-    if isinstance(position, bool):  # a mask is no list of positions
+    if isinstance(position, bool):  # a mask is not a list of positions
         raise TypeError
     return operator.index(position)
 

@@ -392,8 +392,8 @@ def _fixed(axes: tuple[Axis, ...], name: str, kept: tuple[int, ...]) -> list[tup
     places = tuple(sorted({place + size if place < 0 else place for place in kept}))
     if not places or places[0] < 0 or places[-1] >= size:
         raise LayoutError(
-            f"at={{{name!r}: {kept[0] if len(kept) == 1 else list(kept)}}} is not a position: the size of {name!r} is "
-            f"{size}; give 0 to {size - 1}, or -1 for the last",
+            f"axis {name!r} has positions 0 to {size - 1}, not {kept[0] if len(kept) == 1 else list(kept)}; "
+            f"give one of them in at, or -1 for the last",
             axis=name,
             received=kept,
             size=size,
@@ -418,7 +418,7 @@ def at_of(at: Mapping[str, object] | None) -> tuple[tuple[str, tuple[int, ...]],
         listed = tuple(places) if isinstance(places, tuple | list | range) else (places,)
         if not all(isinstance(place, int) and not isinstance(place, bool) for place in listed):
             raise LayoutError(
-                f"at={{{name!r}: {quoted(places)}}} is not a position; give a whole number, or a tuple of them",
+                f"the position of {name!r} in at is {quoted(places)}; give a whole number, or a tuple of them",
                 axis=name,
             )
         found.append((name, listed))

@@ -71,7 +71,7 @@ def _sizes(config: object, given: Mapping[str, int | None]) -> dict[str, int]:
     unknown = sorted(given.keys() - names.keys())
     if unknown:
         raise PlanError(
-            f"{quoted(unknown[0])} is no size of a ParallelismConfig; they are {', '.join(names)}; use one of them",
+            f"{quoted(unknown[0])} is not a size of a ParallelismConfig; use one of {', '.join(names)}",
             received=unknown[0],
         )
     if config is not None and (given or not any(hasattr(config, name) for name in names)):
@@ -92,7 +92,7 @@ def _size(name: str, size: int | None) -> int:
     text = os.environ.get(variable, "1")
     if not text.isdecimal():
         raise PlanError(
-            f"{variable}={quoted(text)} in the environment is no number of ranks; correct it, or unset it",
+            f"{variable}={quoted(text)} in the environment is not a number of ranks; correct it, or unset it",
             received=text,
         )
     return int(text)

@@ -63,7 +63,7 @@ class Topology:
         other = [name for name, size in mesh.axes.items() if name not in _AXES.values() and size > 1]
         if other or not set(_AXES.values()) <= mesh.axes.keys():
             raise PlanError(
-                f"a mesh of {quoted(mesh.axes)} is no topology of DeepSpeed, whose axes are pp, dp and tp, where "
+                f"a mesh of {quoted(mesh.axes)} is not a topology of DeepSpeed, whose axes are pp, dp and tp, where "
                 "every other has one rank; connect rankmesh.dialects.deepspeed.plan(tp=..., pp=...)",
                 axes=mesh.axes,
             )

@@ -302,7 +302,7 @@ def _local_world_size(world_size: int) -> int:
         return here or min(world_size, _USUAL_HOST)
     if not text.isdecimal():
         raise SizesError(
-            f"LOCAL_WORLD_SIZE={quoted(text)} in the environment is no number of ranks of each host; "
+            f"LOCAL_WORLD_SIZE={quoted(text)} in the environment is not a number of ranks of each host; "
             "start the ranks with torchrun, or unset it",
             received=text,
         )

@@ -311,7 +311,7 @@ def _concrete(names: Iterable[str]) -> Iterator[str]:
     """Yield the axes of storage: dp is replicas and shards; what data loading and losses go over is none."""
     for name in names:
         if name in ("batch", "loss"):
-            raise PlanError(f"{name!r} is no axis of a layout, since no tensor is sharded along it; name dp and cp")
+            raise PlanError(f"{name!r} is not an axis of a layout, since no tensor is sharded along it; name dp and cp")
         yield from ("dp_replicate", "dp_shard") if name == "dp" else (name,)
 
 

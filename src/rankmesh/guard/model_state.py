@@ -3,7 +3,7 @@
 ```
 a DTensor            its placements, on the axes of the plan that its DeviceMesh has
 a plain parameter    a copy on every rank along the axes that it is replicated over, another tensor elsewhere
-optimizer state      as its parameter; what is no shard of it, such as Adam's step, is a copy
+optimizer state      as its parameter; what is not a shard of it, such as Adam's step, is a copy
 ```
 
 A rank knows its own stage only, so all ranks exchange what they have: one of those that have the same gives it.
@@ -197,7 +197,7 @@ def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> dict[str, Sha
 
 
 def _at(mesh: Mesh, ranks: Sequence[int]) -> dict[str, tuple[int, ...]] | None:
-    """Return the positions of these ranks by axes on which they do not have all; None if they are no block."""
+    """Return the positions of these ranks by axes on which they do not have all; None if they are not a block."""
     places = [mesh.coordinate(rank) for rank in ranks]
     present = {axis: sorted({place[axis] for place in places}) for axis in mesh.axes}
     if prod(map(len, present.values())) != len(ranks):

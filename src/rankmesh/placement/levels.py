@@ -113,8 +113,8 @@ def rate(text: str, level: str) -> float:
     found = _SPEED.fullmatch(text.strip())
     if found is None:
         raise ClusterError(
-            f"bandwidth {quoted(text)} of level {quoted(level)} is no number of bytes or bits a second; write 50GB for "
-            "gigabytes, or 400Gb for gigabits",
+            f"bandwidth {quoted(text)} of level {quoted(level)} is not a number of bytes or bits a second; write 50GB "
+            "for gigabytes, or 400Gb for gigabits",
             received=text,
             level=level,
         )

@@ -97,7 +97,8 @@ def _kind(cell: str, line: int) -> _Kind | None:
         return _Kind(-int(found[1]), f"nv{found[1]}", int(found[1]) * _NVLINK)
     if cell not in _LEVELS:
         raise ClusterError(
-            f"{quoted(cell)} is no link of nvidia-smi topo -m; known are NV1 and so on, {', '.join(_LEVELS)}", line=line
+            f"{quoted(cell)} is not a link of nvidia-smi topo -m; known are NV1 and so on, {', '.join(_LEVELS)}",
+            line=line,
         )
     return _Kind([*_LEVELS].index(cell) + 1, _LEVELS[cell], PROCESSORS if _LEVELS[cell] == "sys" else BUS)
 

@@ -171,7 +171,7 @@ class _Blocks:
     def machine(self) -> Machine:
         base, *larger = self.sizes or (0,)
         if any(not base or size % base for size in larger):
-            raise ClusterError(f"block sizes {quoted(self.sizes)} are no multiples of the first; fix the file")
+            raise ClusterError(f"block sizes {quoted(self.sizes)} are not multiples of the first; fix the file")
         if self.joined:
             larger = sorted(self.joined)
         if len(larger) > len(NETWORK):
@@ -230,7 +230,7 @@ def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
         if kept.strip():
             left = _WORD.sub("", kept).strip()
             if left:
-                raise _refused(start, f"{quoted(left)} is no Name=value")
+                raise _refused(start, f"{quoted(left)} is not a Name=value")
             yield start, {key.lower(): value for key, value in _WORD.findall(kept)}
         kept, start = "", 0
 
@@ -269,7 +269,7 @@ def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
 def _sizes(values: list[Any], line: int) -> tuple[int, ...]:
     texts = [str(value).strip() for value in values]
     if not all(re.fullmatch(r"[1-9][0-9]{0,8}", text) for text in texts):
-        raise _refused(line, f"block sizes {quoted(', '.join(texts))} are no whole numbers of nodes")
+        raise _refused(line, f"block sizes {quoted(', '.join(texts))} are not whole numbers of nodes")
     return tuple(map(int, texts))
 
 

@@ -101,7 +101,7 @@ class _Step:
 
     def tensor(self) -> None:
         dense, microbatches, whole = self.layers - self.experts, self.microbatches, self.whole
-        halves = 2 * dense + self.experts  # attention, and feed-forward where it is no expert
+        halves = 2 * dense + self.experts  # attention, and feed-forward where it is not an expert
         ends = self.first + self.last
         if self.split:
             gathers = (3 + self.again) * halves + self.first + 2 * self.last

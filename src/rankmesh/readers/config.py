@@ -169,12 +169,12 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             listed.arguments,
         )
     if not found and not is_script(text, path) and path.endswith(DOCUMENTS):
-        raise PlanError(f"{path}: this is no training config; {_FORMS}; give one of them", path=path, code=NO_LAYOUT)
+        raise PlanError(f"{path}: this is not a training config; {_FORMS}; give one of them", path=path, code=NO_LAYOUT)
     if not found:
         with refused_as(PlanError, path, f"run it: rankmesh show --run {path}", path=path):
             run = read_run(text, path, megatron.FLAGS, variables)
         if run is None:
-            problem = "this is no training config"
+            problem = "this is not a training config"
             if is_script(text, path):
                 problem = f"this script starts no training in a plain line; run it: rankmesh show --run {path}"
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path, code=NO_LAYOUT)
@@ -184,7 +184,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     found = known.resolved()
     if unused := [name for name in variables if name not in known.used]:
         raise PlanError(
-            f"{path}: variables ({', '.join(unused)}) are set for a file that is no script and does not name them; "
+            f"{path}: variables ({', '.join(unused)}) are set for a file that is not a script and does not name them; "
             "leave --set out",
             path=path,
         )

@@ -136,7 +136,7 @@ def _yaml_entries(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -
             yield from _yaml_entries(tree, value, (*path, key.value), key.start_mark.line + 1)
     for part in (part for value in merged for part in (value.value if value.id == "sequence" else [value])):
         if part.id != "mapping":
-            raise Unreadable(f"merges what is no mapping (line {part.start_mark.line + 1})")
+            raise Unreadable(f"merges what is not a mapping (line {part.start_mark.line + 1})")
         inherited = [entry for entry in _yaml_entries(tree, part, path, line) if entry.path != path]
         yield from (entry for entry in inherited if entry.path[len(path)] not in names)
         names |= {entry.path[len(path)] for entry in inherited}

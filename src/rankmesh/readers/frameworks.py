@@ -92,7 +92,7 @@ def _neox_key(entry: Entry) -> str | None:
 _GPT_NEOX = Table(
     reads={
         "model_parallel_size": Read("tp"),
-        # Both 0 and 1 are no pipeline.
+        # Both 0 and 1 mean no pipeline.
         "pipe_parallel_size": Read("pp", unless(0)),
         "world_size": Read("world_size"),
         "global_num_gpus": Read("world_size"),

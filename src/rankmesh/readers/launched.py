@@ -111,7 +111,7 @@ def _nothing(found: Recording, seconds: float) -> str:
     if found.status is None:
         return f"the script was stopped after {seconds:g} s, and started no training by then; give a shorter one"
     last = f", and its last words are: {found.error}" if found.error else ""
-    did = f"started {others}, which is no training" if others else "started no launcher"
+    did = f"started {others}, which is not training" if others else "started no launcher"
     file = next((word for each in found.launches for word in each.words if word.endswith(_CONFIGS)), None)
     remedy = (
         "give it the arguments that it needs"

@@ -196,7 +196,7 @@ def _with_experts(frequency: Entry, layers: int, path: str) -> dict[str, int]:
         ]:
             return {"dense_layers": dense if every == 1 else 0, "expert_every": every}
     raise PlacementError(
-        f"{path}:{frequency.line}: {frequency} is no pattern of dense blocks first, or of every n-th of {layers} "
+        f"{path}:{frequency.line}: {frequency} is not a pattern of dense blocks first, or of every n-th of {layers} "
         "blocks with experts; write a file of Transformer's fields",
         received=text,
     )
@@ -231,4 +231,4 @@ def _number(entry: Entry, path: str, *, optional: bool = False) -> int | None:
         return int(text)
     if optional:
         return None
-    raise PlacementError(f"{path}:{entry.line}: {entry}, which is no number; write the number", name=entry.key)
+    raise PlacementError(f"{path}:{entry.line}: {entry} is not a number; write the number", name=entry.key)

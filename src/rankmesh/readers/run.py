@@ -323,7 +323,7 @@ def _is_run(command: Command, marks: frozenset[str]) -> bool:
 
 
 def _arguments(command: Command) -> tuple[tuple[Entry, ...], tuple[Word, ...]]:
-    """Return the options with their values, and the unknown words that are no value of an option."""
+    """Return the options with their values, and the unknown words that are not values of an option."""
     entries, strays = [], []
     option: Word | None = None
     values: list[Word] = []
@@ -469,7 +469,7 @@ def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry 
             why = f"{entry.key} is {entry.value.text}: {entry.value.why}" if entry.value.text else entry.value.why
             return Entry(entry.path, Missing(entry.value.text, why, entry.value.runs), entry.line)
         if not entry.value.isdecimal() or int(entry.value) == 0:
-            why = f"{entry.key} is {entry.value}, which is no fixed number of ranks"
+            why = f"{entry.key} is {entry.value}, which is not a fixed number of ranks"
             return Entry(entry.path, Missing(entry.value, why), entry.line)
     key = " x ".join(f"{entry.key} {entry.value}" for entry in stated)
     default = any(entry.default for entry in stated)

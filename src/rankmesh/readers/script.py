@@ -30,7 +30,7 @@ __all__ = ["TAKEN", "TEXT", "Command", "Script", "Variable", "read_script"]
 _STEPS, _SIZE, _NESTED = 60_000, 128 << 10, 50
 _SPACE = re.compile(r"(?:[ \t]|\\\n)*(?:#[^\n]*)?")
 _OPERATOR = re.compile(r"(?![<>]\()(?:\d+(?=[<>]))?(<<<|<<-?|<>|<&|>&|>>|>\||<|>|&>>?|;;&|;&|;;|&&|\|\||\|&|[;&|()\n])")
-# What is no sign in a word, between double quotes, in braces without and with quotes around them, in brackets.
+# What is not a sign in a word, between double quotes, in braces without and with quotes around them, in brackets.
 _PLAIN = {
     end: re.compile(f"[^{signs}]+")
     for end, signs in {

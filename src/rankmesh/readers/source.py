@@ -83,7 +83,7 @@ def read(
         check_fits(found.plan, str(text), world_size)
     if given and found.config is None:
         raise PlanError(
-            f"variables ({', '.join(given)}) are set for {quoted(str(text))}, which is no launch script; "
+            f"variables ({', '.join(given)}) are set for {quoted(str(text))}, which is not a launch script; "
             "leave --set out",
             received=str(text),
         )

@@ -7,7 +7,7 @@ trainer.nnodes x trainer.n_gpus_per_node    the world
 engine.*                                    the same of the trainer for fine-tuning
 ```
 
-Sizes of the critic, the reference and the engine of rollouts are no part of the actor's layout.
+Sizes of the critic, the reference and the engine of rollouts are not part of the actor's layout.
 Source: ``verl.workers`` and ``verl.trainer.config`` of verl.
 """
 

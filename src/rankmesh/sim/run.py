@@ -160,7 +160,7 @@ def cut_by(ranks: Ranks) -> Plan | None:
     if isinstance(ranks, Plan | Mesh | str):
         return read_plan(ranks)
     if isinstance(ranks, bool) or not isinstance(ranks, int):
-        raise PlanError(f"{quoted(ranks)} is no number of ranks; give one, or a SPEC, a Mesh or a Plan", received=ranks)
+        raise PlanError(f"{quoted(ranks)} is not a number of ranks; give one, a SPEC, a Mesh or a Plan", received=ranks)
     return None
 
 

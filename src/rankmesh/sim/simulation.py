@@ -148,7 +148,7 @@ class Simulation:
 
     def _check_use(self, pg: SimulatedGroup, context: RankContext | None) -> None:
         if context is None or context.simulation is not self or context.rank != pg.owner:
-            who = "a thread that is no rank" if context is None else f"rank {context.rank}"
+            who = "a thread that is not a rank" if context is None else f"rank {context.rank}"
             raise DivergenceError(
                 f"{who} uses the process group of rank {pg.owner} ({pg.channel}), at {call_site()}, but each rank has "
                 "its own; name the module whose globals hold it: run(..., modules=['package.module'])",

@@ -43,7 +43,7 @@ def check_copies(groups: LiveGroups, tensors: dict[str, Tensor], shardings: dict
     try:
         guard.check()
     except Diverged as error:
-        raise PlanError(f"{error.message}: it is no copy; {_SEED}", name=error.tensor) from error
+        raise PlanError(f"{error.message}: it is not a copy; {_SEED}", name=error.tensor) from error
     finally:
         guard.close()
 

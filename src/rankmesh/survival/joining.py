@@ -60,7 +60,7 @@ class Newcomers:
 
     @property
     def contacts(self) -> list[Mapping[str, Any]]:
-        """Where those are reached that are no members yet."""
+        """Where those are reached that are not members yet."""
         return list(self._asked.values())
 
     def let_grow(self, members: Members) -> bool:

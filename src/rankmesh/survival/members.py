@@ -51,8 +51,8 @@ class Sizes:
         """Return a layout and the plan that it gives; ``PlanError`` if that lacks ranks 0 to n, or ``shrink``."""
         if shrink is not None and shrink not in plan.mesh.axes:
             raise PlanError(
-                f"shrink={shrink!r} is no axis of {plan.mesh}; name the axis whose coordinates are replicas of each "
-                "other, such as shrink='dp'",
+                f"shrink={shrink!r} is not an axis of {plan.mesh}; name the axis whose coordinates are replicas of "
+                "each other, such as shrink='dp'",
                 shrink=shrink,
             )
         if plan.mesh.offset or plan.mesh.rank_range.stop != plan.mesh.size:

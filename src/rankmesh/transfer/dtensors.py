@@ -120,7 +120,7 @@ def _place(axes: Sequence[str], sizes: Mapping[str, int], placement: Placement) 
             return place
         passed *= sizes[axes[place]] if place < len(axes) else 1
     raise LayoutError(
-        f"the split factor of placement {placement} is no product of the axes behind it ({', '.join(axes)}); "
+        f"the split factor of placement {placement} is not a product of the axes behind it ({', '.join(axes)}); "
         "redistribute the DTensor to plain shards first",
         placement=placement,
     )

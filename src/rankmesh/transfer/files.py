@@ -380,7 +380,7 @@ def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
     with _Opened() as opened:
         for path in files:
             file = opened.file(path)
-            for name in file.keys():  # noqa: SIM118  - it is no mapping
+            for name in file.keys():  # noqa: SIM118  - it is not a mapping
                 if name in shapes:
                     raise Unreadable(f"has {quoted(name)} twice, in {stored[name][0].file} and in {path.name}")
                 entry = file.get_slice(name)

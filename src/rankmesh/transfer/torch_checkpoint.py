@@ -116,7 +116,7 @@ class _Unpickler(_Machine):  # type: ignore[misc]
 
     def _set(self, items: list[Any]) -> None:
         if not isinstance(self.stack[-1], dict):
-            raise Unreadable("sets an item of what is no mapping")
+            raise Unreadable("sets an item of what is not a mapping")
         for key, value in zip(items[::2], items[1::2], strict=True):
             self.stack[-1][_checked(key)] = value
 
@@ -130,7 +130,7 @@ class _Unpickler(_Machine):  # type: ignore[misc]
     def _add_all(self) -> None:
         items = map(_checked, self.pop_mark())
         if not isinstance(self.stack[-1], set):
-            raise Unreadable("adds items to what is no set")
+            raise Unreadable("adds items to what is not a set")
         self.stack[-1].update(items)
 
     dispatch[pickle.REDUCE[0]] = dispatch[pickle.NEWOBJ[0]] = _make

@@ -103,7 +103,7 @@ def test_eight_ranks(ranks, sizes, communicators):
         ({}, "sizes are all 1"),
         ({"tp_size": 0}, "size of axis 'tp' is 0"),
         ({"tp_size": 2.0}, "size of axis 'tp' is 2.0"),
-        ({"pp_size": 2}, "'pp_size' is no size"),
+        ({"pp_size": 2}, "'pp_size' is not a size"),
     ],
 )
 def test_refusals(sizes, message):

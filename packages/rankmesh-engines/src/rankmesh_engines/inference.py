@@ -75,7 +75,7 @@ def _ranges(boxes: Sequence[Box]) -> tuple[Ranges, ...]:
     """Return the ranges along each dimension, whose product the boxes are."""
     ranges = tuple(tuple(sorted({box[dim] for box in boxes})) for dim in range(len(boxes[0])))
     if sorted(product(*ranges)) != sorted(boxes):
-        raise LayoutError(f"the boxes of a rank, {_shown(boxes)}, are no product of ranges")
+        raise LayoutError(f"the boxes of a rank, {_shown(boxes)}, are not a product of ranges")
     return ranges
 
 

@@ -113,8 +113,8 @@ def side(
     if bridge._model_provider is not LLMBridge._model_provider:
         if asked.vocab_size % (vocab * tp):
             raise LayoutError(
-                f"mbridge does not pad the vocabulary of {kind}, and {asked.vocab_size} is no multiple of vocab x tp = "
-                f"{vocab * tp}; set vocab=1",
+                f"mbridge does not pad the vocabulary of {kind}, and {asked.vocab_size} is not a multiple of vocab x "
+                f"tp = {vocab * tp}; set vocab=1",
                 vocab_size=asked.vocab_size,
             )
         multiple = None

@@ -10,7 +10,7 @@ dp=2          of tp: --dp-size with --enable-dp-attention; attention is cut by t
 The layout is that of an engine with ``--moe-runner-backend triton --disable-shared-experts-fusion``, which does not
 depend on the device: other kernels of SGLang transpose experts, or add the shared expert to them, and ``views`` refuses
 such parameters. Redundant experts (``--ep-num-redundant-experts``, ``--enable-eplb``) move while the engine runs, so
-they are no option.
+they are not options.
 
 The parameters are those after loading. What SGLang makes of them next comes after a transfer: fill the views, then call
 ``model.post_load_weights()`` where the model has it (DeepSeek computes ``w_kc`` and ``w_vc`` there), and

@@ -116,7 +116,7 @@ class Trace(TorchDispatchMode):
         return result
 
     def _mark(self, name: str, known: list[Tensor], inputs: list[Tensor], func: Any, result: Any) -> None:
-        """Mark the results that are no views of known tensors as computed by an operation."""
+        """Mark the results that are not views of known tensors as computed by an operation."""
         memories, in_place = {storage_key(tensor) for tensor in inputs}, name.endswith("_")
         computed = [tensor for tensor in _tensors(result) if in_place or storage_key(tensor) not in memories]
         if not computed:

@@ -242,7 +242,7 @@ def axes(mesh: Mesh, *, world_size: int | None = None, options: Options | None =
     """
     if not isinstance(mesh, Mesh):
         raise PlanError(
-            f"{quoted(mesh)} is no Mesh; give one, such as Mesh(tp=2, dp=4), or read a text with rankmesh.read",
+            f"{quoted(mesh)} is not a Mesh; give one, such as Mesh(tp=2, dp=4), or read a text with rankmesh.read",
             received=mesh,
         )
     specs = kinds(*mesh.axes)

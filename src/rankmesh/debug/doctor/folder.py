@@ -39,7 +39,7 @@ _NAME = re.compile(r"^(.*?)(\d{1,9})((?:\.(?:json|jsonl|pickle|pkl|pt|gz|bin|dum
 _SKEW, _ROWS = 60 * 10**9, 64
 # What the beginning of a recording has, and no layout.
 _IS_RECORDING = re.compile(rb'"(?:entries|pg_config|pg_status)"')
-# What is no text begins with these; what an error file of torchrun or a dump of py-spy has.
+# Binary files begin with these; what an error file of torchrun or a dump of py-spy has.
 _NO_TEXT, _IS_ERROR = (b"\x80", b"{", b"\x1f"), re.compile(rb'"py_callstack"|^\s*\{\s*"message"\s*:|"thread_name"')
 # Names of files in a note; how deep folders are searched, and how many files are read.
 _SHOWN, _DEPTH, _FILES = 4, 6, 1 << 16

@@ -258,7 +258,7 @@ def _mesh(shape: list[int], dim_names: list[str], offset: int) -> Mesh:
 
 
 def _check_named(shape: list[Any], dim_names: list[str], what: str) -> None:
-    """Refuse sizes and names that are no factorisation."""
+    """Refuse sizes and names that are not a factorisation."""
     if len(shape) != len(dim_names):
         raise LayoutError(f"len(shape) {shape} != len(dim_names) {dim_names} of {what}; name each dimension once")
     if len(set(dim_names)) < len(dim_names):

@@ -1,4 +1,4 @@
-"""Noise: how far values move when sums are taken in another order, which is no difference between layouts.
+"""Noise: how far values move when sums are taken in another order, which is not a difference between layouts.
 
 A second run of the reference permutes what every matrix product and sum adds up. How far a value moves there is its
 *spread*. A layout may differ from the reference by the tolerance, or by ``MARGIN`` times the spread where that is more.
@@ -107,7 +107,7 @@ def proportion(unit: torch.Tensor, value: torch.Tensor, allowed: float) -> float
 
 @dataclass(frozen=True)
 class Scale:
-    """What is no difference for one value: ``size`` is its largest element, ``spread`` how far it moved."""
+    """What is not a difference for one value: ``size`` is its largest element, ``spread`` how far it moved."""
 
     size: float
     spread: float
