@@ -434,6 +434,19 @@ def test_groups_with_one_label_are_distinguished():
     assert "group of [0, 1] (9)" in verdict
 
 
+@pytest.mark.parametrize("knows", [(0,), (1,), (1, 2), (0, 1, 2)])
+def test_a_name_that_some_ranks_know(knows):
+    """3 ranks call on a group made without a description: the recordings of some have a name of it, which all get."""
+    group = ("7", "undefined")
+    documents = {
+        rank: document([call(group, 1), *[call(group, 2, done=False)] * (rank < 2)], {group: (0, 1, 2)})
+        for rank in range(3)
+    }
+    for rank in knows:
+        documents[rank]["pg_config"]["7"]["desc"] = f"EXPERTS[{rank}]"
+    assert found(recordings(documents)) == [("late", (2,), f"EXPERTS[{knows[0]}] [0, 1, 2]", 2)]
+
+
 def test_whose_process_runs_is_unresponsive_not_dead():
     """What others saw of a rank decides the word; the cause stays what programs read."""
     for alive, token in ((True, "unresponsive: rank 3 did not respond"), (False, "dead: rank 3 left no recording")):

@@ -275,7 +275,10 @@ def test_the_line_of_a_call_is_the_innermost_outside_torch_and_the_standard_libr
         "/usr/lib64/python3.11/subprocess.py": "/home/me/train.py",
         "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py": "/home/me/train.py",
         "/venv/lib/python3.11/site-packages/rankmesh/runtime/groups.py": "/home/me/train.py",
-        "/site-packages/megatron/utils.py": "/site-packages/megatron/utils.py",
+        "/site-packages/megatron/utils.py": "/home/me/train.py",
+        "/opt/packages/accelerate-1.15.0/accelerate/accelerator.py": "/home/me/train.py",
+        "/home/me/Megatron-LM/megatron/utils.py": "/home/me/Megatron-LM/megatron/utils.py",
+        "/site-packages/layers/attention.py": "/site-packages/layers/attention.py",
         "/home/me/rankmesh/train.py": "/home/me/rankmesh/train.py",
     }
     for inner, shown in files.items():
@@ -284,6 +287,14 @@ def test_the_line_of_a_call_is_the_innermost_outside_torch_and_the_standard_libr
         ]
         one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
         assert one.sites == [f"{shown}:7 in f"]
+
+
+def test_a_program_without_a_line_of_its_own_has_one_of_its_framework():
+    """The innermost line of a framework is shown where all others are of torch and of frameworks."""
+    names = [f"/site-packages/{name}.py" for name in ("torch/nn/a", "accelerate/b", "torch/nn/c", "accelerate/d")]
+    frames = [{"filename": name, "line": 7, "name": "f"} for name in names]
+    one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
+    assert one.sites == ["/site-packages/accelerate/b.py:7 in f"]
 
 
 def test_a_call_without_a_line_of_the_program_has_none():

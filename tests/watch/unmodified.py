@@ -79,6 +79,23 @@ def accelerate():
     return step
 
 
+def deepspeed():
+    """The groups of DeepSpeed's mixture of experts: pairs of experts, and their replicas."""
+    import deepspeed.comm.torch
+    from deepspeed.utils import groups
+
+    deepspeed.comm.torch.build_shm_op = lambda: None  # gloo does what it would compile
+    deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
+    groups._create_expert_and_data_parallel(2)
+
+    def step(mistake):
+        dist.all_reduce(torch.ones(4), group=groups._get_expert_parallel_group("ep_size_2"))
+        if mistake():
+            dist.all_reduce(torch.ones(4), group=groups._get_expert_data_parallel_group("ep_size_2"))
+
+    return step
+
+
 def main():
     """Three steps of a program, in the second of which rank 3 makes its mistake."""
     program, mistake = sys.argv[1:]

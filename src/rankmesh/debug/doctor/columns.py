@@ -61,6 +61,11 @@ class GroupName:
     number: str = ""
     limit: float = 0.0
 
+    @property
+    def is_described(self) -> bool:
+        """Whether ``desc`` names the group: torch has ``undefined`` for one that was made without a description."""
+        return self.desc not in ("", "undefined")
+
 
 @dataclass(eq=False)
 class Columns:

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rankmesh.debug.doctor.evidence import Finding
-from rankmesh.debug.doctor.sites import is_library
+from rankmesh.debug.doctor.sites import innermost
 from rankmesh.debug.doctor.texts import Origin, lines_of, origin_of, ranked
 from rankmesh.errors import in_words
 
@@ -147,7 +147,8 @@ def _raised(text: str, path: Path) -> Iterator[Failure]:
 def _traceback(lines: Sequence[str]) -> tuple[str, str]:
     """Return the error at the end of a traceback, and the innermost line of the program in it."""
     frames = [match for line in lines if (match := _FRAME.match(line))]
-    site = next((f"{m[1]}:{m[2]} in {m[3].strip()}" for m in reversed(frames) if not is_library(m[1])), "")
+    last = innermost(reversed(frames), lambda frame: frame[1])
+    site = "" if last is None else f"{last[1]}:{last[2]} in {last[3].strip()}"
     error = next((line.strip() for line in reversed(lines) if frames and _ERROR.fullmatch(line.strip())), "")
     return error, site
 

@@ -55,23 +55,26 @@ class KnownGroup:
 def known_groups(
     recordings: Mapping[int, Recording], plan: Plan | None, world_size: int
 ) -> dict[tuple[int, int], KnownGroup]:
-    """For each rank and each group of its recording, which group of the job that is."""
+    """For each rank and each group of its recording, which group of the job that is.
+
+    Name and members decide. The description is that of the first rank that has one.
+    """
     seen: dict[str, set[int]] = {}
     for rank, recording in recordings.items():
         for group in recording.groups:
             seen.setdefault(group.name, set()).add(rank)
     members_of, world = _listed_members(recordings, seen), tuple(range(world_size))
-    made: dict[tuple[str, tuple[int, ...]], KnownGroup] = {}
-    result = {}
-    for rank, recording in recordings.items():
+    keys: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
+    described: dict[tuple[str, tuple[int, ...]], GroupName] = {}
+    for rank, recording in sorted(recordings.items()):
         for index, group in enumerate(recording.groups):
             members = group.members or members_of.get((group.name, rank))
             members = members or _guess(group, seen[group.name], plan, world)
-            key = group.name, members
-            if key not in made:
-                made[key] = _known(group, members, plan)
-            result[rank, index] = made[key]
-    return result
+            key = keys[rank, index] = group.name, members
+            if key not in described or (group.is_described and not described[key].is_described):
+                described[key] = group
+    made = {key: _known(group, key[1], plan) for key, group in described.items()}
+    return {place: made[key] for place, key in keys.items()}
 
 
 def _listed_members(
@@ -135,6 +138,6 @@ def _known(group: GroupName, members: tuple[int, ...], plan: Plan | None) -> Kno
         return KnownGroup(group.name, chosen.name, str(chosen), members)
     if "@" in group.desc or _OURS.fullmatch(group.name):
         return KnownGroup(group.name, kind, desc, members)
-    if kind in ("", "undefined"):
+    if not group.is_described:
         return KnownGroup(group.name, _UNNAMED, f"group of {listed(members)}", members)
     return KnownGroup(group.name, kind, f"{kind} {listed(members)}", members)

@@ -158,13 +158,19 @@ def _in_call(data: object) -> InCall | None:
 
 
 def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupName]:
-    """Return the groups of the calls, with their members where the recording has them; then those without calls."""
+    """Return the groups of the calls, with their members where the recording has them; then those without calls.
+
+    A call has the description that its group was made with; whoever wrote the recording may have found another.
+    """
     config = data.get("pg_config")
     members: dict[str, tuple[str, tuple[int, ...] | None]] = {}
     for name, about in (config if isinstance(config, Mapping) else {}).items():
         if isinstance(about, Mapping):
             members[str(name)] = (str(about.get("desc", ""))[:400], _ranks(about.get("ranks")))
-    found = [replace(group, members=members.get(group.name, ("", None))[1]) for group in groups]
+    found = []
+    for group in groups:
+        desc, ranks = members.get(group.name, ("", None))
+        found.append(replace(group, desc=group.desc if group.is_described else desc or group.desc, members=ranks))
     seen = {group.name for group in found}
     return found + [
         GroupName(name, desc, ranks) for name, (desc, ranks) in members.items() if ranks and name not in seen

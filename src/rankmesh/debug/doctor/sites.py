@@ -3,6 +3,7 @@
 ```
 distributed_c10d.py:3245 in all_reduce
 c10d_logger.py:83 in wrapper
+accelerator.py:2860 in gather            <- the site where no line is the program's own
 train.py:31 in step                      <- the site; none where all are torch's
 train.py:12 in main
 ```
@@ -13,11 +14,11 @@ A frame is looked at once: torch's pickles hold each of them once, however many 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import cache
-from typing import Any
+from typing import Any, TypeVar
 
-__all__ = ["Sites", "is_library"]
+__all__ = ["Sites", "innermost", "is_library"]
 
 _LIBRARY = re.compile(
     r"(^|/)(site-packages|dist-packages|src)/(torch|rankmesh)/"
@@ -25,6 +26,14 @@ _LIBRARY = re.compile(
     r"|(^|/)lib(64)?/python3(\.\d+)?t?/(?!(site|dist)-packages/)"
     r"|^<frozen"
 )
+# As installed, or unpacked under the number of a release; a checkout is the user's to change.
+_FRAMEWORK = re.compile(
+    r"(^|(site|dist)-packages/|-\d[^/]*/(src/)?)"
+    r"(accelerate|deepspeed|fairscale|lightning|lightning_fabric|megatron|pytorch_lightning|torchtitan|transformers)/"
+)
+# In place of the number of a frame's line.
+_IN_LIBRARY, _IN_FRAMEWORK = -1, -2
+_Frame = TypeVar("_Frame")
 
 
 class Sites:
@@ -46,18 +55,42 @@ class Sites:
         return self._site(listed) if listed else -1
 
     def _site(self, frames: Sequence[Any]) -> int:
-        """Return the number of the first line of the program, -1 where there is none."""
+        """Return the number of the first line of the program, else of a framework; -1 where there is neither."""
+        framework = None
         for frame in frames:
             known = self._of_frame.get(id(frame))
             if known is None:
-                known = -1 if is_library(frame["filename"]) else self._number(frame)
-                self._of_frame[id(frame)] = known
+                known = self._of_frame[id(frame)] = self._seen(frame)
             if known >= 0:
                 return known
-        return -1
+            if known == _IN_FRAMEWORK and framework is None:
+                framework = frame
+        return -1 if framework is None else self._number(framework)
+
+    def _seen(self, frame: Mapping[str, Any]) -> int:
+        """Return the number of a line of the program, or what else the frame is of."""
+        if is_library(frame["filename"]):
+            return _IN_LIBRARY
+        return _IN_FRAMEWORK if _is_framework(frame["filename"]) else self._number(frame)
 
     def _number(self, frame: Mapping[str, Any]) -> int:
         return self._numbers.setdefault((frame["filename"], frame["line"], frame["name"]), len(self._numbers))
+
+
+def innermost(frames: Iterable[_Frame], file: Callable[[_Frame], str]) -> _Frame | None:
+    """Return the first frame of the program, else the first of a framework; None where all are of libraries.
+
+    >>> innermost(["/venv/lib/python3.11/site-packages/accelerate/accelerator.py", "train.py"], str)
+    'train.py'
+    """
+    framework = None
+    for frame in frames:
+        if is_library(file(frame)):
+            continue
+        if not _is_framework(file(frame)):
+            return frame
+        framework = frame if framework is None else framework
+    return framework
 
 
 @cache
@@ -68,3 +101,8 @@ def is_library(file: str) -> bool:
     (True, False)
     """
     return bool(_LIBRARY.search(str(file)[:4000]))
+
+
+@cache
+def _is_framework(file: str) -> bool:
+    return bool(_FRAMEWORK.search(str(file)[:4000]))

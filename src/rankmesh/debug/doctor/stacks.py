@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankmesh.debug.doctor.evidence import Finding
-from rankmesh.debug.doctor.sites import is_library
+from rankmesh.debug.doctor.sites import innermost
 from rankmesh.debug.doctor.texts import Origin, lines_of, origin_of, ranked
 from rankmesh.errors import in_words
 
@@ -225,11 +225,14 @@ def _call(thread: _Thread) -> tuple[str, bool] | None:
 
 def _site(frames: Iterable[tuple[str, int, str]]) -> str:
     """Return the innermost line of the program; py-spy prints paths without the folder of the library."""
-    for file, line, name in frames:
-        module = file.partition("/")[0].removesuffix(".py")
-        if not (is_library(file) or file.startswith(("<", "torch/", "rankmesh/")) or module in sys.stdlib_module_names):
-            return f"{file}:{line} in {name}"
-    return ""
+    outside = (
+        frame
+        for frame in frames
+        if not frame[0].startswith(("<", "torch/", "rankmesh/"))
+        and frame[0].partition("/")[0].removesuffix(".py") not in sys.stdlib_module_names
+    )
+    place = innermost(outside, lambda frame: frame[0])
+    return "" if place is None else f"{place[0]}:{place[1]} in {place[2]}"
 
 
 # -- findings --------------------------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ from typing import IO, Any
 
 from rankmesh.core.documents import Unreadable, parse_json
 from rankmesh.core.private import PrivateFolder
-from rankmesh.debug.doctor.sites import is_library
+from rankmesh.debug.doctor.sites import innermost
 from rankmesh.debug.watch.native import native_frame, native_stack
 from rankmesh.errors import first_line
 
@@ -226,7 +226,7 @@ def _where(text: str) -> str:
     """Return the line of the program in the stack of its main thread, which comes last."""
     main = text.rpartition("hread 0x")[2] or text
     frames = _FRAME.findall(main)
-    place = next((frame for frame in frames if not is_library(frame[0])), None)
+    place = innermost(frames, lambda frame: str(frame[0]))
     return "" if place is None else f", at {place[0]}:{place[1]} in {place[2]}"
 
 

@@ -23,7 +23,7 @@ import torch.distributed as dist
 from rankmesh.backend import recorder as calls
 from rankmesh.backend.registries import registered
 from rankmesh.debug.doctor.reader import parsed
-from rankmesh.debug.doctor.sites import is_library
+from rankmesh.debug.doctor.sites import innermost
 from rankmesh.debug.watch import stacks
 from rankmesh.debug.watch.host import Look
 from rankmesh.debug.watch.live_names import live_names
@@ -205,6 +205,7 @@ def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:
 
 def _lines(frames: Sequence[Any] | None, table: dict[str, int]) -> dict[str, int]:
     """Return the number of a stack in the table, up to the program's first line; nothing where there is none."""
-    places = (place for place, frame in enumerate(frames or ()) if not is_library(frame["filename"]))
-    end = max(_FRAMES, next(places, 0) + 1)
-    return {"frames": table.setdefault(json.dumps(frames[:end]), len(table))} if frames else {}
+    if not frames:
+        return {}
+    place = innermost(range(len(frames)), lambda place: str(frames[place]["filename"])) or 0
+    return {"frames": table.setdefault(json.dumps(frames[: max(_FRAMES, place + 1)]), len(table))}

@@ -16,6 +16,7 @@ from __future__ import annotations
 import linecache
 import sys
 import threading
+from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -24,7 +25,7 @@ import torch.distributed as dist
 
 import rankmesh
 from rankmesh.backend import recorder
-from rankmesh.debug.doctor.sites import is_library
+from rankmesh.debug.doctor.sites import innermost, is_library
 
 __all__ = ["Mark", "in_call", "threads"]
 
@@ -98,7 +99,8 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
     if first is None:
         return {"running": True}, (0, 0, 0)
     mark = (id(first), first.f_lasti, recorder.calls_made())
-    source = "" if user is None else linecache.getline(user.f_code.co_filename, user.f_lineno)
+    inner = next(_outside(first), None)
+    source = "" if inner is None else linecache.getline(inner.f_code.co_filename, inner.f_lineno)
     moved = _moved(before, mark)
     if any(word in source for word in _WAITS) and not moved:
         return {"operation": "wait", "site": _line(user)}, mark
@@ -110,13 +112,17 @@ def _moved(before: Mark | None, mark: Mark) -> bool:
 
 
 def _users(frame: FrameType | None) -> FrameType | None:
-    """Return the innermost frame that is neither torch's nor ours, nor of the standard library."""
+    """Return the innermost frame of the program, else of a framework."""
+    return innermost(_outside(frame), lambda each: each.f_code.co_filename)
+
+
+def _outside(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield the frames that are neither torch's nor ours, nor of the standard library, innermost first."""
     while frame is not None:
         name = frame.f_code.co_filename
         if not name.startswith((_TORCH, _OURS)) and not is_library(name):
-            break
+            yield frame
         frame = frame.f_back
-    return frame
 
 
 def _found(frame: FrameType | None) -> FrameType | None:
