@@ -11,7 +11,6 @@ import os
 import signal
 import sys
 import time
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +56,6 @@ def _example(steps: int) -> tuple[Any, Any, Any]:
 def survives(log: Log, steps: int, spares: int) -> None:
     """Train in a job that survives."""
     loop, layout, run = _example(steps)
-    keep = import_module("gpt.survive").keep
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # as the example does, for the spares
     epoch = [0]
     for name, before, after in (("_abort", "", "noticed"), ("_agree", "freed", "agreed")):
@@ -67,21 +65,17 @@ def survives(log: Log, steps: int, spares: int) -> None:
         log("connected", epoch=job.epoch)
         epoch[0] = job.epoch
         trainer = loop.Trainer(run, layout.of(job.groups), job.device)
-        state = trainer.empty()
-        keep(trainer, state)
         log("built", epoch=job.epoch)
-        job.hold(state, trainer.shardings)
-        if job.step:
-            trainer.restore(job.step, state)
+        job.hold(trainer.state(), trainer.shardings)
+        trainer.restore(job.step)
         log("transferred", epoch=job.epoch)
         for step in range(job.step, steps):
             log.step(step)
             trainer.step(step)
-            keep(trainer, state)
             job.commit(step + 1)
             log("stepped", epoch=job.epoch, step=step)
 
-    rm.survive(train, f"megatron:{LAYOUT}", spares=spares, timeout=TIMEOUT)
+    rm.survive(train, f"megatron:{LAYOUT}", spares=spares, redundancy=1, timeout=TIMEOUT)
 
 
 def mark(name: str, before: str, after: str, log: Log, epoch: list[int]) -> None:

@@ -78,7 +78,7 @@ def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
             tensors: dict[str, torch.Tensor] = {}
             for number, share in enumerate(trainer.optimizer.shares):
                 moments = share.adam.state[share.part]
-                tensors |= {f"values{number}": share.values}
+                tensors |= {f"values{number}": share.part.detach()}
                 tensors |= {f"{name}{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
             variants: dict[str, Any] = {
                 "without": None,

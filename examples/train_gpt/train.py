@@ -74,7 +74,7 @@ def train(
     ] = False,
     redundancy: Annotated[
         int, typer.Option(min=0, help="Ranks that keep a copy of what one alone holds.", rich_help_panel=LOSSES)
-    ] = 0,
+    ] = 1,
     timeout: Annotated[
         float, typer.Option(min=0.1, help="Seconds without a sign of life.", rich_help_panel=LOSSES)
     ] = 10.0,
@@ -124,8 +124,9 @@ def train(
         if relayout and not survive:
             raise Refused("--relayout needs --survive; add it")
         if survive:
-            changes = _changes(run, relayout or [], ranks)
-            _survive(run, layout, sizes, (spares, shrink, redundancy, timeout), changes, figure, json)
+            copies = min(redundancy, ranks - 1)
+            changes = _changes(run, relayout or [], ranks, copies)
+            _survive(run, layout, sizes, (spares, shrink, copies, timeout), changes, figure, json)
             return
         with world() as device, GROUPS[groups](sizes) as made:
             trainer = Trainer(run, made, device)
@@ -201,7 +202,7 @@ def _steps(trainer: Trainer, start: int, sizes: Sizes) -> tuple[list[Step], floa
     return result, time.perf_counter() - began
 
 
-def _changes(run: Run, given: list[str], ranks: int) -> dict[int, str]:
+def _changes(run: Run, given: list[str], ranks: int, copies: int) -> dict[int, str]:
     """The sizes to go on with after some steps; without dp they are of as many ranks as the first ones."""
     found = {}
     for one in given:
@@ -211,6 +212,10 @@ def _changes(run: Run, given: list[str], ranks: int) -> dict[int, str]:
         axes = rm.Mesh.parse(text).axes if text else {}
         world = axes["dp"] * axes.get("tp", 1) * axes.get("cp", 1) * axes.get("pp", 1) if "dp" in axes else ranks
         run.shape.check(Sizes.parse(text, world))
+        if world <= copies:
+            raise Refused(
+                f"--relayout {one} leaves {world} ranks for --redundancy {copies}; add --redundancy {world - 1}"
+            )
         found[int(step)] = text
     return found
 

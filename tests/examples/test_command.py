@@ -100,6 +100,13 @@ def test_refused_words(typed, arguments, printed):
     assert result.stderr.count("\n") == 1
 
 
+def test_a_layout_with_too_few_ranks_for_copies(typed, monkeypatch):
+    """4 ranks: what each alone holds has a copy on another rank, so a layout of one rank is refused at the start."""
+    monkeypatch.setattr(typed.module, "WORLD_SIZE", 4)
+    result = typed("--survive", "--relayout", "2:dp=1", "--json")
+    assert result.stderr.startswith("error: --relayout 2:dp=1 leaves 1 ranks for --redundancy 1; add --redundancy 0")
+
+
 def test_help_teaches(typed):
     """--help says what is trained, and how it is started on several ranks."""
     printed = typed("--help").stdout

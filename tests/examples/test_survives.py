@@ -24,7 +24,7 @@ SEQUENCES = 100 if ALL else 3
 def trained(outcomes, tmp_path):
     """Train on ``size`` members of which some die; what each of the others reported, None of those that died."""
 
-    def run(size, deaths, spares=0, *, shrink=False, layout=LAYOUT, changes=(), redundancy=0, limit=150.0):
+    def run(size, deaths, spares=0, *, shrink=False, layout=LAYOUT, changes=(), redundancy=1, limit=150.0):
         shared = set(Path("/dev/shm").iterdir())  # noqa: S108
         given = free_port(), str(tmp_path), deaths, layout, spares, shrink, changes, redundancy
         ended = outcomes(size, survives, *given, world=None, limit=limit)
@@ -173,7 +173,7 @@ def test_any_moment(trained, expected, seed):
     Who dies after the last rank has returned takes its result along.
     """
     deaths = moments(seed, SURVIVES.steps)
-    ended = trained(20, deaths, spares=4)
+    ended = trained(20, deaths, spares=4, redundancy=len(deaths))
     steps = _steps(ended)
     assert steps == expected(((0, 4),)) or (steps is None and None in ended), deaths
 
@@ -187,7 +187,7 @@ def test_any_moment_without_spares(trained, expected, seed):
     another order there, and a checkpoint keeps one copy.
     """
     deaths = moments(seed, SURVIVES.steps, members=16)
-    ended = trained(16, deaths, shrink=True)
+    ended = trained(16, deaths, shrink=True, redundancy=len(deaths))
     steps = _steps(ended)
     if steps is None:
         assert None in ended, deaths

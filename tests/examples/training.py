@@ -12,6 +12,7 @@ import torch.distributed as dist
 from examples.train_gpt.gpt.layout import Refused, Sizes, of
 from examples.train_gpt.gpt.loop import GROUPS, Run, Trainer
 from examples.train_gpt.gpt.model import Shape
+from examples.train_gpt.gpt.optimizer import MOMENTS
 from examples.train_gpt.gpt.survive import survive
 from tests.sockets import kept, served_once
 from tests.survival.deaths import Deaths, left_behind
@@ -86,18 +87,28 @@ def restarted(me, parts):
             here = Trainer(SURVIVES, of(groups), torch.device("cpu")) if has_rank else None
             shardings = [here and here.shardings]
             dist.broadcast_object_list(shardings)
-            into = here.empty() if here else {}
+            into = here.state() if here else {}
             if before is not None:
                 rm.Transfer(before, shardings[0]).run(state, into)
             start = len(found)
             if here and start:
-                here.restore(start, into)
+                here.restore(start)
             found += arguments_of(here.step(index) for index in range(start, start + steps)) if here else [None] * steps
             state, before = here.state() if here else {}, shardings[0]
     return found
 
 
-def survives(me, port, folder, deaths, layout, spares, shrink, changes=(), redundancy=0):
+def shard_sizes(me, layout):
+    """The elements that this rank holds of each weight and moment; every moment is part of Adam's own tensor."""
+    with trainer(me.size, layout) as here:
+        next(here.steps())
+        state, adams = here.state(), [share.adam.state[share.part] for share in here.optimizer.shares]
+        memory = {adam[moment].untyped_storage().data_ptr() for adam in adams for moment in MOMENTS}
+        assert memory == {one.untyped_storage().data_ptr() for name, one in state.items() if name.endswith(MOMENTS)}
+        return {name: sharding.of(me.rank).size for name, sharding in here.shardings.items()}
+
+
+def survives(me, port, folder, deaths, layout, spares, shrink, changes=(), redundancy=1):
     """One member of a training in a job that survives: sizes and steps, on the first rank; and what it leaves.
 
     ``sizes`` has, of each epoch in which it had a rank, the step at which that began and its data-parallel size;

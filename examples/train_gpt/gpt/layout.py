@@ -74,6 +74,7 @@ class Groups:
     mesh: rm.Mesh  # where each weight lies: dense ones over tp and pp ...
     expert_axes: tuple[str, str]  # ... experts over these: which experts, and which units of them ...
     expert_view: str | None  # ... of this view
+    shard_axes: tuple[str, str]  # the axes of shards and of expert_shards, outermost first
     replica: int  # which samples of a batch are this rank's ...
     replicas: int  # ... of how many shares
 
@@ -110,6 +111,7 @@ def of(groups: rm.LiveGroups) -> Groups:
         mesh=groups.plan.mesh,
         expert_axes=("ep", "etp"),
         expert_view="expert",
+        shard_axes=("-".join(axis for axis in reversed(groups.plan.mesh.axes) if axis in ("dp", "cp")), "edp"),
         replica=groups["dp"].rank,
         replicas=groups["dp"].size,
     )

@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from functools import cached_property
 from pathlib import Path
 
 import torch
-import torch.distributed as dist
 
 import rankmesh as rm
 
@@ -85,18 +84,13 @@ class Trainer:
         return shardings(self.run.shape, self.groups, DTYPES[self.run.dtype])
 
     def state(self) -> dict[str, torch.Tensor]:
-        """This rank's weights and moments."""
+        """Return this rank's weights and its columns of their moments, as they are in memory."""
         return {name: tensor for share in self.optimizer.shares for name, tensor in share.state().items()}
 
-    def empty(self) -> dict[str, torch.Tensor]:
-        """Tensors for the weights and moments of this rank."""
-        rank, like = dist.get_rank(), torch.empty((), dtype=DTYPES[self.run.dtype], device=self.device)
-        return {name: like.new_empty(s.of(rank).shape) for name, s in self.shardings.items() if s.holds(rank)}
-
-    def restore(self, step: int, state: Mapping[str, torch.Tensor]) -> None:
-        """Go on from a state after so many steps."""
+    def restore(self, step: int) -> None:
+        """Go on after so many steps from what was written to ``state()``."""
         for share in self.optimizer.shares:
-            share.restore(step, state)
+            share.restore(step)
 
     def save(self, folder: Path, step: int) -> None:
         """Write a checkpoint after so many steps."""
@@ -104,7 +98,6 @@ class Trainer:
 
     def resume(self, folder: Path) -> int:
         """Read the newest checkpoint; how many steps were done."""
-        into = self.empty()
-        step = checkpoint.load(folder, self.run.shape, into, self.shardings, self.groups)
-        self.restore(step, into)
+        step = checkpoint.load(folder, self.run.shape, self.state(), self.shardings, self.groups)
+        self.restore(step)
         return step

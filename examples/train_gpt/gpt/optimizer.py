@@ -2,7 +2,7 @@
 
 ```
              replicas hold           gradients                update       values
-dense        shards                  scatter-sum over shards  own part     gather over shards
+dense        shards                  scatter-sum over shards  own columns  gather over shards
 experts      expert_shards           the same over expert_shards
 ```
 
@@ -11,11 +11,12 @@ Gradients are sums over the tokens of the whole batch, so no replica count divid
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from math import prod
 
 import torch
 from torch import Tensor, nn
 from torch.distributed import ProcessGroup
+from torch.nn import functional
 
 from .collectives import gather, scatter_sum, total
 from .layout import Groups
@@ -25,66 +26,66 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 
 
 class Share:
-    """All weights of one kind in one flat buffer, of which this rank updates one of ``size`` equal parts."""
+    """All weights of one kind. This rank updates its part: as many columns (last dimension) as each other replica.
+
+    ``part``, its gradient and its moments are flat: this rank's columns of one weight after the other, zeros where
+    columns do not divide.
+    """
 
     def __init__(self, pieces: list[Piece], replicas: ProcessGroup, rate: float) -> None:
         self.pieces, self.replicas = pieces, replicas
-        first, length = pieces[0].parameter, sum(piece.parameter.numel() for piece in pieces)
-        each = -(-length // replicas.size())
-        self.values, self.gradients = (first.new_zeros(replicas.size(), each) for _ in range(2))
-        counted = torch.zeros_like(self.values, dtype=torch.bool)
-        for piece, value, gradient, counts in zip(
-            pieces, self.views(self.values), self.views(self.gradients), self.views(counted), strict=True
-        ):
-            value.copy_(piece.parameter.detach())
-            counts.fill_(piece.counted)
-            piece.parameter.data, piece.parameter.grad = value, gradient
-        self.counted = counted[replicas.rank()]
-        self.part = nn.Parameter(self.values[replicas.rank()])
+        self.values = [piece.parameter.detach() for piece in pieces]
+        self.gradients = [torch.zeros_like(value) for value in self.values]
+        for piece, gradient in zip(pieces, self.gradients, strict=True):
+            piece.parameter.grad = gradient
+        counted = [torch.full_like(piece.parameter, piece.counted, dtype=torch.bool) for piece in pieces]
+        self.counted = self.rows(counted)[replicas.rank()]
+        self.part = nn.Parameter(self.rows(self.values)[replicas.rank()])
         self.gradient = torch.zeros_like(self.part)
         self.adam = torch.optim.AdamW([self.part], lr=rate)
-
-    def views(self, buffer: Tensor) -> list[Tensor]:
-        """A buffer of all weights as one tensor for each piece."""
-        sizes = [piece.parameter.numel() for piece in self.pieces]
-        parts = buffer.flatten()[: sum(sizes)].split(sizes)
-        return [part.view(piece.parameter.shape) for part, piece in zip(parts, self.pieces, strict=True)]
-
-    def state(self) -> dict[str, Tensor]:
-        """Every weight with its moments, as this rank holds it; replicas hold moments in parts, and gather."""
-        kept = self.adam.state[self.part] or dict.fromkeys(
-            MOMENTS, torch.zeros_like(self.part)
-        )  # before the first step
-        buffers = {"": self.values} | {f".{name}": gather(kept[name], self.replicas) for name in MOMENTS}
-        return {
-            f"{piece.name}{suffix}": view
-            for suffix, buffer in buffers.items()
-            for piece, view in zip(self.pieces, self.views(buffer), strict=True)
+        self.adam.state[self.part] = {
+            "step": torch.tensor(0.0),
+            **{moment: torch.zeros_like(self.part.detach()) for moment in MOMENTS},
         }
 
-    def restore(self, step: int, state: Mapping[str, Tensor]) -> None:
-        """Go on from a state after so many steps."""
-        local = {}
-        for suffix in ("", *(f".{name}" for name in MOMENTS)):
-            buffer = torch.zeros_like(self.values) if suffix else self.values
-            for piece, view in zip(self.pieces, self.views(buffer), strict=True):
-                view.copy_(state[f"{piece.name}{suffix}"])
-            local[suffix[1:]] = buffer[self.replicas.rank()].clone()
-        del local[""]
-        kept = self.adam.state_dict() | {"state": {0: {"step": torch.tensor(float(step)), **local}}}
-        self.adam.load_state_dict(kept)
+    def rows(self, tensors: list[Tensor]) -> Tensor:
+        """Return a row for each replica: its columns of every tensor, flat."""
+        size = self.replicas.size()
+        padded = [functional.pad(tensor, (0, -tensor.shape[-1] % size)) for tensor in tensors]
+        by_replica = [tensor.unflatten(-1, (size, -1)).movedim(-2, 0).flatten(1) for tensor in padded]
+        return torch.cat(by_replica, dim=1)
+
+    def columns(self, row: Tensor) -> list[Tensor]:
+        """Return views of one replica's row: its columns of each weight."""
+        shapes = [(*value.shape[:-1], -(-value.shape[-1] // self.replicas.size())) for value in self.values]
+        return [one.view(shape) for one, shape in zip(row.split([*map(prod, shapes)]), shapes, strict=True)]
+
+    def state(self) -> dict[str, Tensor]:
+        """Return views of every weight, and of this rank's columns of its moments."""
+        state = {piece.name: value for piece, value in zip(self.pieces, self.values, strict=True)}
+        for moment in MOMENTS:
+            columns = self.columns(self.adam.state[self.part][moment])
+            state |= {f"{piece.name}.{moment}": one for piece, one in zip(self.pieces, columns, strict=True)}
+        return state
+
+    def restore(self, step: int) -> None:
+        """Go on after so many steps from what was written to ``state()``."""
+        self.part.data.copy_(self.rows(self.values)[self.replicas.rank()])
+        self.adam.state[self.part]["step"].fill_(step)
 
     def collect(self) -> Tensor:
         """Sum the gradients of this rank's part over the replicas; the square of their norm, each weight once."""
-        self.gradient = scatter_sum(self.gradients, self.replicas)
+        self.gradient = scatter_sum(self.rows(self.gradients), self.replicas)
         return torch.where(self.counted, self.gradient, 0).square().sum()
 
     def update(self, factor: Tensor) -> None:
         """One step of AdamW with the gradients times ``factor``; every replica gets all values."""
         self.part.grad = self.gradient * factor
         self.adam.step()
-        self.values.copy_(gather(self.part.detach().clone(), self.replicas))
-        self.gradients.zero_()
+        rows = [self.columns(row) for row in gather(self.part.detach(), self.replicas)]
+        for value, gradient, *columns in zip(self.values, self.gradients, *rows, strict=True):
+            value.copy_(torch.cat(columns, dim=-1)[..., : value.shape[-1]])
+            gradient.zero_()
 
 
 class ShardedAdamW:

@@ -71,6 +71,7 @@ def _parallel_state(state: Any, sizes: Sizes) -> Iterator[Groups]:
             mesh=rm.recipes.megatron(**asdict(sizes)).mesh,
             expert_axes=("ep", "etp"),
             expert_view="expert",
+            shard_axes=("dp-cp", "edp"),
             replica=state.get_data_parallel_rank(),
             replicas=state.get_data_parallel_world_size(),
         )
@@ -116,6 +117,7 @@ def nanotron(sizes: Sizes) -> Iterator[Groups]:
             mesh=rm.Mesh(tp=sizes.tp, cp=sizes.cp, dp=len(dp), pp=sizes.pp, ep=sizes.ep),
             expert_axes=("ep", "tp"),
             expert_view=None,
+            shard_axes=("ep-dp-cp", "dp-cp"),
             replica=here["ep"] * len(dp) + here["dp"],
             replicas=len(ep) * len(dp),
         )
@@ -149,6 +151,7 @@ def process_groups(sizes: Sizes) -> Iterator[Groups]:
             mesh=rm.Mesh(tp=sizes.tp, dp=sizes.dp, pp=sizes.pp, ep=1),
             expert_axes=("ep", "tp"),
             expert_view=None,
+            shard_axes=("dp", "dp"),
             replica=groups.dp_rank,
             replicas=groups.dp_size,
         )

@@ -2,7 +2,9 @@
 
 ```
 table (256, 64)          ("tp", None) on the first and the last stage          copies over dp and cp
+  its moments            ("tp", "dp-cp") on the same stages                    no copies
 experts (4, 256, 64)     ("ep", "etp", None) on the stage of the block         copies over edp
+  their moments          ("ep", "etp", "edp") on the same stage                no copies
 ```
 
 The model itself is asked: its blocks are made once without memory, by a listing in place of weights.
@@ -34,15 +36,23 @@ class Listing(Weights):
         self, name: str, *shape: int, scale: float | None, cut: int | None = None, counted: bool = True
     ) -> nn.Parameter:
         """A weight of which dimension ``cut`` is split over tp."""
-        return self._note(name, shape, tuple("tp" if dim == cut else None for dim in range(len(shape))), None)
+        return self._note(name, shape, tuple("tp" if dim == cut else None for dim in range(len(shape))))
 
     def expert(self, name: str, *shape: int, scale: float) -> nn.Parameter:
         """Weights of experts: experts over ep, their units over the tp of experts."""
-        return self._note(name, shape, (*self.groups.expert_axes, None), self.groups.expert_view)
+        return self._note(name, shape, (*self.groups.expert_axes, None), expert=True)
 
-    def _note(self, name: str, shape: tuple[int, ...], cut: tuple[str | None, ...], view: str | None) -> nn.Parameter:
-        dtype = str(self.dtype)
-        self.found[name] = rm.Sharding(self.groups.mesh, cut, shape, dtype, {"pp": self.stage}, view)
+    def _note(
+        self, name: str, shape: tuple[int, ...], cut: tuple[str | None, ...], *, expert: bool = False
+    ) -> nn.Parameter:
+        groups, dtype, at = self.groups, str(self.dtype), {"pp": self.stage}
+        replicas, view = (groups.expert_shards, groups.expert_view) if expert else (groups.shards, None)
+        self.found[name] = rm.Sharding(groups.mesh, cut, shape, dtype, at, view)
+        # Replicas divide the last dimension: each has as many columns as the first.
+        columns = (*cut[:-1], groups.shard_axes[expert])
+        padded = {len(shape) - 1: -(-shape[-1] // replicas.size()) * replicas.size()}
+        moments = rm.Sharding(groups.mesh, columns, shape, dtype, at, view, padded=padded)
+        self.found |= {f"{name}.{moment}": moments for moment in MOMENTS}
         return nn.Parameter(torch.empty(shape, device=self.device))
 
 
@@ -56,8 +66,4 @@ def shardings(shape: Shape, groups: Groups, dtype: torch.dtype) -> dict[str, rm.
         Block(index, shape, listing)
     listing.stage = (-1,)
     listing.dense("norm", shape.hidden, scale=None)
-    return {f"{name}{moment}": kept for name, kept in listing.found.items() for moment in ("", *_suffixes())}
-
-
-def _suffixes() -> tuple[str, ...]:
-    return tuple(f".{moment}" for moment in MOMENTS)
+    return listing.found

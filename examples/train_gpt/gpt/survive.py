@@ -1,10 +1,10 @@
 """The same training in a job that loses ranks or changes its layout; rm.survive calls ``train`` again each time.
 
 ```
-state    every weight and its moments, whole on each replica     the loss and the norm of each step, on every rank
+state    every weight, and this rank's columns of its moments     the loss and the norm of each step, on every rank
 ```
 
-Moments are gathered for each commit. A job that cannot afford that holds its parts of them, with ``redundancy=1``.
+All are held as they are in memory. Columns of moments have no replica: with ``redundancy`` other ranks keep copies.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 
 import torch
-from torch import Tensor
 
 import rankmesh as rm
 from rankmesh.survival import Job
@@ -32,12 +31,12 @@ def survive(
     timeout: float,
     progress: Callable[[Sizes, Step], object],
     changes: Mapping[int, str] | None = None,
-    redundancy: int = 0,
+    redundancy: int = 1,
 ) -> tuple[Sizes, list[Step]] | None:
     """Train; on the first rank the sizes at the end, and the steps. ``progress`` gets each step there.
 
     ``changes`` are the sizes to go on with after some steps. ``redundancy`` is how many other ranks keep a
-    copy of what one rank alone holds, such as its experts.
+    copy of what one rank alone holds, such as its columns of the moments.
     """
 
     def train(job: Job) -> tuple[Sizes, list[Step]] | None:
@@ -46,18 +45,15 @@ def survive(
         trainer = Trainer(run, of(job.groups), job.device)
         # Rows of loss and norm, which a spare that takes over gets from the others.
         record = torch.zeros(run.steps, 2, dtype=torch.float64, device=job.device)
-        state = {**trainer.empty(), RECORD: record}
-        keep(trainer, state)
-        job.hold(state, {**trainer.shardings, RECORD: rm.Sharding(job.plan.mesh, None, (run.steps, 2), "float64")})
-        if job.step:
-            trainer.restore(job.step, state)
+        whole = rm.Sharding(job.plan.mesh, None, (run.steps, 2), "float64")
+        job.hold({**trainer.state(), RECORD: record}, {**trainer.shardings, RECORD: whole})
+        trainer.restore(job.step)
         for index in range(job.step, run.steps):
             if changes and index in changes:  # asked again where a rank is lost before all have asked
                 with suppress(rm.PlanError):  # too few ranks are left for it
                     job.relayout(f"megatron:{changes[index]}")
             step = trainer.step(index)
             record[index] = torch.tensor([step.loss, step.norm], dtype=torch.float64)
-            keep(trainer, state)
             job.commit(index + 1)
             if job.rank == 0:
                 progress(sizes, step)
@@ -74,10 +70,3 @@ def survive(
 
 def _ep(plan: rm.Plan) -> int:
     return plan.mesh.view("expert").axes["ep"]
-
-
-def keep(trainer: Trainer, state: dict[str, Tensor]) -> None:
-    """Copy the state to where it is held."""
-    with torch.no_grad():
-        for name, tensor in trainer.state().items():
-            state[name].copy_(tensor)
