@@ -115,7 +115,10 @@ def test_unmodified_programs(tmp_path, program, mistake, monkeypatch):
     # The next collective of accelerate's step is in the same group: that of the backward pass.
     skipped = {"different"} if program == "accelerate" else {"absent", "late"}
     assert first["cause"] in (skipped if mistake == "absent" else {mistake}), verdict
-    assert mistake == "dead" or f"{HERE / 'unmodified.py'}:" in json.dumps(first)
+    if mistake != "dead":
+        # Torch names frames only once it has its compiler: of a job that fails at once the folder has the lines.
+        line = f"{HERE / 'unmodified.py'}:"
+        assert line in json.dumps(first) or line in run(*WATCH[:3], "doctor", "hangs", cwd=tmp_path)[0]
     metrics = (tmp_path / "hangs/rankmesh.prom").read_text(encoding="utf-8")
     assert re.search(r"^rankmesh_hang\{.*\} 1$", metrics, re.MULTILINE)
     assert f'rank="3",state="{first["cause"]}"' in metrics
