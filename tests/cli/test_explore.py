@@ -96,7 +96,7 @@ def test_a_measurement_is_drawn_by_group(tmp_path):
     with pytest.raises(UnknownGroup):
         explored("tp=4,cp=2", measured=file)
     file.write_text("[]")
-    with pytest.raises(PlacementError, match="no measurement"):
+    with pytest.raises(PlacementError, match="not a measurement"):
         explored("tp=2,dp=4", measured=file)
     file.write_text("{")
     with pytest.raises(PlacementError, match="is not valid JSON"):

@@ -201,7 +201,7 @@ def test_what_cannot_be_compared_is_refused():
             sim.compare(lambda groups, value=value, cut=cut: sim.see("x", value, cut), ["tp=2"])
     with pytest.raises(LayoutError, match="sees nothing"):
         sim.compare(lambda groups: None, ["tp=2"])
-    with pytest.raises(LayoutError, match="no program"):
+    with pytest.raises(LayoutError, match="not a program"):
         sim.compare(None, ["tp=2"])
     with pytest.raises(LayoutError, match="tolerance"):
         sim.compare(lambda groups: sim.see("x", 1.0), ["tp=2"], tolerance=float("nan"))

@@ -53,7 +53,7 @@ POINTS = {
     """,
     "rankmesh.runtime": "connection:Connection.make world:World._agree world:World._create world:World.abort",
     "rankmesh.backend": """
-        world_group:WorldGroup.make world_group:WorldGroup.install world_group:WorldGroup.cut drain:Drain.take
+        world_group:WorldGroup.make world_group:WorldGroup.install world_group:WorldGroup.cut cut:Drain.take
     """,
     "rankmesh.transfer.live": "run:_moved exchange:Exchange.all",
     "tests.survival": "faults:between",

@@ -8,7 +8,7 @@ Kubernetes     command with args in any container of any kind; env; $(NAME) is r
 
 A text that a shell runs (``sh -c``) is read as a script. Words have the lines of the file on which they are written.
 
->>> (found,) = read_containers('FROM a\nCMD ["vllm", "serve", "m", \\\n  "--tp", "4"]\n', "Dockerfile")
+>>> *_, found = read_containers('FROM a\nCMD ["vllm", "serve", "m", \\\n  "--tp", "4"]\n', "Dockerfile")
 >>> [(shown(word), word[0].lines) for word in found.script.commands[0].words[-2:]]
 [('--tp', (3,)), ('4', (3,))]
 """
