@@ -1,8 +1,10 @@
-"""The words of the messages: each begins with what is wrong."""
+"""The words of messages, docstrings and names: plain English, and the words of the field."""
 
 import ast
 import re
 from pathlib import Path
+
+import pytest
 
 import rankmesh
 
@@ -33,6 +35,43 @@ def test_no_message_begins_with_received():
     found = {str(path): lines for path in SOURCES if (lines := _openings(path.read_text(encoding="utf-8"), RECEIVED))}
     assert len(SOURCES) > 100
     assert found == {}
+
+
+# Phrases that send a reader back to another sentence, or that are not plain English.
+PHRASES = {
+    'name the thing, not "that of"': r"\b[Tt](?:hat|hose) of\b",
+    'name the subject, not "The same"': r"^The same\b",
+    'write "is not a", or "without"': r"\b(?:is|are|was|were) no \w+[;,.:]",
+}
+
+
+def _phrases(source):
+    """The lines of a module's texts with a phrase to replace, and what to do instead."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Constant) and isinstance(node.value, str):
+            text = " ".join(node.value.split())
+            yield from ((node.lineno, fix) for fix, phrase in PHRASES.items() if re.search(phrase, text))
+
+
+def test_docstrings_and_messages_are_plain():
+    """No docstring and no message has a phrase that must be read twice."""
+    found = {str(path): hits for path in SOURCES if (hits := list(_phrases(path.read_text(encoding="utf-8"))))}
+    assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The size is that\n    of the plan.",
+        "The same, for a view.",
+        "Raise if there is no rank.",
+        "8 are no ranks; give 4",
+    ],
+)
+def test_a_phrase_is_found(text):
+    """In a docstring across lines, and in the parts of an f-string."""
+    assert len(list(_phrases(f'def size():\n    """{text}"""\n'))) == 1
+    assert len(list(_phrases(f'raise ValueError(f"""{text}{{size}}""")'))) == 1
 
 
 # -- identifiers -----------------------------------------------------------------------------------

@@ -107,8 +107,8 @@ def put_gloo_under(
 ) -> Any:
     """Put gloo under a process group, whose pairs connect now or when they first talk; the backend that was made.
 
-    ``within`` is how long members that connect now, or that ask for a ``lazy`` group, wait for each other; those of a
-    group of more than ``eager_size`` connect when they first talk, for which gloo waits up to ``PAIR_TIMEOUTS`` times
+    ``within`` is how long members that connect now, or that request a ``lazy`` group, wait for each other. Members of a
+    group of more than ``eager_size`` connect at their first message, for which gloo waits up to ``PAIR_TIMEOUTS`` times
     ``timeout``. Raises ``NotJoined`` when a member does not join.
     """
     end = time.monotonic() + within.total_seconds()

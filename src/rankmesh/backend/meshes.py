@@ -88,7 +88,7 @@ def _rows(kind: Any, sizes: tuple[int, ...]) -> Any:
 
 
 def _collapsed(layout: Any) -> Any:
-    """Return the layout whose one dimension joins those of another."""
+    """Return a layout with all dimensions of another joined into one."""
     if hasattr(layout, "collapse"):
         return type(layout)([layout.collapse()])
     joined = layout.coalesce()

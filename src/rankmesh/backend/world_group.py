@@ -124,7 +124,7 @@ class WorldGroup:
     def cut(self) -> None:
         """End every connection of gloo's: calls that wait for a member return with an error.
 
-        Those of groups that torch made in this world, too, as ``torch.distributed.new_group`` does.
+        This includes groups that torch made in this world, such as by ``torch.distributed.new_group``.
         """
         self._devices.cut()
 

@@ -16,8 +16,8 @@ length 10 over "dp-tp", dp=2, tp=2      shard  0      1      2      3
 parts (8, 2, 2) over tp=2               shard 0 holds 0..3, 8, 10     shard 1 holds 4..7, 9, 11
 ```
 
-``padded`` is the length that is cut where more is stored: the pieces are those of the padded length, and no shard
-holds what is beyond the length.
+``padded`` is the length that is cut where more is stored: the pieces divide the padded length, and no shard
+holds elements beyond the length.
 """
 
 from __future__ import annotations

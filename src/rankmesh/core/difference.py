@@ -57,7 +57,7 @@ class RankDiff:
 
 @dataclass(frozen=True)
 class KindDiff:
-    """A kind whose groups differ on ``ranks`` ranks, with the first few; sizes are those of one group."""
+    """A kind whose groups differ on ``ranks`` ranks, with the first few; sizes are of one group."""
 
     name: str
     ranks: int

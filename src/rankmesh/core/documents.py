@@ -278,7 +278,7 @@ def _dots(text: str) -> int:
 
 
 def _made(syntax: str, make: Callable[[], _T], limits: Limits, *errors: type[Exception]) -> _T:
-    """Return what a parser makes; ``errors`` are those of its own that no built-in is a base of."""
+    """Return what a parser makes; ``errors`` are its own error types that have no built-in base."""
     refused = (*_MALFORMED, *errors)
     try:
         return make()
@@ -374,7 +374,7 @@ def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
 
 
 def compose_documents(text: str, limits: Limits = DOCUMENT) -> list[YamlTree]:
-    """Return the nodes of each document of a YAML text, as `compose_yaml` returns those of one."""
+    """Return the nodes of each document of a YAML text; `compose_yaml` reads a single document."""
     import yaml
 
     nodes, loader = _composed(text, lambda *given: list(yaml.compose_all(*given)), limits)

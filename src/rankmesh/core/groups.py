@@ -1,4 +1,4 @@
-"""Groups: the ranks that agree on every coordinate but those of the chosen axes.
+"""Groups: the ranks that agree on every coordinate except on the chosen axes.
 
 A set of axes cuts the mesh in two patterns: what varies inside a group, and what varies between groups.
 

@@ -8,7 +8,7 @@ llm                         [ tp 4, dp 4, pp 2         ]        disjoint
 
 Two meshes of a job are disjoint, or colocated (exactly the same ranks). Anything between is refused, because a rank
 would then wait in one mesh for a rank that is busy in another. A job covers its world unless it has ``partial=True``.
-The ranks of a mesh may be apart, as those of a slice of another mesh are.
+The ranks of a mesh may have gaps, such as in a slice of another mesh.
 
 >>> from rankmesh.core.mesh import Mesh
 >>> job = Job(world_size=48, encoder=Mesh(tp=2, dp=8), llm=Mesh(tp=4, dp=4, pp=2, offset=16))

@@ -24,7 +24,7 @@ PROVIDED: dict[str, str] = {}
 def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and the ``__dir__`` of a package whose ``names`` are in these modules of it.
 
-    No name may be that of a module: once the module is loaded, Python finds the module under it.
+    No name may also name a module: once the module is loaded, Python finds the module under it.
     """
 
     def load(name: str) -> Any:

@@ -13,7 +13,7 @@ Shard(boxes=(((2, 4), (0, 6)),), places=((0, 0),), shape=(2, 6))
 >>> up.of(0).boxes
 ()
 
-Uneven cuts are those of ``torch.chunk``, as DTensor and FSDP2 have them: ``"dp-tp"`` cuts by ``dp`` and each piece by
+Uneven cuts follow ``torch.chunk``, as in DTensor and FSDP2: ``"dp-tp"`` cuts by ``dp`` and each piece by
 ``tp``; ``"tp-dp"`` is what DTensor calls a strided shard. A stride of s in Megatron is s equal ``parts``.
 """
 

@@ -9,7 +9,7 @@ The other way is `LiveGroups.device_mesh`.
 
 What differs from building a ``DeviceMesh`` with torch: a group that spans the world is a group like any other, not the
 world itself, so destroying it destroys nothing else; ranks that have another mesh get an error when the plan is
-connected instead of hanging; a one-rank axis costs nothing; timeouts are those of the plan.
+connected instead of hanging; a one-rank axis costs nothing; timeouts are the plan's.
 """
 
 from __future__ import annotations

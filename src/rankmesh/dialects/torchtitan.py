@@ -230,7 +230,7 @@ class ParallelDims(AbstractContextManager["ParallelDims"]):
         return mesh
 
     def get_activated_mesh(self, axes: list[str]) -> DeviceMesh | None:
-        """Return the mesh along those of the axes that exist; None where none does."""
+        """Return the mesh along the named axes that exist; None if none exists."""
         there = [axis for axis in axes if axis in self._meshes() and self.get_optional_mesh(axis) is not None]
         return self.get_optional_mesh(there) if there else None
 

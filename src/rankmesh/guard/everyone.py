@@ -68,7 +68,7 @@ class Everyone:
 def gathered(groups: LiveGroups, data: object, what: str = "guard.step()") -> dict[int, Any]:
     """Return the data of each rank of the plan that gives any, by rank; every rank calls it, maybe with None.
 
-    Data are those of JSON. A rank waits for the others as long as in a collective; ``what`` names the call in errors.
+    Data are JSON values. A rank waits for the others as long as in a collective; ``what`` names the call in errors.
     """
     ranks = groups.plan.mesh.rank_range.ascending.tolist()
     among = groups.world.round(f"guard/{groups.plan.digest[:16]}/{groups.key}/{groups.epoch}", ranks)

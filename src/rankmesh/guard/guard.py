@@ -67,7 +67,7 @@ class _Values:
 class _Comparison:
     """A comparison under way: its step, tensors by kind, this rank's digests by number of the kind, and the result.
 
-    ``values`` are those of the step, which the last slot compares.
+    ``values`` are the step's values, which the last slot compares.
     """
 
     step: int

@@ -81,7 +81,7 @@ def _table(text: str) -> list[list[_Kind | None]]:
     lines = enumerate(_COLOURS.sub("", text).splitlines(), 1)
     rows = [(number, found[1].split()) for number, line in lines if (found := _ROW.match(line)) is not None]
     if len(rows) > _DEVICES:
-        raise ClusterError(f"the table has {len(rows)} GPUs, but at most {_DEVICES} are read; give that of one host")
+        raise ClusterError(f"the table has {len(rows)} GPUs, but at most {_DEVICES} are read; give one host's table")
     for number, cells in rows:
         if len(cells) < len(rows):
             raise ClusterError(

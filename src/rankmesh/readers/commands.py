@@ -84,7 +84,7 @@ def _file(named: Entry, path: str) -> list[Entry]:
 
 
 def _over(settings: list[Entry], found: list[Entry]) -> list[Entry]:
-    """Return the settings of a command, and those of its file that it does not set."""
+    """Return the settings of a command, and of its file where the command does not set them."""
     keys = {entry.path[-1] for entry in settings}
     return [*settings, *(entry for entry in found if entry.path[-1] not in keys)]
 

@@ -59,7 +59,7 @@ def gather_results(
     Raises ``ConnectError`` with the same cause on every rank when work fails or takes longer than ``seconds``, or when
     a participant is lost. A collective never returns when a member is stopped, so a thread does the work and is left
     behind then; work that has succeeded, or does so later, is undone by ``undo``. Over a channel without a network, as
-    in a simulation, there is no thread.
+    in a simulation, this uses no thread.
     """
     if not among.channel.remote:
         return gather(among, work(), conclude, seconds, what)

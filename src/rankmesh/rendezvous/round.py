@@ -307,7 +307,7 @@ class Round:
     # -- the end ------------------------------------------------------------------------------------------------
 
     def leave(self, outcome: Outcome, *, stay: bool = False, all_read: bool = False) -> bool:
-        """Leave the round: the last participant deletes its keys, and those of failed rounds before it.
+        """Leave the round: the last participant deletes its keys, and the keys of failed rounds before it.
 
         After a failure the participant that serves the channel waits until the others have its outcome; with ``stay``
         after any outcome. The others are those that arrived in the last step; with ``all_read`` also those that still

@@ -88,7 +88,7 @@ JSON: Codec[Any] = Codec(lambda value: value, lambda data: data)
 class Outcome(Generic[_Value]):
     """Why a round ended: ``agreed``, or what kept its participants from it.
 
-    ``ranks`` are those to look at, ``missing`` those of them that are absent, ``fields`` what differs between
+    ``ranks`` are the ranks to look at, ``missing`` the absent ones among them, ``fields`` what differs between
     proposals; ``message`` states it in words, and ``value`` is what the coordinator concluded, None where
     it concluded nothing.
 

@@ -30,8 +30,8 @@ __all__ = ["Connection"]
 class Connection:
     """The process groups of this rank for one plan; ``closed`` is called once they are destroyed.
 
-    ``handles`` are those of the plan's groups by name, none after ``close``. ``is_complete`` is set once every rank has
-    its groups. ``others`` is how many groups this process had before.
+    ``handles`` has a handle of each of the plan's groups by name, none after ``close``. ``is_complete`` is set once
+    every rank has its groups. ``others`` is how many groups this process had before.
     """
 
     def __init__(

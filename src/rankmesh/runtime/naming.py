@@ -6,8 +6,8 @@ llm:tp@pp1,dp0            the description:   plan of the job, kind, coordinate
 ```
 
 torch's own hashed names count the groups that a rank already has, so two ranks that own different numbers of groups
-wait for each other under two names. Here nothing local enters the name. What all members agree on stands for the
-members, which it tells apart from those of any other group of the plan: a name costs the same for two as for a million.
+wait for each other under two names. Here nothing local enters the name. The plan and the members' places
+distinguish a group from every other group of the plan: a name costs as much for two members as for a million.
 
 >>> process_group_name("ab" * 32, 0, "tp", "tp@pp1")
 'tp/0/b39e4b61ac27105e'

@@ -237,7 +237,7 @@ class World:
             raise type(error)(f"{error.message}; by the recordings: {diagnosis}", **error.values) from error
 
     def abort(self) -> None:
-        """Have every collective of this process return with an error, on NCCL those of torch's own groups, too.
+        """Make every collective of this process return with an error; on NCCL, also on torch's own groups.
 
         As ``LiveGroups.abort``, for all that is connected: communicators have to be aborted together.
         """

@@ -29,7 +29,7 @@ _SHOWN = 4
 
 @dataclass(frozen=True)
 class Report:
-    """What one member says of itself at the end of an epoch.
+    """The state that one member reports at the end of an epoch.
 
     ``done``       ``train`` has returned here; ``over``: it has on every rank
     ``error``      what left ``train`` and is this member's own; ``torn``: what may only follow from the loss of another
@@ -40,7 +40,7 @@ class Report:
     ``loads``      what nobody holds can be loaded
     ``began``      the step at which the epoch began
     ``at``         the step that this member was doing
-    ``joining``    where the processes are reached that asked this member to join
+    ``joining``    addresses of the processes that requested this member to let them join
     ``evicted``    members that the watch named as the cause of a hang
     ``unclear``    why ranks wait, where the watch named none of them as the cause
     ``suspicion``  a difference that the guard has found: its step, and the one to go ``back`` to
@@ -227,7 +227,7 @@ def _of_all(members: Members, reports: Mapping[int, Report]) -> str:
 
 
 def _why(reports: Mapping[int, Report], began: Collection[int]) -> str:
-    """Return the first errors that ranks report, first those of ranks that began the change."""
+    """Return the first errors that ranks report, beginning with the ranks that began the change."""
     members = sorted(reports, key=lambda member: (member not in began, member))
     texts = dict.fromkeys(reports[member].torn for member in members if reports[member].torn)
     return "; ".join([*texts][:_SHOWN]) or "no rank reported an error; look for ranks that stop for a while"

@@ -53,7 +53,7 @@ class Suspicion:
     """A difference whose steps are repeated: its step, the tensor, the ranks that differed, and where all go back to.
 
     ``tied``: these are both sides of a difference between two halves. ``repeat`` is 1 or 2. ``first`` are the digests
-    that this rank had at that step the first time, ``second`` those of the first repeat; None where it was not there.
+    that this rank had at that step the first time, ``second`` in the first repeat; None if it was not a member then.
     """
 
     step: int

@@ -91,7 +91,7 @@ class _End:
 class Machine:
     """One member of a job: its epoch, the members of it, and how it ends.
 
-    ``history`` has the members of this epoch and of those of which there may be snapshots. State that was held comes
+    ``history`` has the members of this epoch and of epochs with snapshots. State that was held comes
     from the snapshots of epoch ``source``, or is loaded (``load``); ``step`` is the step to begin with. ``raised`` are
     the errors that ended the last epoch, by coordinate. ``exists``: something is held. ``unreplicated`` are the
     axes, with sizes, along which each rank of a held model has tensors of its own, which cannot be cut in another way.

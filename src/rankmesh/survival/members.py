@@ -40,7 +40,7 @@ PlanLike = Plan | Mesh | str
 
 @dataclass(frozen=True)
 class Sizes:
-    """The plans of a job: the one that it was started with, and those of fewer replicas along axis ``shrink``."""
+    """The plans of a job: the one that it was started with, and plans with fewer replicas along axis ``shrink``."""
 
     layout: PlanLike
     first: Plan
@@ -158,7 +158,7 @@ class Members:
 
     @property
     def all(self) -> tuple[int, ...]:
-        """Every member, those of the plan first, in the order of their ranks: the ranks of their world."""
+        """Every member, the plan's first, in the order of their ranks: the ranks of their world."""
         return self.ranks + self.spares
 
     def without(self, lost: Collection[int]) -> Members:
@@ -231,9 +231,9 @@ class Members:
         return replace(self, spares=(*self.spares, *new), started=started, hosts={**self.hosts, **(hosts or {})})
 
     def larger(self, more: int = 0) -> Plan | None:
-        """Return the plan of most replicas, at most those of the start, that these and ``more`` members suffice for.
+        """Return the plan with the most replicas that these and ``more`` members suffice for, at most as at the start.
 
-        None where they do not suffice for more replicas than now.
+        None if they do not suffice for more replicas than now.
         """
         sizes = self.sizes
         now, first = sizes.replicas(self.plan), sizes.replicas(sizes.first)
@@ -241,14 +241,14 @@ class Members:
         return sizes.largest(range(min(first, most), now, -1))
 
     def grown(self) -> Members:
-        """Return these members with as many replicas as they suffice for, at most those of the start."""
+        """Return these members with as many replicas as they suffice for, at most as many as at the start."""
         plan = self.larger()
         if plan is None:
             return self
         return self._placed(plan, list(self.ranks), list(self.spares), range(self.sizes.replicas(self.plan)))
 
     def _placed(self, plan: Plan, ranks: Sequence[int], spares: list[int], kept: Sequence[int]) -> Members:
-        """Return these members in another plan: its first coordinates are the ``kept`` ones, then those of spares."""
+        """Return these members in another plan: its first coordinates are the ``kept`` ones, the spares' follow."""
         shrink, mesh = str(self.sizes.shrink), self.plan.mesh
         placed = []
         for rank in range(plan.mesh.size):

@@ -2,7 +2,7 @@
 
 ```
 heartbeats     whether another member lives, and short messages
-stores         each member serves one, so the death of one costs no more than that of any other
+stores         each member serves one, so the death of each costs as much as of any other
 ```
 """
 
@@ -106,7 +106,7 @@ class Peers:
     def introduce(self) -> Message | None:
         """Tell the others where this member is reached, and learn where they are; what they tell one that joins.
 
-        Those of a running job are asked until they have agreed to have it. Raises ``ConnectError`` if none of them
+        The members of a running job receive requests until they agree. Raises ``ConnectError`` if none of them
         replies, if a rank is missing, or if the ranks have different keys.
         """
         if self.joined is not None:

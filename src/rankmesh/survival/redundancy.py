@@ -8,7 +8,7 @@ commit(6)   copies of step 5 have arrived here, and on every rank     over the o
             copies of step 6 begin to travel, while the program goes on
 ```
 
-A rank overwrites its snapshots of step 4, and the copies of step 4 that it keeps, when every rank has those of step 5:
+A rank overwrites its snapshots of step 4, and the copies of step 4 that it keeps, when every rank has its step 5:
 so at any moment there is a step of which every rank has its snapshot and the copies that it is to keep, and two steps
 are enough. A rank reports a step only with the copies that it keeps of it; what all that are left report in common can
 be restored, as long as of each shard its rank or one of its keepers is left.
@@ -165,7 +165,7 @@ def overwritten(by_step: dict[int, Stretch], step: int, kept: int | None = None)
 
 @dataclass
 class Copies:
-    """The copies that one rank keeps of two steps, and those of its own shards on their way to others."""
+    """The copies that one rank keeps of two steps, and the copies of its own shards on their way to others."""
 
     keepers: Keepers
     rank: int
@@ -215,7 +215,7 @@ class Copies:
     def send(self, step: int, snapshot: Stretch, kept: int | None = None) -> None:
         """Have the copies of a step travel; ``snapshot`` begins with what this rank sends.
 
-        Those of the last step before it stay, and of the one that is ``kept``.
+        The copies of the step before it stay, and of step ``kept``.
         """
         operations = []
         for owner in self._owners:

@@ -18,7 +18,7 @@ _PATIENCE = 6
 
 
 class Rounds:
-    """One member's part in the rounds; ``took_part`` says whether it reported to that of the last outcome.
+    """One member's part in the rounds; ``took_part``: it reported to the round of the last outcome.
 
     ``server`` is the member whose store the round is in that this member takes part in, None between rounds.
     """

@@ -80,7 +80,7 @@ class _Over(BaseException):
 
 
 def _is_certain(error: Exception) -> bool:
-    """Whether an error is of the program, for certain: that of a collective may be the loss of another member."""
+    """Whether an error is certainly of the program: a collective's error may be the loss of another member."""
     return isinstance(error, LostState | PlanError | Diverged) or not isinstance(error, RuntimeError | RankmeshError)
 
 
@@ -278,8 +278,8 @@ class Session:
         digest = hashlib.sha256(layout.text.encode()).hexdigest()
         if self._entered.first("layout", digest) != digest:
             raise PlanError(
-                f"rank {job.rank}: hold() was given other shardings than on another rank; give every rank those of all "
-                "tensors of the job, with the same names, shapes, dtypes and axes"
+                f"rank {job.rank}: hold() was given other shardings than on another rank; give every rank the "
+                "shardings of all tensors of the job, with the same names, shapes, dtypes and axes"
             )
         if job.rank == 0 and not self._warned:
             self._warned = new.warn_of_fewer_copies()
@@ -472,7 +472,7 @@ class Session:
 
     @property
     def _unlimited(self) -> bool:
-        """Whether calls have no limit of their own: those of NCCL, as torch's watchdog is off."""
+        """Whether calls have no limit of their own: NCCL's have none, as torch's watchdog is off."""
         return self.device.type == "cuda"
 
     def _diagnosed(self, epoch: Epoch, reason: str, members: tuple[int, ...]) -> None:

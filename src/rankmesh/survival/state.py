@@ -73,7 +73,7 @@ class Snapshots:
     def take(
         self, step: int, tensors: Mapping[str, Tensor], done: Callable[[], object], kept: int | None = None
     ) -> Stretch:
-        """Copy the tensors as they are now, at the beginning of a step, over the oldest copy but that of ``kept``.
+        """Copy the tensors as they are now, at the beginning of a step, over the oldest copy except ``kept``.
 
         ``done`` waits until they are copied, or raises.
         """
@@ -191,9 +191,9 @@ def restore(
     """Bring what was held at the beginning of ``step`` to where it is held now; every rank of the world calls it.
 
     ``positions`` are the ranks of this world that the members of the old epoch have now, in the order of their ranks
-    then; of those that are lost they are beyond the world. Rank 0 holds something of the new epoch. What nobody is left
-    who held or kept it is loaded by ``load``, on each rank that needs it; without that, ``LostState`` on every rank, in
-    which ranks are those of the old epoch. The ranks beyond the world.
+    then; a lost member has a position beyond the world. Rank 0 holds something of the new epoch. ``load`` loads a shard
+    that no rank holds or keeps, on each rank that needs it. Without ``load``, every rank raises ``LostState`` with the
+    ranks of the old epoch. Return the ranks beyond the world.
     """
     size = world.size
     source = min(position for position in positions if position < size)

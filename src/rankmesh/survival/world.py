@@ -3,7 +3,7 @@
 ```
 store client   a connection of this epoch alone      cut: whoever waits for a key comes back
 default group  all members, the plan's ranks first   cut: whoever waits for another member comes back
-groups         those of the plan
+groups         the plan's
 ```
 """
 

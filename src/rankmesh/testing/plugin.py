@@ -52,7 +52,7 @@ _OF_COMPARISON = frozenset({"tolerance", "seconds", "timeout", "modules", "seed"
 
 
 class _NotOnRanks(AttributeError):
-    """A use of a rank's groups where there is no rank; hypothesis, which asks every value for hooks, sees none."""
+    """A use of a rank's groups outside ranks; hypothesis, which asks every value for hooks, sees none."""
 
 
 class _PerRank:
@@ -93,7 +93,7 @@ def pytest_configure(config: pytest.Config) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Refuse marked tests that would pass without running on ranks, and `groups` where there is no layout."""
+    """Refuse marked tests that would pass without running on ranks, and `groups` without a layout."""
     mark, compared = item.get_closest_marker("ranks"), item.get_closest_marker("same_result")
     if mark is not None and compared is not None:
         raise pytest.UsageError(

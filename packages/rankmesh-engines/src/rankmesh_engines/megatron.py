@@ -10,7 +10,7 @@ te=1              names of a model of Transformer Engine's modules, whose parame
 ```
 
 Megatron cuts and fuses (queries, keys and values by group; gate above up), mbridge says from which tensors of a
-checkpoint. Layers are those of Megatron's local specification, which needs no Transformer Engine. Layers of
+checkpoint. Layers follow Megatron's local specification, which needs no Transformer Engine. Layers of
 multi-token prediction are left out. Source: megatron-core 0.19.2, mbridge 0.15.1.
 """
 

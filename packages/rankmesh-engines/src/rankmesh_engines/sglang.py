@@ -7,7 +7,7 @@ ep=4          of tp: --ep-size; experts are cut by the rest, tp / ep
 dp=2          of tp: --dp-size with --enable-dp-attention; attention is cut by the rest, tp / dp
 ```
 
-The layout is that of an engine with ``--moe-runner-backend triton --disable-shared-experts-fusion``, which does not
+The layout is for an engine with ``--moe-runner-backend triton --disable-shared-experts-fusion``, which does not
 depend on the device: other kernels of SGLang transpose experts, or add the shared expert to them, and ``views`` refuses
 such parameters. Redundant experts (``--ep-num-redundant-experts``, ``--enable-eplb``) move while the engine runs, so
 they are not options.

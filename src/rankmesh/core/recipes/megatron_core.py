@@ -145,8 +145,8 @@ def megatron(
     first; axes of size 1 may be left out. ``optimizer_instances`` divides the data-parallel groups into that many
     optimizer instances, ``hierarchical_cp`` gives the sizes of the levels of the context-parallel groups, adjacent
     first; ``hybrid_cp`` adds groups of each power of two inside ``dp_cp``; ``all_gather`` a second ``dp_cp``
-    communicator for overlapping gathers; ``gloo`` the CPU counterparts of the data-parallel groups, except those of
-    sharded weights. ``embedding`` and ``position_embedding`` pick the pipeline stages that hold these tables. ``gtp``
+    communicator for overlapping gathers; ``gloo`` the CPU counterparts of the data-parallel groups, except groups of
+    sharded weights.  ``embedding`` and ``position_embedding`` pick the pipeline stages that hold these tables. ``gtp``
     and ``egtp`` shard weights further, of dense layers and of experts; they go with one optimizer instance.
     """
     remat = {"gtp": gtp} if gtp != 1 else {}

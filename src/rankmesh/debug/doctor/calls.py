@@ -89,7 +89,7 @@ def difference(calls: Sequence[Comparable]) -> str | None:
 
 
 def odd_ones(calls: Mapping[int, Signature]) -> list[int]:
-    """Return the ranks whose call differs from the majority's; all of them if there is no majority."""
+    """Return the ranks whose call differs from the majority's; all of them without a majority."""
     usual, count = Counter(calls.values()).most_common(1)[0]
     is_majority = 2 * count > len(calls)
     return sorted(rank for rank, call in calls.items() if not (is_majority and call == usual))

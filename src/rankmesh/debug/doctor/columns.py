@@ -222,7 +222,7 @@ def _queued(every: Mapping[str, Column], apart: Bools, on_device: Bools, batches
     """Return which calls are queued behind the first unfinished call of the device, which its rank has not left.
 
     A program hands its calls to the device and goes on; there each waits for the one before, of any group. A
-    communicator takes its own collectives in order, so that those of the same group are compared by their numbers.
+    communicator takes its own collectives in order, so calls on the same group are compared by their numbers.
     """
     waiting = np.flatnonzero(every["pending"] & on_device)
     behind = np.zeros(len(on_device), dtype=bool)

@@ -1,4 +1,4 @@
-"""Evidence without recorded calls: findings, which state how far they can be trusted; here those of NCCL's reports.
+"""Evidence without recorded calls: findings, which state how far they can be trusted; here from NCCL's reports.
 
 ```
 ahead                     launched more operations than the others: made a call that they did not make, or waits

@@ -129,7 +129,7 @@ def _of_fields(fields: Mapping[str, str], stack: Sequence[str], path: Path) -> I
 
 
 def _raised(text: str, path: Path) -> Iterator[Failure]:
-    """Yield the errors that nobody caught: torch prints those of a rank with a prefix of its own."""
+    """Yield the errors that nobody caught; torch prefixes the lines of a rank's error."""
     stacks: dict[Origin, list[str]] = {}
     for origin, line in lines_of(text, path):
         if line.startswith("Traceback (most recent call last)"):

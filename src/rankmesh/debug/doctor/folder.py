@@ -50,7 +50,7 @@ _KNOWN = "reports of ncclras, logs with lines of torch's watchdog or of NCCL, du
 class Found:
     """The recordings of one job by rank, all other evidence by its kind, and notes on what was left out.
 
-    ``size``: how many ranks the job has at least, as names of files state ranks; even those of files without evidence.
+    ``size``: how many ranks the job has at least, by the ranks in names of files, even of files without evidence.
     """
 
     recordings: dict[int, Recording]
@@ -144,7 +144,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _of_last_attempt(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
-    """Return the files of torchrun's last attempt and of no attempt, then those of earlier ones."""
+    """Return the files of torchrun's last attempt and of no attempt, then the files of earlier attempts."""
     matches = {path: re.search(r"/attempt_(\d{1,6})/", path.as_posix()) for path in paths}
     attempts = {path: int(match[1]) for path, match in matches.items() if match}
     last = max(attempts.values(), default=0)
@@ -182,7 +182,7 @@ def _rank_in(path: Path) -> int | None:
 
 
 def _files(folder: Path) -> tuple[list[tuple[Path, int | None]], list[Path]]:
-    """Return the files of a folder that are named after a rank, or those of its newest folder, and all other texts."""
+    """Return the files named after a rank in a folder, or else in its newest folder, and all other texts."""
     inside = [folder, *sorted((f for f in folder.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime)]
     named = next((files for files in map(_named, inside) if files), [])
     others = (path for path in _below(folder) if path.parent == folder or _is_text(path))

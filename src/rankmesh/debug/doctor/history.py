@@ -30,7 +30,7 @@ __all__ = ["History", "PendingCall", "Track", "history_of"]
 class Track:
     """The calls of one rank on one group, oldest first; ``rows`` are their places in its recording.
 
-    ``signatures`` number those of the history.
+    ``signatures`` are indices into the signatures of the history.
     """
 
     rank: int

@@ -218,9 +218,7 @@ def _in_another_order(
         if position := _found(history, peers, number, calls[rank]) or next(filter(None, made), None):
             later[rank] = position
     if usual and len(later) == len(odd):
-        return (
-            f"{in_words(odd)} took another order: the call of one at {number} is that of the other at {later[odd[0]]}"
-        )
+        return f"{in_words(odd)} took another order: call {number} of one is call {later[odd[0]]} of the other"
     if later and not usual:
         rank = min(later)
         return f"the order differs: {in_words([rank])} made at call {later[rank]} what another made at {number}"

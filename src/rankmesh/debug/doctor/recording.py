@@ -33,7 +33,7 @@ _RANKS = 2**20
 class InCall:
     """The call that a rank's program was in, by its Python frames; ``running`` where it was in none.
 
-    ``members`` are those of a group that the call creates, ``earlier`` how many groups the rank had before.
+    ``members`` are the ranks of a group that the call creates, ``earlier`` how many groups the rank had before.
     """
 
     operation: str = ""
@@ -111,7 +111,7 @@ def recording_of(data: Mapping[str, Any], rank: int | None, path: str = "") -> R
             columns.groups.append(GroupName(in_call.group, "", in_call.members))
         first = entries[0].get("record_id", 0) if entries else 0
     except (TypeError, KeyError, AttributeError, ValueError, IndexError, OverflowError) as error:
-        raise RecordingError(f"{path} has entries that are not those of a recording ({error!r:.80})") from error
+        raise RecordingError(f"{path} has entries that a recording does not have ({error!r:.80})") from error
     return Recording(
         **vars(columns),
         rank=number,

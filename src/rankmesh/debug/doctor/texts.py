@@ -88,7 +88,7 @@ def origin_of(path: Path, prefix: str = "") -> Origin:
 def ranked(origins: Sequence[Origin], world_size: int = 0) -> list[int | None]:
     """Return the rank of each origin; numbers count as ranks if they are about as many as the origins.
 
-    The same number in files of one name in two folders is of two hosts, and not a rank.
+    If two files of one name in two folders have one number, the folders are hosts, and the number is not a rank.
     """
     numbers = [one.number if one.rank is None else one.rank for one in origins]
     known = {number for number in numbers if number is not None}

@@ -49,7 +49,7 @@ _REPORTED = 10 * 10**9
 
 @dataclass(frozen=True)
 class Waits:
-    """All unfinished calls, and those of each rank; ``broken`` are the ranks whose device reports no call as over.
+    """All unfinished calls, also by rank; ``broken`` are the ranks whose device reports no call as over.
 
     For a broken rank: the call that it seems to be in, and a rank that has left that call.
     """

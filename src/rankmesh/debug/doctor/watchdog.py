@@ -120,13 +120,13 @@ def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None) -> tuple[Fin
 
 
 def size_of_job(logs: Iterable[Log], plan: Plan | None = None) -> int:
-    """Return how many ranks the job has: those of the plan, or as many as the highest rank of a line says."""
+    """Return how many ranks the job has at least, by the plan and by the highest rank in a line."""
     ranks = [line.rank for log in logs for line in log.lines if line.rank is not None and line.rank < _RANKS]
     return max([plan.world_size if plan else 0, *(rank + 1 for rank in ranks)])
 
 
 def last_attempt(logs: Iterable[Log]) -> list[Status]:
-    """Return the lines of the last attempt: those of earlier ones are at least a timeout older than the last line."""
+    """Return the lines of the last attempt: earlier lines are at least a timeout older than the last line."""
     lines = [line for log in logs for line in log.lines]
     last = max((line.time for line in lines if line.time is not None), default=0)
     timeouts = [line.timeout for line in lines if line.timeout is not None]

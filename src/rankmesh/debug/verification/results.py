@@ -51,8 +51,8 @@ class KindResult:
 class CheckResult:
     """The outcome of a check: every kind, the ranks that are to blame, and those that failed because of them.
 
-    ``connect`` is the seconds that the slowest rank took to connect, ``seconds`` those of the whole check. ``verdict``
-    is what the recordings of ranks that waited too long say (``rankmesh.debug.doctor``), empty where none did.
+    ``connect`` is how many seconds the slowest rank took to connect, ``seconds`` how many the whole check took.
+    ``verdict`` is the diagnosis of ranks that waited too long (``rankmesh.debug.doctor``), empty if none did.
     """
 
     world_size: int

@@ -96,7 +96,7 @@ def _key(rank: int, request: int) -> str:
 
 
 def _read(open_it: Callable[[], BinaryIO], rank: int) -> Recording | None:
-    """Return a recording; None if there is no file, and None with a warning if it cannot be read."""
+    """Return a recording; None without a file, and None with a warning if the file cannot be read."""
     try:
         with open_it() as file:
             data = parsed(unpacked(file))

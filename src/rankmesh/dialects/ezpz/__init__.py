@@ -11,7 +11,7 @@ import rankmesh.dialects.ezpz as tp                     # instead of ezpz.tp
 tp.initialize_tensor_parallel(2, context_parallel_size=2)
 ```
 
-What differs: the layout is that of ezpz's code; its docstring lists pipeline groups of stride 8 and data groups of
+What differs: the layout follows ezpz's code; its docstring lists pipeline groups of stride 8 and data groups of
 stride 4 for the example above, the code makes them the other way round. A tensor-parallel size above the world is
 refused, never clamped. ``destroy_tensor_parallel`` destroys the groups instead of forgetting them. Refusals are
 ``AssertionError`` too, as ezpz asserts. Several states can live side by side: see ``TensorParallel``.

@@ -200,7 +200,7 @@ class _Global:
 
 
 class TensorParallelModule(ModuleType):
-    """The class of ``rankmesh.dialects.ezpz``: tests read and write ezpz's globals, those of the default state."""
+    """The class of ``rankmesh.dialects.ezpz``: tests read and write ezpz's globals in the default state."""
 
     _TENSOR_PARALLEL_GROUP = _Global("tp", "group")
     _TENSOR_PARALLEL_RANKS = _Global("tp", "members")

@@ -58,7 +58,7 @@ class _Installation:
         self._undo.append(back)
 
     def end(self) -> None:
-        """Put back what was there, and Megatron's own names in those of its modules that were imported meanwhile."""
+        """Restore the names that were there, and Megatron's own names in its modules imported since."""
         while self._undo:
             self._undo.pop()()
         releases.follow(self._state, None)

@@ -7,7 +7,7 @@ parallel_state.initialize_model_parallel(tensor_model_parallel_size=2, pipeline_
 parallel_state.get_tensor_model_parallel_group()
 ```
 
-The functions are those of Megatron-Core 0.16.1; what later releases added follows the parameters that were there.
+The functions match Megatron-Core 0.16.1; what later releases added follows the parameters that were there.
 ``releases.py`` has what differs by release. ``ParallelState(name)`` executes this file again: the same functions over
 separate globals, which ``table.py`` lists. Where it differs from Megatron-Core:
 
@@ -75,7 +75,7 @@ def _absent(kind, check=True):
 
 
 def _outside(kind):
-    """Return None outside a world, where there are no groups; inside one, raise why this one is missing."""
+    """Return None outside a world, which has groups of no kind; inside one, raise why this group is missing."""
     return _absent(kind, dist.is_initialized())
 
 

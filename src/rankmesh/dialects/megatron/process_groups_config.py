@@ -7,7 +7,7 @@ ProcessGroupCollection.use_mpu_process_groups()        all groups of the paralle
 ```
 
 A field that was not set is not an attribute; a field that is None is a group that this rank does not have, or does
-without. The fields are those of every release. Megatron's own module asks the parallel state for its groups, so
+without. It has the fields of every release. Megatron's own module asks the parallel state for its groups, so
 ``install()`` leaves it in place.
 """
 

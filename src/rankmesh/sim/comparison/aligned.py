@@ -1,4 +1,4 @@
-"""Aligned collectives: whether the results of one line under a layout, put together, are those of the reference.
+"""Aligned collectives: whether one line's results under a layout, put together, equal the reference's.
 
 A result may be cut by axes along its dimensions, be one of several parts of a sum, or be the whole times a size:
 

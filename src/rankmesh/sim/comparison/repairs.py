@@ -2,7 +2,7 @@
 
 ```
 Repair("group", "dp_cp", node)                  these collectives are made on dp_cp instead
-Repair("group", "dp_cp", node, dp/dp_cp)        and what they sum is divided by the size of dp_cp, not by that of dp
+Repair("group", "dp_cp", node, dp/dp_cp)        and what they sum is divided by the size of dp_cp instead of dp
 Repair("scale", "", node, 1/tp)                 their results are divided by the size of tp
 Repair("scale", "", None, 1/tp)                 what is seen and differs is divided by it
 Repair("all-reduce", "tp")                      what is seen and differs is summed over tp first

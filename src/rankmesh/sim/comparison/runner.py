@@ -24,7 +24,7 @@ Program = Callable[[Any], object]
 
 @dataclass
 class Runner:
-    """Runs one program; ``dtype`` is the default dtype of torch in it, ``options`` those of ``sim.run``."""
+    """Runs one program; ``dtype`` is the default dtype of torch in it, ``options`` go to ``sim.run``."""
 
     program: Program
     reference: Layout

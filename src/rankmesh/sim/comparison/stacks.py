@@ -1,4 +1,4 @@
-"""Stacks: which lines of the user's program led to a collective, in a backward pass those of the forward pass too.
+"""Stacks: which lines of the user's program led to a collective, for a backward pass also in the forward pass.
 
 ```
 innermost   collectives.py:38 in total             got its group as an argument

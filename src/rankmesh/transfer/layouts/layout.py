@@ -126,7 +126,7 @@ class Layout:
             module = place.parameter.rpartition(".")[0] + "."
             beside = [one.removeprefix(module) for one in parameters if one.rpartition(".")[0] + "." == module]
             remade = f" ({module[:-1]} has {', '.join(beside[:4])} instead)" if beside and module != "." else ""
-            fix = self.hook if remade else "give those of the side's model: dict(model.named_parameters())"
+            fix = self.hook if remade else "give the parameters of the side's model: dict(model.named_parameters())"
             raise LayoutError(f"{holder} is not among the parameters{remade}; {fix}", name=name)
         whole = local(parameters[place.parameter])
         if kernel := _kernel(whole, self.shardings[name]):

@@ -255,7 +255,7 @@ class Sync:
         if not outcome.agreed or arrived is None:
             raise TransferError(
                 f"rank {self._rank}: version {announced.version} did not arrive whole, since {outcome.message}; the "
-                f"weights in use are those of version {self.version}; receive() asks for the next one",
+                f"weights in use have version {self.version}; receive() asks for the next one",
                 rank=self._rank,
                 ranks=outcome.ranks,
                 version=announced.version,
