@@ -1,4 +1,4 @@
-"""One tree of errors: each says what is wrong, with the values, and one fix.
+"""One tree of errors: each message states what is wrong, with the values, and one fix.
 
 ```
 RankmeshError
@@ -248,7 +248,7 @@ class NotAMember(RankmeshError, KeyError):
 
 
 class MissingExtra(RankmeshError, ModuleNotFoundError):
-    """A package is not installed that comes with an extra: ``name`` of the package, and ``extra``."""
+    """A package of an extra is not installed: ``name`` is the package, ``extra`` the extra that installs it."""
 
 
 @contextmanager

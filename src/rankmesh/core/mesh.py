@@ -373,7 +373,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
     def split(self, axis: str, /, *, view: str | None = None, **sizes: int | EllipsisType) -> Mesh:
         """Replace one axis by sub-axes, the first adjacent; one size may be ``...``: it is inferred.
 
-        The split axis can still be named: it stands for all of its sub-axes.
+        The split axis can still be named: it means all of its sub-axes.
 
         >>> rings = Mesh(cp=16).split("cp", inner=2, middle=2, outer=...)
         >>> rings.axes
@@ -407,7 +407,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
     def reorder(self, order: AxesLike) -> Mesh:
         """Put the axes in another rank order; axes of size 1 may be left out. Views do not carry over.
 
-        A split axis stands for its sub-axes, the first adjacent.
+        A split axis means its sub-axes, the first adjacent.
 
         >>> Mesh(tp=2, dp=4, pp=2).reorder("tp-pp-dp").strides
         {'tp': 1, 'pp': 2, 'dp': 4}

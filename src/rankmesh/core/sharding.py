@@ -375,7 +375,7 @@ def _shard_map(
 
 
 def _axes(mesh: Mesh, view: str | None, name: str, taken: set[str]) -> tuple[Axis, ...]:
-    """Return the axes that a name stands for, outermost first: one, or the sub-axes of a split one."""
+    """Return the axes that a name means, outermost first: one, or the sub-axes of a split one."""
     pairs = mesh.view(view).axis_pairs(name, ordered=True)
     for axis in pairs:
         if axis in taken:

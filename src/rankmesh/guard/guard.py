@@ -1,12 +1,12 @@
-"""Guard: compares at run time what ranks must hold alike, and says where it differs first.
+"""Guard: compares at run time what ranks must hold alike, and reports where it differs first.
 
 ```
 step 100      each rank makes one digest a set of replicas; one reduction over all ranks starts
 step 101      its result is there, so nobody waits: equal, or Diverged on every rank
 ```
 
-Values that a program names, for ``sum``, are compared in a second reduction: the first one has told that all ranks name
-the same.
+Values that a program names, for ``sum``, are compared in a second reduction, after the first has shown that all ranks
+name the same values.
 """
 
 from __future__ import annotations
@@ -141,7 +141,7 @@ class Guard:
     ) -> Guard:
         """Return a guard of a model's parameters and persistent buffers, and of its optimizer's state.
 
-        A DTensor knows its sharding. Plain tensors are compared over the axes ``replicated`` (``"dp-cp"``), by default
+        A DTensor has its sharding. Plain tensors are compared over the axes ``replicated`` (``"dp-cp"``), by default
         over all. This call creates the state that an optimizer would create at its first step. Every rank of the plan
         calls it with its own part of the model.
         """

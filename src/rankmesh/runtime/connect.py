@@ -77,10 +77,10 @@ def connect(
     or, for a job, a mapping of those, whose result has the live groups of each plan under its key.
 
     Called in a world that ``init_process_group`` made, by every rank of it: ranks outside a mesh agree too, and have
-    no groups. Only a plan that says no ``world_size`` may cover a part of the world; then the ranks of its mesh call
-    it, and they alone. The ranks first agree on the plans; then each makes the groups that it is in, and waits until
+    no groups. Only a plan without a ``world_size`` may cover a part of the world; then only the ranks of its mesh call
+    it. The ranks first agree on the plans; then each makes the groups that it is in, and waits until
     all have done so. Each of these steps may take ``timeout`` (seconds, or a timedelta). A world of ``backend="fake"``
-    is a dry run, in which nobody is there to agree.
+    is a dry run, where no other rank can agree.
 
     Raises ``PlanError`` for what is not a plan or a time limit; ``ConnectError`` for a world that cannot serve the
     plans, and on every rank when one could not make its groups; ``AgreementError`` on every rank when the ranks hold

@@ -36,9 +36,9 @@ _BOOT, _MEMORY = Path("/proc/sys/kernel/random/boot_id"), Path("/proc/self/ns/ip
 def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
     """Discover the cluster of this world. Collective: every rank gets the same hosts, in natural order, and ranks.
 
-    Each rank reports its host's name and boot, its device, its NVLink domain (where NVML is installed and knows one:
-    ``pip install nvidia-ml-py``), and Slurm's address of its host in the network. What people should know, such as two
-    hosts with one name, is in ``notes``, and a warning on rank 0.
+    Each rank reports its host's name and boot, its device, its NVLink domain (if NVML is installed and reports one:
+    ``pip install nvidia-ml-py``), and Slurm's address of its host in the network. Findings, such as two hosts with
+    one name, are in ``notes``, and a warning on rank 0.
 
     Raises ``ConnectError`` outside of an initialised world, ``AgreementError`` naming the ranks that do not call it
     within ``timeout`` seconds.
@@ -62,7 +62,7 @@ def _concluded(witnesses: list[Any]) -> dict[str, object]:
 
 
 def witness(rank: int, environment: Mapping[str, str] = os.environ) -> Witness:
-    """Return what this process knows of its host and its device."""
+    """Return the facts about the host and the device of this process."""
     return Witness(
         rank=rank,
         host=host_name(environment),

@@ -1,7 +1,7 @@
 """Handles: one live group as its member sees it.
 
 A handle is the plan's part of the group (members, place, coordinate, options) with the process group beside it.
-There is no handle for a group that this rank is not in, so a handle never stands for nothing, or for the world.
+A rank has handles of its own groups only, so a handle never means an absent group, or the world.
 """
 
 from __future__ import annotations
@@ -90,12 +90,12 @@ class LiveGroup:
 
     @cached_property
     def next(self) -> int:
-        """The global rank after this one; the ring closes, so after the last comes the first."""
+        """The global rank after this one in the ring: the first, on the last member."""
         return self.local.group[(self.rank + 1) % self.size]
 
     @cached_property
     def prev(self) -> int:
-        """The global rank before this one; before the first comes the last."""
+        """The global rank before this one in the ring: the last, on the first member."""
         return self.local.group[self.rank - 1]
 
     @property

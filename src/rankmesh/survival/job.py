@@ -67,7 +67,7 @@ class Job:
         """Name what must survive: this rank's shards by name, and how each tensor is sharded on ``plan.mesh``.
 
         With ``model``, its parameters, its persistent buffers and the state of ``optimizer`` are held, too. A DTensor
-        knows its sharding. Plain tensors are replicated over all axes, or over the axes ``replicated`` (``"dp-cp"``);
+        has its sharding. Plain tensors are replicated over all axes, or over the axes ``replicated`` (``"dp-cp"``);
         along every other axis each rank has a different tensor. Replicas must be equal.
 
         Every rank calls it, once an epoch and before the first ``commit``. ``shardings`` has every tensor of the job

@@ -57,7 +57,7 @@ def known_groups(
 ) -> dict[tuple[int, int], KnownGroup]:
     """For each rank and each group of its recording, which group of the job that is.
 
-    Name and members decide. The description is that of the first rank that has one.
+    Name and members decide. The description is from the first rank that has one.
     """
     seen: dict[str, set[int]] = {}
     for rank, recording in recordings.items():
