@@ -1,14 +1,12 @@
-"""What recording costs a step of two gloo ranks: the watch, and torch's recorder beneath it.
+"""What recording costs two gloo ranks: the watch by itself, and torch's recorder beneath it.
 
 ```
-watch       one pair of processes, blocks of steps in turn: without a watch, with one, with one, without ...
-alone       the same with blocks in which the program sleeps: what is left is what the watch itself does
+alone       one pair of processes that sleep, in turn without a watch, with one, with one, without ...
 recorder    pairs of processes in turn, whose recorder keeps nothing and 2,000 calls: processor time of one small call
 ```
 
-Torch 2.13 has its recorder on by itself, so the watch is what ``record=True`` adds. A step's wall time and its
-processor time (of both ranks, with all their threads) are taken: the second says more on a machine with other work.
-Both scatter by more than a watch costs, so what it does is also measured by itself, with a recorder that is full.
+Torch 2.13 has its recorder on by itself, so the watch is what ``record=True`` adds. It is measured with a recorder
+that is full; ``bench.switch`` measures it in a training step.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ from rankmesh.debug import watch
 __all__ = ["measured"]
 
 # Seconds of one block; a watch looks once a second.
-_BLOCK = 2.0
+_BLOCK = 10.0
 _CALLS, _ROUNDS = 10_000, 5
 
 Block = Callable[[], Sequence[float]]
@@ -50,32 +48,6 @@ def _with_and_without(block: Block, pairs: int, folder: str) -> dict[str, list[l
     return found
 
 
-def _steps(pairs: int, folder: str) -> dict[str, list[list[float]]]:
-    """Time blocks of steps: eight matrix products and eight reductions each."""
-    weight, inputs = torch.randn(512, 512), torch.randn(256, 512)
-
-    def block(steps: int) -> tuple[float, float]:
-        dist.barrier()
-        wall, processor = time.perf_counter(), time.process_time()
-        for _ in range(steps):
-            out = inputs
-            for _ in range(8):
-                out = torch.relu(out @ weight) * 0.01
-                dist.all_reduce(out)
-        return (time.perf_counter() - wall) / steps, (time.process_time() - processor) / steps
-
-    block(50)
-    steps = torch.tensor(max(10, int(_BLOCK / block(100)[0])))
-    dist.broadcast(steps, 0)
-
-    def settled() -> tuple[float, float]:
-        time.sleep(0.2)
-        wall, processor = block(int(steps))
-        return wall / 2, processor
-
-    return _with_and_without(settled, pairs, folder)
-
-
 def _asleep(pairs: int, folder: str) -> dict[str, list[list[float]]]:
     """Time blocks of sleep, with a recorder that is full."""
     for _ in range(2500):
@@ -84,8 +56,8 @@ def _asleep(pairs: int, folder: str) -> dict[str, list[list[float]]]:
     def block() -> tuple[float]:
         time.sleep(2)
         began = time.process_time()
-        time.sleep(5 * _BLOCK)
-        return ((time.process_time() - began) / (5 * _BLOCK) / 2,)
+        time.sleep(_BLOCK)
+        return ((time.process_time() - began) / _BLOCK / 2,)
 
     return _with_and_without(block, pairs, folder)
 
@@ -118,20 +90,15 @@ def _run(program: Callable[[int, str], Any], pairs: int = 0, kept: int = 2000) -
     return outcome.reports[0]["found"]
 
 
-def measured(pairs: int = 10) -> dict[str, Any]:
-    """Measure all three: seconds of each block and of one call, and the watch's processor time a second."""
-    blocks, single = _run(_steps, pairs), _run(_asleep, 3)
+def measured() -> dict[str, Any]:
+    """Measure both: the watch's processor time a second, and that of one call."""
+    single = _run(_asleep, 3)
     calls: dict[str, list[float]] = {"without": [], "with": []}
     for turn in range(_ROUNDS):
         for what in ("without", "with") if turn % 2 == 0 else ("with", "without"):
             calls[what].append(_run(_small_call, kept=2000 if what == "with" else 0))
-    wall, processor = ([[block[i] for block in blocks[what]] for what in ("without", "with")] for i in (0, 1))
     return {
         "load": os.getloadavg()[0],
-        "blocks": len(blocks["with"]),
-        "step": statistics.median(wall[0]),
-        "wall": _ratios(*wall),
-        "processor": _ratios(*processor),
         "alone": {what: _spread([value for (value,) in values]) for what, values in single.items()},
         "call": {what: statistics.median(seconds) for what, seconds in calls.items()},
         "call_ratio": _ratios(calls["without"], calls["with"]),

@@ -376,11 +376,6 @@ def _commit(found: Found) -> str:
 
 
 _FORMS = {"pickle": "pickles", "json": "JSON", "gzip": "JSON, gzip"}
-_WATCHED = {
-    "wall": "watch: time of a step",
-    "processor": "watch: processor time of a step",
-    "call_ratio": "recorder: processor time of a small reduction",
-}
 _SWITCHED = {
     "wall": "time of a step, with / without",
     "processor": "processor time of a step, with / without",
@@ -402,13 +397,12 @@ def _hangs(found: Found) -> dict[str, Any]:
         )
         for form, row in found["scale"]["forms"].items()
     )
-    ratios = ((what, *(f"{ratio:.4f}" for ratio in step[name])) for name, what in _WATCHED.items())
+    ratios = [("processor time of a small reduction", *(f"{ratio:.4f}" for ratio in step["call_ratio"]))]
     switch = found["switch"]
     costs = ((what, *(f"{switch[name][each]:.4f}" for each in _OF_PAIRS)) for name, what in _SWITCHED.items())
     without, watched = (step["alone"][what][1] * 1e3 for what in ("without", "with"))
     return {
         "forms": table("files|size|time|processor|memory|load before", forms),
-        "step": f"{step['step'] * 1e3:.1f}",
         "call": f"{step['call']['without'] * 1e6:.1f} µs without, {step['call']['with'] * 1e6:.1f} µs with",
         "ratios": table("with / without|lowest|quartile|median|quartile|highest", ratios),
         "switch": table("ratio|quartile|95 % from|median|to|quartile", costs),
