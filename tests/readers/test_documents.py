@@ -127,5 +127,5 @@ def test_the_work_is_that_of_one_reading(ending):
 @pytest.mark.parametrize("text", ['{"a": NaN}', '{"a": [Infinity]}', '{"a": -Infinity}'])
 def test_what_only_python_reads_is_no_json(text):
     """Numbers that JSON has not are refused, rather than lost."""
-    with pytest.raises(PlanError, match=r"no JSON"):
+    with pytest.raises(PlanError, match=r"is not JSON"):
         entries(text, "a.json")
