@@ -74,7 +74,7 @@ export function parseAxes(text: string): Map<string, number | null> {
 function number(size: string, text: string): number {
   const value = int(size);
   if (value !== undefined) return value;
-  throw layoutError(`size ${quoted(size)} in ${quoted(text)} is no whole number; write one, or * to infer it`);
+  throw layoutError(`size ${quoted(size)} in ${quoted(text)} is not a whole number; write one, or * to infer it`);
 }
 
 /** What stands before and after the first separator, without spaces around. */
