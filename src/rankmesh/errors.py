@@ -335,6 +335,16 @@ def _parts(text: str, plain: Mapping[str, str]) -> list[str]:
     return []
 
 
+def first_of(names: Sequence[object], most: int = 3) -> str:
+    """List the first names for a message, and how many more there are.
+
+    >>> first_of(["a.log", "b.log", "c.log", "d.log", "e.log"]), first_of(["a.log"])
+    ('a.log, b.log, c.log and 2 more', 'a.log')
+    """
+    more = f" and {len(names) - most} more" if len(names) > most else ""
+    return ", ".join(map(str, names[:most])) + more
+
+
 def in_words(ranks: Iterable[int]) -> str:
     """Ranks for a message, in order: ``rank 3``, or ``ranks 0, 1, ... and 62 more``.
 
@@ -342,9 +352,7 @@ def in_words(ranks: Iterable[int]) -> str:
     ('rank 3', 'ranks 0, 1, 2')
     """
     ascending = sorted(ranks)
-    shown = ", ".join(map(str, ascending[:_RANKS]))
-    more = f" and {len(ascending) - _RANKS} more" if len(ascending) > _RANKS else ""
-    return f"rank {shown}" if len(ascending) == 1 else f"ranks {shown}{more}"
+    return f"rank{'' if len(ascending) == 1 else 's'} {first_of(ascending, _RANKS)}"
 
 
 def listed(ranks: Sequence[int]) -> str:

@@ -53,8 +53,9 @@ def lint(paths: list[str]) -> dict[str, Any]:
 def doctor(paths: list[str], layout: str | None = None, world_size: int | None = None) -> dict[str, Any]:
     """Find the rank, group and call that make a distributed job hang.
 
-    paths: recordings of torch's flight recorder, reports of ncclras, logs with lines of torch's NCCL watchdog, and
-    folders of them. layout: a spec, as for show, by which groups are named.
+    paths: recordings of torch's flight recorder, reports of ncclras, logs of torch's watchdog or of NCCL, stacks of
+    py-spy, pystack or faulthandler, errors of torchrun, and folders of them. layout: a spec, as for show, by which
+    groups are named.
     """
     from rankmesh.debug.doctor import doctor as diagnosed
     from rankmesh.readers.source import read_plan

@@ -30,7 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.errors import AgreementError, ConnectError, StoreLost, in_words
+from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_of, in_words
 from rankmesh.launch.address import is_local
 from rankmesh.rendezvous import Arrivals, Codec, Outcome, Proposal, Round, StoreChannel
 from rankmesh.rendezvous.gather import or_missing
@@ -177,11 +177,10 @@ def _unreachable(gathered: Sequence[Capabilities]) -> BackendDecision | None:
     if not found or len({one.network for one in gathered}) < 2:
         return None
     hosts = list(dict.fromkeys(f"{one.host} listens at {one.loopback}" for one in found))
-    shown = ", ".join(hosts[:3]) + (f" and {len(hosts) - 3} more" if len(hosts) > 3 else "")
     return BackendDecision(
         None,
-        f"{shown}, where no other host can reach gloo; set GLOO_SOCKET_IFNAME to the network interface between the "
-        "hosts, on every rank",
+        f"{first_of(hosts)}, where no other host can reach gloo; set GLOO_SOCKET_IFNAME to the network interface "
+        "between the hosts, on every rank",
         tuple(one.rank for one in found),
     )
 

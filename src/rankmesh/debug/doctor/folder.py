@@ -29,7 +29,7 @@ from rankmesh.debug.doctor.reader import read_files
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.stacks import Place, stacks_of
 from rankmesh.debug.doctor.texts import origin_of, text_of
-from rankmesh.errors import RecordingError, in_words
+from rankmesh.errors import RecordingError, first_of, in_words
 
 __all__ = ["Found", "chosen", "is_evidence", "read_paths"]
 
@@ -65,7 +65,7 @@ class Found:
 
 def read_paths(paths: Sequence[Path]) -> Found:
     """Return what is in these files and folders; ``RecordingError`` when none of it can be used."""
-    candidates, others = list[tuple[Path, int | None]](), list[Path]()
+    candidates, others, given = list[tuple[Path, int | None]](), list[Path](), list[Path]()
     for path in paths:
         if path.is_dir():
             named, rest = _files(path)
@@ -73,6 +73,7 @@ def read_paths(paths: Sequence[Path]) -> Found:
             others += rest
         elif path.exists():
             candidates.append((path, _rank_in(path)))
+            given.append(path)
         else:
             raise RecordingError(
                 f"{str(path)!r} is not a folder, and not a file; give the one in which the ranks left their recordings",
@@ -81,7 +82,7 @@ def read_paths(paths: Sequence[Path]) -> Found:
     of_nccl = {path for path, rank in candidates if _may_be_report(path, rank) and is_report(path)}
     of_nccl |= set(filter(is_report, others))
     reports, notes = _reports(sorted(of_nccl))
-    texts, earlier = _of_last_attempt([*others, *(path for path, _ in candidates if _is_text(path))])
+    texts, earlier = _of_last_attempt([*others, *filter(_is_text, given)])
     every = [*others, *(path for path, _ in candidates)]
     evidence = _read_texts([path for path in texts if path not in of_nccl])
     used = of_nccl | {path for path, _ in evidence} | set(earlier)
@@ -92,8 +93,7 @@ def read_paths(paths: Sequence[Path]) -> Found:
     if earlier:
         notes.append(f"left out: {len(earlier)} files of earlier attempts")
     if names := [path.name for path in unused if _rank_in(path) is None]:
-        more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
-        notes.append(f"not used: {', '.join(names[:_SHOWN])}{more}, neither recordings nor {_KNOWN}")
+        notes.append(f"not used: {first_of(names, _SHOWN)}, neither recordings nor {_KNOWN}")
     found = chosen(recordings, notes) if recordings else Found({}, tuple(notes))
     if recordings or reports or evidence:
         return replace(
@@ -158,7 +158,8 @@ def is_evidence(path: Path) -> bool:
         return True
     if path.suffix.lower() != ".json":
         return path.is_file() and _rank_in(path) is not None
-    return _IS_RECORDING.search(head_of(path)) is not None or _IS_ERROR.search(head_of(path)) is not None
+    head = head_of(path)
+    return _IS_RECORDING.search(head) is not None or _IS_ERROR.search(head) is not None
 
 
 def _reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:

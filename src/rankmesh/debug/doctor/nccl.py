@@ -20,7 +20,7 @@ from pathlib import Path
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding
 from rankmesh.debug.doctor.groups import group_of_plan
-from rankmesh.errors import in_words
+from rankmesh.errors import first_of, in_words
 
 __all__ = ["NcclLog", "findings_of_nccl", "nccl_log_of"]
 
@@ -89,9 +89,7 @@ def findings_of_nccl(logs: Sequence[NcclLog], plan: Plan | None = None) -> tuple
     names = {process: rank for found in whole for rank, (process, _) in found.items()}
     if any(names.get(process) != rank for found in whole for rank, (process, _) in found.items()):
         names = {}
-    source = ", ".join(log.path for log in logs[:_SHOWN]) + (
-        f" and {len(logs) - _SHOWN} more" if len(logs) > _SHOWN else ""
-    )
+    source = first_of([log.path for log in logs])
     findings = [*_versions(versions, names, source)]
     errors = [error for log in logs for error in log.errors]
     if errors:
@@ -118,8 +116,7 @@ def _versions(versions: Mapping[_Process, str], names: Mapping[_Process, int], s
     is_minority = 2 * len(odd) < len(versions) and all(process in names for process in odd)
     ranks = tuple(sorted(names[process] for process in odd)) if is_minority else ()
     words = "; ".join(
-        f"NCCL {version} runs in {', '.join(_process(one, names) for one in processes[:_SHOWN])}"
-        + (f" and {len(processes) - _SHOWN} more" if len(processes) > _SHOWN else "")
+        f"NCCL {version} runs in {first_of([_process(one, names) for one in processes])}"
         for version, processes in by_size[:_SHOWN]
     )
     yield Finding("versions", ranks, "world", words, "likely", source)

@@ -23,7 +23,7 @@ from pathlib import Path
 from rankmesh.debug.doctor.evidence import Finding
 from rankmesh.debug.doctor.sites import innermost
 from rankmesh.debug.doctor.texts import Origin, lines_of, origin_of, ranked
-from rankmesh.errors import in_words
+from rankmesh.errors import first_of, in_words
 
 __all__ = ["Place", "findings_of_stacks", "places_of", "stacks_of"]
 
@@ -265,8 +265,7 @@ def findings_of_stacks(places: Sequence[Place], world_size: int = 0) -> tuple[Fi
     )
     firm = all(known[rank].is_firm for rank in waiting)
     words = "; ".join(_in_words(known, others))
-    files = list(dict.fromkeys(place.origin.path for place in places))
-    source = ", ".join(files[:3]) + (f" and {len(files) - 3} more" if len(files) > 3 else "")
+    source = first_of(list(dict.fromkeys(place.origin.path for place in places)))
     named: tuple[int, ...] = ()
     if len(elsewhere) == 1 and waiting and not absent and not others:
         cause, named = "elsewhere", tuple(elsewhere)

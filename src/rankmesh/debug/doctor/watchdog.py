@@ -24,7 +24,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding, all_known, ranks_in_words
 from rankmesh.debug.doctor.groups import group_at
 from rankmesh.debug.doctor.logs import Log, LogGroup, Status, Work
-from rankmesh.errors import in_words
+from rankmesh.errors import first_of, in_words
 
 __all__ = ["findings_of_logs", "last_attempt", "size_of_job"]
 
@@ -34,7 +34,7 @@ _APART = {"SEND", "RECV", "COALESCED", "UNKNOWN", "BATCH_ISEND_IRECV"}
 # Seconds in which the lines of one attempt are, without a timeout; and at least.
 _TIMEOUT, _LEAST = 600, 60
 # Calls that one finding lists, logs that it names, and ranks of a job.
-_SHOWN, _NAMED, _RANKS = 4, 3, 2**20
+_SHOWN, _RANKS = 4, 2**20
 
 
 @dataclass(frozen=True)
@@ -109,8 +109,7 @@ def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None) -> tuple[Fin
         None not in ranks and not any(log.is_partial for log in logs) and len({line.actor for line in lines}) == 1
     )
     suspects = absent if is_whole and len(absent) == 1 else set[int]()
-    source = ", ".join(log.path for log in logs[:_NAMED])
-    source += f" and {len(logs) - _NAMED} more" if len(logs) > _NAMED else ""
+    source = first_of([log.path for log in logs])
     found = [_finding(each, suspects, source) for each in groups if each.waiting]
     if is_whole and waiting and known and (missing := absent - known):
         whom = tuple(missing & suspects)
