@@ -3,6 +3,7 @@
 A step is a function of ``mistake``, which is called before the last collective of rank 3's second step.
 """
 
+import importlib
 import os
 import signal
 import sys
@@ -81,10 +82,11 @@ def accelerate():
 
 def deepspeed():
     """The groups of DeepSpeed's mixture of experts: pairs of experts, and their replicas."""
-    import deepspeed.comm.torch
+    import deepspeed
     from deepspeed.utils import groups
 
-    deepspeed.comm.torch.build_shm_op = lambda: None  # gloo does what it would compile
+    # Gloo does what it would compile, for a minute. As an attribute, deepspeed.comm.torch is torch itself.
+    importlib.import_module("deepspeed.comm.torch").build_shm_op = lambda: None
     deepspeed.init_distributed(dist_backend="gloo", auto_mpi_discovery=False)
     groups._create_expert_and_data_parallel(2)
 
