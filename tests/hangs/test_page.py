@@ -1,4 +1,4 @@
-"""The first commands of the page "hang", on recordings that are kept, and of the README, on a job that hangs."""
+"""The commands of the pages "hang" and "evidence", on files that are kept, and of the README, on a job that hangs."""
 
 import shutil
 import sys
@@ -35,7 +35,7 @@ def test_the_first_screen_of_the_readme(tmp_path):
 @pytest.mark.parametrize("name", ["ras.txt", "train.log", "stacks.txt"])
 def test_the_files_of_the_page(name, tmp_path):
     """The report, the log and the stacks that the page shows give what it shows below."""
-    shown_blocks = list(blocks((ROOT / "docs" / "howto" / "hang.md").read_text(encoding="utf-8")))
+    shown_blocks = list(blocks((ROOT / "docs" / "howto" / "evidence.md").read_text(encoding="utf-8")))
     place = next(i for i, block in enumerate(shown_blocks) if f"doctor {name}" in block.text)
     (tmp_path / name).write_text(shown_blocks[place - 1].text, encoding="utf-8")
     [(command, shown)] = shown_blocks[place].commands
