@@ -17,15 +17,16 @@ from typing import Any
 import pytest
 from hypothesis import HealthCheck, settings
 from tests.limits import RESOLVER
+from tests.sweeping import ALL
 
 # How fast a machine is decides no test. What lands is tried on the same examples each time, what is written on others.
-# CI draws the same examples each time, and fewer: it has half an hour.
+# A sweep of all (RANKMESH_TEST_SWEEP=all) draws more.
 settings.register_profile(
     "rankmesh",
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=bool(os.environ.get("CI")),
-    max_examples=25 if os.environ.get("CI") else 100,
+    max_examples=100 if ALL else 25,
 )
 settings.load_profile("rankmesh")
 

@@ -6,41 +6,6 @@ from pathlib import Path
 
 import rankmesh
 
-CHECK = "import sys; sys.exit('torch is loaded' if 'torch' in sys.modules else 0)"
-
-PLANNING = """
-import rankmesh as rm
-from rankmesh.core import presets
-from rankmesh.readers import source
-from rankmesh.placement import crossings
-plan = rm.recipes.megatron(world_size=64, tp=2, cp=2, pp=2, ep=4, etp=1)
-assert rm.Plan.from_json(plan.to_json()).digest == plan.digest
-plan.explain(13), plan.sharing, plan.of(13), crossings(plan.groups("dp"), 8)
-up = rm.Sharding(rm.Mesh(tp=2), ("tp", None), shape=(4, 4))
-moves = rm.Transfer({"up": up}, {"up": rm.Sharding(rm.Mesh(tp=4), ("tp", None), shape=(4, 4))})
-assert moves.bytes == moves.lower_bound and moves.digest and moves.of(1).receives
-for name in presets.names():
-    source.read(name).plan.digest
-"""
-
-
-def torch_after(code):
-    """What a fresh interpreter says about torch after running ``code``."""
-    return subprocess.run([sys.executable, "-c", code + CHECK], capture_output=True, text=True, check=False)
-
-
-def test_planning_leaves_torch_alone():
-    """Import, planning, topology, digests and presets never load torch."""
-    done = torch_after(PLANNING)
-    assert (done.returncode, done.stderr) == (0, "")
-
-
-def test_going_live_loads_torch():
-    """Asking for what is live is what loads torch, so the first test tests something."""
-    done = torch_after(PLANNING + "rm.connect\n")
-    assert done.returncode == 1
-    assert "torch is loaded" in done.stderr
-
 
 def loaded_by(code, package="rankmesh"):
     """The modules of a package that a fresh interpreter has loaded after running ``code``."""

@@ -8,6 +8,7 @@ from contextlib import redirect_stdout
 from io import StringIO
 from pathlib import Path
 
+import pytest
 from tests.sockets import free_port
 
 from rankmesh.launch.table import torchrun_variables
@@ -32,6 +33,7 @@ def test_the_four_lines_print_what_is_shown(ranks):
     assert "".join(ranks(int(size), _job, script, free_port(), world=None)) == shown
 
 
+@pytest.mark.long  # as tests/check/test_check_here.py::test_every_group_is_verified
 def test_the_demo_checks_its_layout():
     """16 ranks: `rankmesh check` of the demo's layout verifies every group of every kind."""
     command = [sys.executable, "-m", "rankmesh", "check", SPEC]

@@ -70,9 +70,9 @@ def _of_torch_class(node):
     )
 
 
-def private_uses(source, local=()):
-    """Lines that reach into torch; ``own`` are private names that rankmesh gives itself."""
-    tree, found = ast.parse(source), []
+def private_uses(tree, local=()):
+    """Lines that reach into torch; ``local`` are private names that rankmesh gives itself."""
+    found = []
     of_torch = {
         alias.asname or alias.name.split(".")[0]
         for node in ast.walk(tree)
@@ -110,14 +110,14 @@ def private_uses(source, local=()):
 
 def _outside():
     ours = [path for path in SOURCES.rglob("*.py") if path.relative_to(SOURCES).parts[0] != HERE]
-    return [*ours, *ENGINES.rglob("*.py")]
+    return {str(path): ast.parse(path.read_text(encoding="utf-8")) for path in (*ours, *ENGINES.rglob("*.py"))}
 
 
 def test_what_is_private_in_torch_is_used_in_one_package():
     """No other package of the library reaches into torch."""
-    local = {name for path in _outside() for name in _names_here(ast.parse(path.read_text(encoding="utf-8")))}
-    found = {str(path): uses for path in _outside() if (uses := private_uses(path.read_text(encoding="utf-8"), local))}
-    assert found == {}
+    trees = _outside()
+    local = {name for tree in trees.values() for name in _names_here(tree)}
+    assert {path: uses for path, tree in trees.items() if (uses := private_uses(tree, local))} == {}
 
 
 @pytest.mark.parametrize(
@@ -125,7 +125,7 @@ def test_what_is_private_in_torch_is_used_in_one_package():
 )
 def test_the_search_finds_them_where_they_are(name):
     """The same search finds the private calls of each file that has some."""
-    assert private_uses((SOURCES / HERE / f"{name}.py").read_text(encoding="utf-8"))
+    assert private_uses(ast.parse((SOURCES / HERE / f"{name}.py").read_text(encoding="utf-8")))
 
 
 @pytest.mark.parametrize(
@@ -151,7 +151,7 @@ def test_the_search_finds_them_where_they_are(name):
 )
 def test_each_way_to_reach_into_torch_is_found(line):
     """Imports, attributes of whatever holds an object of torch, names in strings, overrides, variables of frames."""
-    assert private_uses(line)
+    assert private_uses(ast.parse(line))
 
 
 def test_the_installed_torch_is_a_known_one():

@@ -74,7 +74,7 @@ def test_a_comparison_names_the_same_tensor(name):
                     one = shardings[each]
                     sim.see(each, trainer.weights[each], one.cut, at=one.at)
 
-    result = sim.compare(program, [LAYOUT], seconds=1.0)
+    result = sim.compare(program, [LAYOUT], seconds=0.0)  # no repair is tried
     assert result.first.name == FAULTS[name].tensor
 
 

@@ -46,7 +46,7 @@ def _dumb(plan, cluster, traffic, backend):
 
 
 @given(problems())
-@settings(deadline=None, max_examples=60)
+@settings(max_examples=20)
 def test_a_placement_permutes_ranks_and_costs_no_more(problem):
     """The plan keeps its axes, each rank has one place, costs are those counted hop by hop, and it is no dearer."""
     plan, cluster, traffic, backend = problem
@@ -63,7 +63,7 @@ def test_a_placement_permutes_ranks_and_costs_no_more(problem):
 
 
 @given(problems(most=6))
-@settings(deadline=None, max_examples=12)
+@settings(max_examples=8)
 def test_small_clusters_are_exact(problem):
     """Of all permutations of up to 6 ranks, counted with loops, none costs less."""
     plan, cluster, traffic, backend = problem
@@ -75,7 +75,7 @@ def test_small_clusters_are_exact(problem):
 
 
 @given(problems(most=8), st.data())
-@settings(deadline=None, max_examples=40)
+@settings(max_examples=20)
 def test_constraints_are_met_or_refused(problem, data):
     """A placement keeps each kind within its level; one that is refused is met by no permutation."""
     plan, cluster, traffic, backend = problem

@@ -8,8 +8,8 @@ import pytest
 from tests.rendezvous import exits
 from tests.sweeping import ALL
 
-# Processes in each state: several, as a thread that returns in the wrong moment ends some of them.
-NUMBER = 4 if ALL else 2
+# Processes in each state: several in a sweep, as a thread that returns in the wrong moment ends some of them.
+NUMBER = 4 if ALL else 1
 
 
 @pytest.fixture(scope="module")

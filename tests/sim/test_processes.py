@@ -292,7 +292,6 @@ def scripts(draw):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", DIALECTS)
 @given(scripts(), st.one_of(st.just("deterministic"), st.integers(0, 100)))
-@settings(max_examples=25)
 def test_every_dialect_answers_each_rank_as_a_process_of_its_own(kind, script, order):
     """4 ranks: begin, getters, writes and end, in any interleaving, give what a lone process gives on each rank."""
     assert sim.run(play, SIZE, kind, None, script, order=order) == single(kind, script, share=False)

@@ -6,13 +6,14 @@ import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from tests.survival.test_members import jobs
+from tests.sweeping import ALL
 
 from rankmesh.errors import PlanError
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
 
 EPOCH = 3
-MANY = settings(max_examples=120)
+MANY = settings(max_examples=400 if ALL else 40)
 
 
 @st.composite

@@ -5,6 +5,7 @@ import json
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.sweeping import ALL
 
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous import Outcome
@@ -67,7 +68,7 @@ class Network:
         return outcome
 
 
-@settings(max_examples=150)
+@settings(max_examples=400 if ALL else 60)
 @given(st.data())
 def test_any_order_of_events(data):
     """Losses, errors, evictions and messages that are late, repeated or lost: an epoch is aborted once."""

@@ -1,7 +1,7 @@
 """Who stands at which rank after losses: laws, and answers that are worked out one rank at a time."""
 
 import pytest
-from hypothesis import assume, given, settings
+from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rankmesh import Mesh, PlanError
@@ -53,7 +53,6 @@ def replicas_kept(members, lost):
     return min(now, (len(members.all) - len(lost)) // (members.plan.mesh.size // now))
 
 
-@settings(max_examples=100)
 @given(losses())
 def test_spares_replace_who_is_lost(job):
     """Where they suffice: each lost rank has a spare, one of the same host first, and nobody else moves."""
@@ -65,7 +64,6 @@ def test_spares_replace_who_is_lost(job):
     assert (following.ranks, following.spares) == expected
 
 
-@settings(max_examples=100)
 @given(losses())
 def test_nobody_healthy_is_dropped(job):
     """All that are left are members once, as many at ranks as the plan has; else there is no plan for them."""
@@ -91,7 +89,6 @@ def coordinates(members):
     return {member: {axis: at for axis, at in of.items() if axis != "dp"} for member, of in where.items()}
 
 
-@settings(max_examples=100)
 @given(losses("dp"))
 def test_a_member_keeps_its_part_of_the_model(job):
     """Whoever has a rank still keeps its coordinates along all other axes, but for those that fill a lost one."""
@@ -106,7 +103,6 @@ def test_a_member_keeps_its_part_of_the_model(job):
     assert len(moved) <= max(0, len(lost.intersection(members.ranks)) - len(spares))
 
 
-@settings(max_examples=100)
 @given(losses("dp"), st.integers(0, 12))
 def test_growing_back(job, further):
     """With further members the plan has as many replicas as all suffice for, at most those of the start."""

@@ -145,7 +145,7 @@ def test_a_size_that_is_left():
     assert {axes for _, axes, _ in changed(5, {2: "tp=2,dp=*"}, spares=1)} == {"tp=2,dp=2"}
 
 
-@settings(max_examples=40 if ALL else 15)
+@settings(max_examples=40 if ALL else 8)
 @given(
     changes=st.dictionaries(st.integers(1, STEPS - 1), st.sampled_from(LAYOUTS), min_size=1, max_size=3),
     lose=st.dictionaries(st.integers(0, 6), st.integers(1, STEPS - 1), max_size=2).filter(
@@ -593,7 +593,6 @@ def test_a_request_for_the_plan_that_the_job_has():
     assert one.committed(7) == []
 
 
-@settings(max_examples=60)
 @given(
     layouts=st.lists(st.sampled_from(LAYOUTS), min_size=2, max_size=4),
     lost=st.lists(st.sets(st.integers(0, 7), max_size=2), min_size=4, max_size=4),

@@ -265,7 +265,7 @@ def test_an_error_that_comes_later_again():
     assert sum(isinstance(value, ValueError) for value in values) == 3
 
 
-@settings(max_examples=25 if ALL else 10)
+@settings(max_examples=25 if ALL else 5)
 @given(
     seed=st.integers(0, 2**32 - 1),
     lose=st.dictionaries(st.integers(0, 9), st.integers(1, STEPS), max_size=2).filter(
@@ -387,7 +387,7 @@ def handling(handled):
     return train
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=100 if ALL else 15)
 @given(
     place=st.sampled_from(sorted(FAILING)),
     who=st.sets(st.integers(0, 4), min_size=1),

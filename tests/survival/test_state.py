@@ -51,7 +51,6 @@ def jobs(draw):
     return stored, hosts, draw(st.integers(0, mesh.size - 1))
 
 
-@settings(max_examples=100)
 @given(jobs())
 def test_what_has_no_replica_elsewhere_is_kept_elsewhere(job):
     """On other hosts where there are several, by as many ranks as there can be; what has a replica by nobody."""

@@ -22,7 +22,6 @@ def test_views_cover_the_same_ranks(mesh):
     assert mesh.view("expert").size == mesh.size
 
 
-@settings(max_examples=50)
 @given(plans(max_size=16))
 def test_plans_are_plans(plan):
     """A plan survives its JSON, and the groups of each kind are disjoint."""

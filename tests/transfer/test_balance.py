@@ -4,7 +4,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.transfer import brute
 from tests.transfer.strategies import layouts, shardings
@@ -27,7 +27,6 @@ def busy(draw):
     return left, right, set(), {}
 
 
-@settings(max_examples=80)
 @given(st.one_of(busy(), losses()))
 def test_busiest_sender_is_within_a_tenth_of_the_linear_program(drawn):
     """Or an element of each tensor above it, since they are sent whole; the bound is the program's."""

@@ -1,7 +1,7 @@
 """Transfers on a cluster: each element comes from the nearest that has it, and slow levels carry no more than that."""
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.transfer import brute, live
 from tests.transfer.strategies import pairs, world_of
@@ -20,7 +20,6 @@ def clusters(draw, world):
     return rm.Cluster.parse(f"host={width},leaf={leaf},spine={hosts // leaf}", hosts=names)
 
 
-@settings(max_examples=30)
 @given(pairs(), st.data())
 def test_every_level_carries_what_no_nearer_rank_could_send(both, data):
     """Bytes by level are those of nearest holders, element by element; and evenly sent as far as nearness allows."""

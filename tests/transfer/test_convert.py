@@ -41,7 +41,7 @@ def _same(one, other):
     )
 
 
-@settings(max_examples=25)
+@settings(max_examples=10)
 @given(pairs(max_names=3), st.integers(1, 200))
 def test_every_format_holds_the_bits_of_what_any_layout_saved(tmp_path_factory, both, budget):
     """Sharded files, to safetensors and to torch's, with any budget, and from each to the other: equal, bit for bit."""

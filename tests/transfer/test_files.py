@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import given
 from safetensors.torch import load_file, save_file
 from tests import limits
 from tests.transfer import brute, live
@@ -38,7 +38,6 @@ def _loaded(folder, shardings, rank, **how):
     return read, live.wrong(into, shardings, rank)
 
 
-@settings(max_examples=25)
 @given(pairs(max_names=2))
 def test_any_layout_reads_what_any_other_wrote(tmp_path_factory, both):
     """Each element is written once, and each rank reads exactly the bytes of its own shards."""

@@ -5,7 +5,7 @@ from collections import Counter, defaultdict
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from tests.transfer import brute, live
 from tests.transfer.strategies import pairs, world_of
@@ -45,7 +45,6 @@ def having(source, copies, world):
     return {where: elements | more[where] for where, elements in had.items()}
 
 
-@settings(max_examples=75)
 @given(losses())
 def test_what_is_left_comes_from_the_living_and_the_rest_is_missing(drawn):
     """No lost rank sends, each element has one sender that has it, bytes are the least, nothing else is missing."""
@@ -92,7 +91,6 @@ def test_what_is_left_comes_from_the_living_and_the_rest_is_missing(drawn):
     assert listed == Counter(missing)
 
 
-@settings(max_examples=25)
 @given(losses())
 def test_it_is_an_error_exactly_where_something_is_missing(drawn):
     """``LostState`` says what ``missing`` does; a transfer that misses nothing is the same as the partial one."""

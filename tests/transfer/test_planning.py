@@ -6,7 +6,7 @@ import sys
 from dataclasses import replace
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from tests.counting import calls
 from tests.transfer.strategies import pairs
 
@@ -16,7 +16,6 @@ from rankmesh.errors import PlanError
 from rankmesh.transfer import Transfer
 
 
-@settings(max_examples=50)
 @given(pairs())
 def test_the_order_of_names_does_not_matter(both):
     """Ranks that name tensors in another order plan the same moves under the same digest."""

@@ -30,7 +30,6 @@ def _moved(moves, rank, budget=1 << 20, **how):
     return result, into
 
 
-@settings(max_examples=25)
 @given(pairs(least=0))
 def test_random_pairs_under_the_simulator(both):
     """Up to 18 simulated ranks: every pair of layouts, in messages of 64 bytes, arrives whole."""

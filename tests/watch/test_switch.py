@@ -76,6 +76,7 @@ def test_a_setting_that_cannot_be_read(text):
         setting({"RANKMESH": text})
 
 
+@pytest.mark.long
 def test_a_job_with_a_setting_that_cannot_be_read(tmp_path):
     """A job runs as without the variable, and says why it is not watched."""
     statuses, printed = ended(begin(tmp_path, "again", RANKMESH="wach"))
@@ -94,7 +95,7 @@ PROGRAMS = {
 PEERS = {"accelerate", "deepspeed"}
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("mistake", ["absent", "late", "dead"])
 @pytest.mark.parametrize("program", PROGRAMS)
 def test_unmodified_programs(tmp_path, program, mistake, monkeypatch):
@@ -163,7 +164,7 @@ def ended(ranks, limit=100):
     return [rank.returncode for rank in ranks], printed
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("program", "statuses"),
     [("again", [0, 0]), ("loads", [0, 0]), ("spawns", [0, 0]), ("inits", [0, 0]), ("exits", [3, 4])],
@@ -174,6 +175,7 @@ def test_a_job_that_does_not_hang(tmp_path, program, statuses):
     assert sorted(path.name for path in (tmp_path / "hangs").iterdir()) == ["rank0.json.gz", "rank1.json.gz"]
 
 
+@pytest.mark.long
 def test_a_program_that_fails(tmp_path):
     """A rank that fails has its own status and error, although the others wait for it: its end is not a hang."""
     statuses, printed = ended(begin(tmp_path, "fails", ",then=exit"))
@@ -195,6 +197,7 @@ def test_a_request_does_not_end_a_job(tmp_path):
     assert 'state="late"' in metrics
 
 
+@pytest.mark.long
 def test_sigterm(tmp_path):
     """Ranks that a launcher ends have the status of SIGTERM, and leave their recordings."""
     ranks = begin(tmp_path, "sleeps", ",then=exit")
@@ -206,6 +209,7 @@ def test_sigterm(tmp_path):
     assert len(list((tmp_path / "hangs").iterdir())) == 2
 
 
+@pytest.mark.long
 def test_another_world_of_a_process(tmp_path):
     """A hang in the second world of two processes, whose groups have the names of the first one's."""
     statuses, printed = ended(begin(tmp_path, "hangs_in_another_world", ",after=2,then=exit"))
@@ -215,6 +219,7 @@ def test_another_world_of_a_process(tmp_path):
     assert "late: rank 1 behind by 1 call of world" in printed[0]
 
 
+@pytest.mark.long
 def test_a_folder_that_cannot_be_written(tmp_path):
     """Each rank warns, and the job runs as without the watch."""
     (tmp_path / "hangs").touch()
@@ -223,6 +228,7 @@ def test_a_folder_that_cannot_be_written(tmp_path):
     assert [f"rank{rank}.json.gz cannot be written" in text for rank, text in enumerate(printed)] == [True, True]
 
 
+@pytest.mark.long
 def test_a_check_under_the_variable(tmp_path):
     """A check watches over its ranks itself: the variable adds no second watch."""
     printed, status = run(*WATCH[:3], "check", "tp=2", cwd=tmp_path, RANKMESH="watch:dir=hangs,after=0.1,then=exit")
