@@ -25,7 +25,7 @@ from rankmesh.errors import PlanError
 from rankmesh.readers import accelerate, deepspeed, frameworks, verl
 from rankmesh.readers.documents import entries
 from rankmesh.readers.megatron import FLAGS
-from rankmesh.readers.reading import Entry, Missing, Read, Settled, Table, place, settle
+from rankmesh.readers.reading import Entry, Missing, Read, Settled, Table, line_error, place, settle
 from rankmesh.readers.run import Run, check_unknown
 from rankmesh.readers.tokens import shown
 
@@ -49,14 +49,6 @@ def _words(run: Run) -> list[str]:
     return [shown(word) for word in run.command.words]
 
 
-def _name(entry: Entry) -> str:
-    return entry.path[-1].lstrip("-").replace("-", "_")
-
-
-def _with_first(entry: Entry) -> Entry:
-    return replace(entry, value=entry.first)
-
-
 def _with_world(settled: Settled, run: Run, path: str) -> Settled:
     settled.notes += run.notes
     if "world_size" not in settled.arguments and run.world_size and not isinstance(run.world_size.value, Missing):
@@ -75,12 +67,8 @@ def _file(named: Entry, path: str) -> list[Entry]:
     try:
         return [replace(entry, line=named.line) for entry in entries(read_text(file), str(file))]
     except Unreadable as error:
-        raise PlanError(
-            f"{place(path, named.line)}: the run's layout is in {named.value}, which {error}; give the path of that "
-            "file, with --world-size",
-            path=path,
-            line=named.line,
-        ) from error
+        problem = f"the run's layout is in {named.value}, which {error}; give the path of that file, with --world-size"
+        raise line_error(path, named.line, problem) from error
 
 
 def _over(settings: list[Entry], found: list[Entry]) -> list[Entry]:
@@ -111,7 +99,7 @@ _TITAN = "--parallelism."
 
 def _titan_file(run: Run) -> Entry | None:
     """Return the TOML that a run names, as an option or as the variable of ``run_train.sh``."""
-    named = [_with_first(entry) for entry in run.arguments if _name(entry) in ("job.config_file", "job.config-file")]
+    named = [entry.single for entry in run.arguments if entry.name == "job.config_file"]
     variable = run.command.variables.get("CONFIG_FILE") if "run_train.sh" in str(run.command) else None
     if variable is not None and variable.words:
         named.append(Entry(("CONFIG_FILE",), shown(variable.words[0]), (*variable.lines, run.command.line)[0]))
@@ -127,7 +115,7 @@ def _titan(run: Run, path: str) -> Settled:
     if named is not None and _found(path, named.value):
         settings = _over(settings, _file(named, path))
     settled = _with_world(frameworks.TORCHTITAN.from_document(settings, path), run, path)
-    others = [str(_with_first(entry)) for entry in run.arguments if entry.key in ("--module", "--config")]
+    others = [str(entry.single) for entry in run.arguments if entry.key in ("--module", "--config")]
     if named is not None and not _found(path, named.value):
         others.append(str(named))
     if others:
@@ -155,7 +143,7 @@ _ENGINES = {
 
 
 def _file_of(run: Run) -> Entry | None:
-    named = (_with_first(entry) for entry in run.arguments if entry.key in _FILE_OPTIONS)
+    named = (entry.single for entry in run.arguments if entry.key in _FILE_OPTIONS)
     return next((entry for entry in named if str(entry.value).endswith(".json")), None)
 
 
@@ -166,7 +154,7 @@ def _deepspeed(run: Run, path: str) -> Settled:
 
 def _accelerate_options(run: Run) -> list[Entry]:
     """Return what ``accelerate launch`` is given, as the keys of its YAML."""
-    options = [replace(_typed(entry), path=(_name(entry),)) for entry in run.counts]
+    options = [replace(_typed(entry), path=(entry.name,)) for entry in run.counts]
     engines = [
         replace(entry, path=("distributed_type",), value=_ENGINES[entry.key])
         for entry in options
@@ -221,7 +209,7 @@ _VLLM = Table(
         dcp="decode_context_parallel_size dcp",
     ),
     harmless=("data_parallel_size_local",),
-    key=_name,
+    key=lambda entry: entry.name,
 )
 _SGLANG = Table(
     _sizes(
@@ -234,13 +222,13 @@ _SGLANG = Table(
         dcp="decode_context_parallel_size dcp_size",
     ),
     harmless=("moe_dense_tp_size",),
-    key=_name,
+    key=lambda entry: entry.name,
 )
 
 
 def _engine(run: Run, path: str, table: Table) -> Settled:
     check_unknown(run, lambda text: "parallel" in text, path)
-    settled = settle(table, list(map(_with_first, run.arguments)), path)
+    settled = settle(table, [entry.single for entry in run.arguments], path)
     settled.notes += run.notes
     return settled
 
@@ -249,11 +237,8 @@ def _sglang(run: Run, path: str) -> Settled:
     """Settle one engine: without attention in data parallel, ``--dp`` starts engines of their own beside it."""
     settled = _engine(run, path, _SGLANG)
     if "--enable-dp-attention" not in {entry.key for entry in run.arguments}:
-        replicas = settled.arguments.pop("attn_dp", 1)
-        entry = next((reading for reading in settled.readings if reading.argument == "attn_dp"), None)
-        settled.readings[:] = [reading for reading in settled.readings if reading.argument != "attn_dp"]
-        if entry is not None and replicas > 1:
-            settled.notes.append((entry.line, f"{entry} starts {replicas} engines of this layout"))
+        replicas = settled.arguments.get("attn_dp", 1)
+        settled.drop("attn_dp", f"starts {replicas} engines of this layout" if replicas > 1 else "")
     return settled
 
 

@@ -84,15 +84,8 @@ def from_document(entries: list[Entry], path: str) -> Settled:
         rule = "DeepSpeed makes sequence groups from its configuration only where data_parallel_size stands beside it"
         raise refused(path, entry, rule, "add data_parallel_size")
     if "sp" not in arguments and "dp" in arguments:
-        _drop(settled, "dp", "is read by DeepSpeed only beside sequence_parallel_size")
+        settled.drop("dp", "is read by DeepSpeed only beside sequence_parallel_size")
     enabled = any(entry.path == ("expert_parallel", "enabled") and entry.value is True for entry in entries)
     if "ep" in arguments and not enabled:
-        _drop(settled, "ep", "makes no groups while expert_parallel.enabled is not true")
+        settled.drop("ep", "makes no groups while expert_parallel.enabled is not true")
     return settled
-
-
-def _drop(settled: Settled, argument: str, why: str) -> None:
-    del settled.arguments[argument]
-    dropped = [reading for reading in settled.readings if reading.argument == argument]
-    settled.notes += [(reading.line, f"{reading} {why}") for reading in dropped]
-    settled.readings[:] = [reading for reading in settled.readings if reading.argument != argument]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from dataclasses import replace
 
 from rankmesh.errors import PlanError, cut
 from rankmesh.readers.reading import (
@@ -20,8 +21,9 @@ from rankmesh.readers.reading import (
     Table,
     add_world,
     flag,
-    place,
+    line_error,
     refused,
+    run_it,
     settle,
     whole,
 )
@@ -35,13 +37,13 @@ def _sizes(entry: Entry, path: str) -> tuple[int, ...] | None:
     if entry.value is None:
         return None
     values = entry.value if isinstance(entry.value, list) else [entry.value]
-    sizes = [whole(Entry(entry.path, value, entry.line), path) for value in values]
+    sizes = [whole(replace(entry, value=value), path) for value in values]
     return tuple(size for size in sizes if size is not None)
 
 
 def _one(entry: Entry, path: str) -> int | None:
     """Return a single size; in a script, words that follow it belong to the program."""
-    return whole(Entry(entry.path, entry.first, entry.line, entry.also), path)
+    return whole(entry.single, path)
 
 
 _READS = {
@@ -93,13 +95,8 @@ _RECIPES = ("--recipe", "--config-name", "--config_name", "--config-path", "--co
 _ENGINES = ("sglang_", "vllm_", "rollout_", "infer_")
 
 
-def _name(entry: Entry) -> str:
-    return entry.path[-1].lstrip("-").replace("-", "_")
-
-
 def _key(entry: Entry) -> str | None:
-    name = _name(entry)
-    return None if name.startswith(_ENGINES) else name
+    return None if entry.name.startswith(_ENGINES) else entry.name
 
 
 TABLE = Table(_READS, _REFUSED, _HARMLESS, _key)
@@ -151,7 +148,7 @@ def from_run(run: Run, path: str) -> Settled:
     check_unknown(run, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)), path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
     _check_short(arguments, path)
-    overrides = [entry for entry in run.settings if len(entry.path) > 1 and _name(entry) in _READS]
+    overrides = [entry for entry in run.settings if len(entry.path) > 1 and entry.name in _READS]
     if not overrides and not any(entry.key in FLAGS for entry in arguments):
         _check_sizes(run, arguments, path)
     settled = _deepspeed(settle(TABLE, [*arguments, *overrides], path), path)
@@ -174,9 +171,9 @@ def from_run(run: Run, path: str) -> Settled:
 def _check_overrides(run: Run, settled: Settled, path: str) -> None:
     """Note that a recipe, which is not read, has what the settings leave out (Megatron-Bridge, NeMo)."""
     named = next((entry for entry in run.arguments if entry.key in _RECIPES), None)
-    recipe = str(Entry(named.path, named.first, 0)) if named is not None else "the recipe of the program"
-    if settled.arguments.get("ep", 1) > 1 and "etp" not in settled.arguments:
-        entry = next(reading for reading in settled.readings if reading.argument == "ep")
+    recipe = str(named.single) if named is not None else "the recipe of the program"
+    entry = settled.reading("ep")
+    if entry is not None and settled.arguments["ep"] > 1 and "etp" not in settled.arguments:
         rule = f"{recipe} may set expert_tensor_parallel_size, and is not read"
         raise refused(path, entry, rule, f"add {entry.key.replace('expert_model', 'expert_tensor')}=1, or what it is")
     line = run.command.line
@@ -210,28 +207,24 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
     """Refuse a run without a size, unless its program is Megatron's and all its arguments are known."""
     line = run.command.line
     if not _PROGRAM.fullmatch(run.program):
-        raise PlanError(
-            f"{place(path, line)}: the run has no argument of Megatron ({_config(run, arguments)}); a launch script is "
-            "read for Megatron's arguments; give the config file of the run, with --world-size",
-            path=path,
-            line=line,
+        raise line_error(
+            path,
+            line,
+            f"the run has no argument of Megatron ({_config(run, arguments)}); a launch script is read for Megatron's "
+            "arguments; give the config file of the run, with --world-size",
             code=NO_LAYOUT,
         )
     for word in run.strays:
         written, gap = _written(word), gap_of(word)
-        raise PlanError(
-            f"{path}:{word[0].lines[0]}: the run has no parallel size, but the arguments {written}; "
-            f"{gap.why if gap else 'they are unknown'}, so they may state sizes; run it: rankmesh show --run {path}",
-            path=path,
-            line=word[0].lines[0],
-            received=written,
+        problem = f"the run has no parallel size, but the arguments {written}; {gap.why if gap else 'they are unknown'}"
+        raise line_error(
+            path, word[0].lines[0], f"{problem}, so they may state sizes; {run_it(path)}", received=written
         )
 
 
 def _switched(entry: Entry) -> Entry:
     """Make a switch true: words after it are the program's."""
-    switch = _name(entry) in _SWITCHES
-    return Entry(entry.path, True, entry.line, entry.also) if switch else entry
+    return replace(entry, value=True) if entry.name in _SWITCHES else entry
 
 
 def _written(word: tuple[Part, ...]) -> str:

@@ -43,8 +43,10 @@ __all__ = [
     "Table",
     "add_world",
     "flag",
+    "line_error",
     "place",
     "refused",
+    "run_it",
     "settle",
     "unless",
     "whole",
@@ -91,8 +93,18 @@ class Entry:
         return ".".join(self.path)
 
     @property
+    def name(self) -> str:
+        """The last word of the path as a YAML spells it: ``tp_size`` of the option ``--tp-size``."""
+        return self.path[-1].lstrip("-").replace("-", "_")
+
+    @property
+    def single(self) -> Entry:
+        """The entry with the first of its words: in a script those after it may be the program's."""
+        return replace(self, value=self.first)
+
+    @property
     def first(self) -> Any:
-        """The value, of several words the first: in a script those after it may be the program's."""
+        """The value, of several words the first."""
         return self.value[0] if isinstance(self.value, list) and self.value else self.value
 
     def __str__(self) -> str:
@@ -150,7 +162,7 @@ class Settled:
 
     def add(self, argument: str, value: Any, entry: Entry, path: str) -> None:
         """Set an argument; a second, different value for it is refused."""
-        before = next((reading for reading in self.readings if reading.argument == argument), None)
+        before = self.reading(argument)
         if before is not None and self.arguments[argument] != value:
             raise refused(
                 path,
@@ -161,6 +173,17 @@ class Settled:
             )
         self.arguments[argument] = value
         self.readings.append(Reading(**{**vars(entry), "argument": argument}))
+
+    def reading(self, argument: str) -> Reading | None:
+        """Return the first line that sets an argument, None if no line does."""
+        return next((reading for reading in self.readings if reading.argument == argument), None)
+
+    def drop(self, argument: str, why: str = "") -> None:
+        """Leave out an argument; ``why`` is noted after each line that sets it."""
+        self.arguments.pop(argument, None)
+        dropped = [reading for reading in self.readings if reading.argument == argument]
+        self.notes += [(reading.line, f"{reading} {why}") for reading in dropped if why]
+        self.readings = [reading for reading in self.readings if reading.argument != argument]
 
 
 def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
@@ -192,7 +215,7 @@ def _check(rule: Refused, entry: Entry, path: str) -> None:
 
 def _suspect(table: Table, key: str, entry: Entry, path: str) -> None:
     """Refuse what looks like a parallel size: near a known key, named like one, or in a closed section."""
-    entry = replace(entry, value=entry.first)
+    entry = entry.single
     known = (*table.reads, *table.refused)
     near = _near(key, known) or [name for name in known if name.endswith(f"_{key}")][:1]
     if near or table.closed or _SIZE.search(key):
@@ -236,7 +259,7 @@ def whole(entry: Entry, path: str) -> int | None:
         given = [f"give the variable a value: --set {name[1]}=2"] if name else []
         if name and value.text.startswith("$("):
             given = [f"add {name[1]} to the variables of the container"]
-        run = [] if path.endswith(DOCUMENTS) else [f"run it: rankmesh show --run {path}"]
+        run = [] if path.endswith(DOCUMENTS) else [run_it(path)]
         remedy = "; or ".join([*given, *run])
         raise refused(path, entry, value.why, remedy, code="unset-variable" if name else None)
     value = _number(value)
@@ -285,19 +308,23 @@ def place(path: str, line: int) -> str:
     return f"{path}:{line}" if line else path
 
 
+def run_it(path: str) -> str:
+    """Return the remedy for a script that only bash can read."""
+    return f"run it: rankmesh show --run {path}"
+
+
+def line_error(path: str, line: int | None, problem: str, **values: object) -> PlanError:
+    """Return the error of a line: file and line, and the problem; ``values`` are further attributes."""
+    return PlanError(f"{place(path, line or 0)}: {problem}", path=path, line=line, **values)
+
+
 def refused(path: str, entry: Entry, rule: str, remedy: str, **values: object) -> PlanError:
     """Return the error for one entry: file and line, what is written there, the rule, the remedy.
 
     ``values`` are further attributes: the ``code`` of a finding of ``rankmesh lint``, its ``fix``.
     """
-    return PlanError(
-        f"{place(path, entry.line)}: {entry}; {rule}; {remedy}",
-        path=path,
-        line=entry.line,
-        key=entry.key,
-        received=str(entry.value) if isinstance(entry.value, Missing) else entry.value,
-        **values,
-    )
+    received = str(entry.value) if isinstance(entry.value, Missing) else entry.value
+    return line_error(path, entry.line, f"{entry}; {rule}; {remedy}", key=entry.key, received=received, **values)
 
 
 def _shown(value: object) -> str:
