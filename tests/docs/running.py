@@ -1,7 +1,8 @@
 """A page is followed in a folder of its own: files are saved, examples and commands are run, in the page's order.
 
 Commands run as on a terminal of 100 columns without colours. The planning commands of rankmesh run in this process,
-which saves the start of a Python for each of them.
+which saves the start of a Python for each of them. The ranks of a script are forked: torch is loaded once for all of
+them. Jobs of the page about launchers are started by torchrun itself.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ _TIME = re.compile(r"\b\d+(\.\d+)? ?(ms|µs|s)\b")
 # A difference of one rounding in float64, which differs between processors.
 _ROUNDING = re.compile(r"\b[1-9]e-16\b")
 _PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|explore|presets|--\w+|(?!bench)\w+ --help)\b[^|<>&;]*$")
+_TORCHRUN = re.compile(r"torchrun (?:--standalone )?--nproc-per-node (\d+) (?=[\w/]+\.py)")
 _TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 # What torch writes where no name server answers depends on the machine.
 _TERMINAL["TORCH_CPP_LOG_LEVEL"] = "ERROR"
@@ -43,6 +45,7 @@ class Reader:
     """Someone who follows a page in ``folder``, the current one; ``names`` are those of its Python examples."""
 
     folder: Path
+    forks: bool = True
     names: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
 
     def follow(self, block: Block) -> list[str]:
@@ -66,7 +69,7 @@ class Reader:
         return wrong
 
     def _command(self, block: Block, command: str, shown: str) -> list[str]:
-        status, printed = run_once(command, self.folder)
+        status, printed = run_once(forked(command) if self.forks else command, self.folder)
         wrong = []
         if status != block.exits:
             wrong.append(f"line {block.line}: `{command}` ended with {status}, not {block.exits}:\n{printed}")
@@ -78,9 +81,14 @@ class Reader:
 _jobs: dict[tuple[str, ...], tuple[int, str]] = {}
 
 
+def forked(command: str) -> str:
+    """Return the command with ranks that are forked from one process instead of started by torchrun."""
+    return _TORCHRUN.sub(rf"{sys.executable} -m tests.docs.forked \1 ", command)
+
+
 def run_once(command: str, folder: Path) -> tuple[int, str]:
     """The same as ``run``, but the same job over the same files, which several pages show, is run once."""
-    if not command.startswith("torchrun"):
+    if not command.startswith(("torchrun", sys.executable)):
         return run(command, folder)
     key = (command, *(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))))
     if key not in _jobs:
@@ -96,7 +104,12 @@ def run(command: str, folder: Path) -> tuple[int, str]:
     process = subprocess.Popen(
         ["bash", "-c", command],
         cwd=ROOT if command.startswith("make ") else folder,
-        env={**kept, **_TERMINAL, "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"},
+        env={
+            **kept,
+            **_TERMINAL,
+            "PYTHONPATH": _path(),
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        },
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
@@ -109,6 +122,10 @@ def run(command: str, folder: Path) -> tuple[int, str]:
         printed, _ = process.communicate()
         return -signal.SIGKILL, f"{printed}\nnot done within {LIMIT} s"
     return process.returncode, printed
+
+
+def _path() -> str:
+    return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
 def _in_this_process(command: str) -> tuple[int, str]:
