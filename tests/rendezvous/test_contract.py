@@ -540,5 +540,6 @@ def test_a_channel_that_stands_still_is_asked_again_later(monkeypatch):
             bounded.ask(lambda channel: channel.read("word"))
     assert store.calls == 1
     store.goes_on.set()
-    bounded._pending.result()
+    while not bounded._is_answered():
+        time.sleep(0.001)
     assert bounded.ask(lambda channel: channel.read("word")) == "the store's"

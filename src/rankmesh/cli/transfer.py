@@ -16,7 +16,7 @@ from rankmesh.cli.layout import config_of, cut_text
 from rankmesh.cli.options import LIMIT, Cluster, Json, WorldSize, cluster_of, noted, source_of, spec_argument
 from rankmesh.cli.patterns import patterns, reasons
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
-from rankmesh.core.mesh import Mesh
+from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError, MissingExtra, quoted, quoted_path
 from rankmesh.transfer.layouts.known import KNOWN, known
@@ -142,9 +142,10 @@ def _shifted(mesh: Mesh, offset: int) -> Mesh:
         raise LayoutError(
             f"--offset {offset} contradicts the target's plan, which begins at rank {mesh.offset}; leave --offset out"
         )
-    data = mesh.to_dict()
-    moved = {"rank_map": [rank + offset for rank in mesh.rank_map]} if mesh.rank_map else {}
-    return Mesh.from_dict({**data, **moved, "offset": offset})
+    data: MeshData = {**mesh.to_dict(), "offset": offset}
+    if mesh.rank_map:
+        data["rank_map"] = [rank + offset for rank in mesh.rank_map]
+    return Mesh.from_dict(data)
 
 
 def _as_data(moves: Transfer) -> dict[str, Any]:

@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import Any
+from typing import TypeVar
 
 from rankmesh.errors import LayoutError, UnknownAxis, quoted
 
@@ -55,7 +55,10 @@ def integer(value: object, what: str, *, least: int) -> int:
     return number
 
 
-def array(value: object, what: str) -> Sequence[Any]:
+_Item = TypeVar("_Item")
+
+
+def array(value: Iterable[_Item], what: str) -> Sequence[_Item]:
     """Return a list of a saved mesh or plan; raise ``TypeError`` for a text, a mapping, or a list with booleans."""
     if not isinstance(value, list | tuple) or bool in map(type, value):
         raise TypeError(f"{what}: expected a list without booleans, got {quoted(value)}")

@@ -26,9 +26,12 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, BinaryIO, NoReturn, TypeVar
+from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from rankmesh.errors import RankmeshError, first_line, quoted
+
+if TYPE_CHECKING:
+    import yaml
 
 __all__ = [
     "DOCUMENT",
@@ -259,7 +262,7 @@ def _integer(digits: str) -> int:
     return int(digits)
 
 
-def parse_toml(text: str, limits: Limits = DOCUMENT) -> dict[str, Any]:
+def parse_toml(text: str, limits: Limits = DOCUMENT) -> dict[str, object]:
     """Return the data of a TOML text. Raises ``Unreadable``."""
     if sys.version_info >= (3, 11):
         import tomllib
@@ -343,10 +346,10 @@ def _check_texts(texts: Iterable[object]) -> None:
 class YamlTree:
     """The nodes of a YAML text, with their lines; ``node`` is None for a text without a value."""
 
-    node: Any
-    loader: Any
+    node: yaml.Node | None
+    loader: yaml.SafeLoader
 
-    def value(self, node: Any) -> Any:
+    def value(self, node: yaml.Node) -> object:
         """Return the data of one node; of a scalar with another library's tag its text, of a collection None."""
         import yaml
 
@@ -381,29 +384,31 @@ def compose_documents(text: str, limits: Limits = DOCUMENT) -> list[YamlTree]:
     return [YamlTree(node, loader) for node in nodes]
 
 
-def _composed(text: str, compose: Callable[[str, Any], Any], limits: Limits) -> tuple[Any, Any]:
+def _composed(
+    text: str, compose: Callable[[str, type[yaml.SafeLoader]], _T], limits: Limits
+) -> tuple[_T, yaml.SafeLoader]:
     """Return what composes a YAML text makes of it, once its events are checked, and the loader of its values."""
     import yaml
 
     _check_text(text)
     loader, parser = yaml.SafeLoader(""), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    def composed() -> Any:
+    def composed() -> _T:
         _check_events(yaml.parse(text, Loader=parser), loader, limits)
         return compose(text, parser)
 
     return _made("YAML", composed, limits, yaml.YAMLError), loader
 
 
-def _check_events(events: Iterable[Any], loader: Any, limits: Limits) -> None:
+def _check_events(events: Iterable[yaml.Event], loader: yaml.SafeLoader, limits: Limits) -> None:
     """Refuse a YAML text that is too deep, or holds too many values once its aliases are written out."""
     import yaml
 
     count = 0
-    values: dict[Any, int | None] = {}  # of each anchor; None while what it names is open
-    inside: list[tuple[Any, int]] = []
+    values: dict[str | None, int | None] = {}  # of each anchor; None while what it names is open
+    inside: list[tuple[str | None, int]] = []
     for event in events:
-        anchor: Any = getattr(event, "anchor", None)
+        anchor: str | None = getattr(event, "anchor", None)
         before = count
         if isinstance(event, yaml.CollectionEndEvent):
             anchor, before = inside.pop()
@@ -430,10 +435,10 @@ def _check_events(events: Iterable[Any], loader: Any, limits: Limits) -> None:
             raise Unreadable(f"holds more than {limits.values:,} values, its aliases written out")
 
 
-def _check_scalar(event: Any, loader: Any) -> None:
+def _check_scalar(event: yaml.ScalarEvent, loader: yaml.SafeLoader) -> None:
     import yaml
 
-    tag = event.tag or loader.resolve(yaml.ScalarNode, event.value, event.implicit)
+    tag = event.tag or loader.resolve(yaml.ScalarNode, event.value, event.implicit)  # type: ignore[no-untyped-call]
     if tag.rpartition(":")[2] in ("int", "float", "timestamp"):
         raise Unreadable(f"holds a number of {len(event.value)} characters")
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, TypedDict
 
 from rankmesh.core.local import LocalGroup
-from rankmesh.core.options import OptionValue
+from rankmesh.core.options import GivenOptions
 
 if TYPE_CHECKING:
     from rankmesh.core.mesh import Mesh
@@ -32,7 +32,7 @@ class GroupFacts(TypedDict):
     prev: int | None
     communicator: str | None
     why: str
-    options: dict[str, OptionValue]
+    options: GivenOptions
 
 
 class RankFacts(TypedDict):

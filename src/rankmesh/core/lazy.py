@@ -13,7 +13,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from typing import Any
+from types import ModuleType
 
 __all__ = ["PROVIDED", "loader", "provided"]
 
@@ -21,13 +21,13 @@ __all__ = ["PROVIDED", "loader", "provided"]
 PROVIDED: dict[str, str] = {}
 
 
-def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any], Callable[[], list[str]]]:
+def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
     """Return the ``__getattr__`` and the ``__dir__`` of a package whose ``names`` are in these modules of it.
 
     No name may also name a module: once the module is loaded, Python finds the module under it.
     """
 
-    def load(name: str) -> Any:
+    def load(name: str) -> object:
         if name not in names:
             raise AttributeError(f"module {package!r} has no attribute {name!r}")
         found = getattr(import_module(f"{package}.{names[name]}"), name)
@@ -37,6 +37,6 @@ def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], Any]
     return load, lambda: sorted({*vars(sys.modules[package]), *names})
 
 
-def provided(name: str) -> Any:
+def provided(name: str) -> ModuleType:
     """Load the module of a higher package that ``PROVIDED`` names."""
     return import_module(PROVIDED[name])

@@ -21,12 +21,12 @@ Experts see these ranks through another factorisation, a *view*, whose shared ax
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from functools import cached_property
 from graphlib import CycleError, TopologicalSorter
 from math import prod
 from types import EllipsisType
-from typing import Any, TypedDict
+from typing import TypedDict
 
 from rankmesh.core.axes import AxesLike, array, axis_name, axis_names, axis_size, fill, find, integer, parse_axes
 from rankmesh.core.groups import Groups
@@ -34,7 +34,7 @@ from rankmesh.core.rank_range import RankRange
 from rankmesh.core.strided import Strided
 from rankmesh.errors import LayoutError, first_line, listed, quoted
 
-__all__ = ["Mesh", "MeshData"]
+__all__ = ["AxesData", "Mesh", "MeshData"]
 
 
 class AxesData(TypedDict, total=False):
@@ -447,7 +447,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Mesh:
+    def from_dict(cls, data: MeshData) -> Mesh:
         """Return the mesh of ``to_dict``; sizes, map and parts are checked as in the constructor."""
         try:
             return cls._from_dict(data)
@@ -461,7 +461,7 @@ the mesh has [0, 4], the view has [0, 2, 4, 6]; give 'pp' one size and one strid
             ) from error
 
     @classmethod
-    def _from_dict(cls, data: Mapping[str, Any]) -> Mesh:
+    def _from_dict(cls, data: MeshData) -> Mesh:
         consecutive, rank_map = data.get("consecutive", True), data.get("rank_map")
         if not isinstance(consecutive, bool):
             raise LayoutError(f"consecutive is {quoted(consecutive)}; give true or false", received=consecutive)
@@ -568,7 +568,7 @@ def _digit(name: str, size: int, coordinate: Mapping[str, int]) -> int:
     return digit
 
 
-def _unique(pairs: Iterable[tuple[str, int]]) -> dict[str, int]:
-    listed = [(axis_name(name), size) for name, size in pairs]
+def _unique(pairs: Iterable[Sequence[str | int]]) -> dict[str, int]:
+    listed = [(axis_name(name), axis_size(axis_name(name), size)) for name, size in pairs]
     axis_names([name for name, _ in listed])
     return dict(listed)

@@ -22,10 +22,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from rankmesh.core.documents import parse_yaml, read_text, refused_as
-from rankmesh.core.options import Options
+from rankmesh.core.options import NcclValue, Options, flag
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError, UnknownGroup, quoted
@@ -35,7 +34,7 @@ __all__ = ["nccl_sections", "with_nccl_config"]
 _HIGH_PRIORITY = "is_high_priority_stream"
 
 
-def with_nccl_config(plan: Plan, config: str | Path | Mapping[str, Mapping[str, Any]]) -> Plan:
+def with_nccl_config(plan: Plan, config: str | Path | Mapping[str, Mapping[str, NcclValue]]) -> Plan:
     """Return the plan with these NCCL options over its own.
 
     ``config`` is the YAML text, the path of a file (as a ``Path``), or the mapping itself. Raises ``UnknownGroup`` for
@@ -56,15 +55,19 @@ def _applies(section: str, spec: GroupSpec) -> bool:
     return spec.name == section or (section == "hcp" and spec.name.startswith("hcp_"))
 
 
-def _asked(spec: GroupSpec, settings: Mapping[str, Any]) -> Options:
+def _asked(spec: GroupSpec, settings: Mapping[str, NcclValue]) -> Options:
     given = {key: value for key, value in settings.items() if key != _HIGH_PRIORITY}
-    return Options(nccl={**dict(spec.options.nccl or ()), **given} or None, high_priority=settings.get(_HIGH_PRIORITY))
+    high = settings.get(_HIGH_PRIORITY)
+    return Options(
+        nccl={**dict(spec.options.nccl or ()), **given} or None,
+        high_priority=None if high is None else flag("high_priority", high),
+    )
 
 
-def nccl_sections(config: str | Path | Mapping[str, Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+def nccl_sections(config: str | Path | Mapping[str, Mapping[str, NcclValue]]) -> dict[str, dict[str, NcclValue]]:
     """Return the options by section. Raises ``PlanError`` for what is not such a file."""
     if isinstance(config, Mapping):
-        data: Any = config
+        data: object = config
     else:
         with refused_as(PlanError, "this NCCL configuration", "write one section for each group: tp: {max_ctas: 8}"):
             data = parse_yaml(read_text(config) if isinstance(config, Path) else config) or {}

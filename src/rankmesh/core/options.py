@@ -11,18 +11,16 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, Any, TypedDict, cast
 
 from rankmesh.errors import PlanError, UnknownArgument, quoted
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack  # in typing from Python 3.11 on
 
-__all__ = ["GivenOptions", "NcclConfig", "OptionValue", "Options", "flag", "time_limit"]
+__all__ = ["GivenOptions", "NcclConfig", "NcclValue", "Options", "flag", "time_limit"]
 
 NcclValue = int | float | str | bool
-# What an option is in plain data.
-OptionValue = NcclValue | dict[str, NcclValue]
 NcclConfig = Mapping[str, NcclValue] | Iterable[tuple[str, NcclValue]]
 
 # Stores count in milliseconds, and take zero for no limit at all.
@@ -161,10 +159,10 @@ class Options:
         kept = {name: value for name, value in given.items() if defaults.get(name) is not value}
         return Options(**kept) if len(kept) < len(given) else self
 
-    def to_dict(self) -> dict[str, OptionValue]:
+    def to_dict(self) -> GivenOptions:
         """Return the options that are set, as plain data, in the order of the fields."""
         given = {name: value for name in _CHECKS if (value := vars(self).get(name)) is not None and name != "nccl"}
-        return given | ({"nccl": dict(self.nccl)} if self.nccl is not None else {})
+        return cast(GivenOptions, given | ({"nccl": dict(self.nccl)} if self.nccl is not None else {}))
 
     def __repr__(self) -> str:
         return f"Options({', '.join(f'{name}={value!r}' for name, value in self.to_dict().items())})"

@@ -22,14 +22,14 @@ from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from types import EllipsisType, MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankmesh.core.axes import array, integer
 from rankmesh.core.groups import Groups
 from rankmesh.core.local import LocalGroups
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
-from rankmesh.core.saved import digest_of, dump, load
+from rankmesh.core.saved import PlanData, digest_of, dump, load
 from rankmesh.core.spec import GroupSpec, check_specs
 from rankmesh.errors import PlanError, UnknownGroup, quoted
 
@@ -282,7 +282,7 @@ class Plan:
         return load(text, cls._from_dict)
 
     @classmethod
-    def _from_dict(cls, data: Mapping[str, Any]) -> Plan:
+    def _from_dict(cls, data: PlanData) -> Plan:
         specs = [GroupSpec.from_dict(spec) for spec in array(data["groups"], "groups")]
         plan = cls(Mesh.from_dict(data["mesh"]), specs, world_size=data.get("world_size"), name=data.get("name", ""))
         of_views = {view: Options(**options) for view, options in data.get("view_options", {}).items()}

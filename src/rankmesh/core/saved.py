@@ -13,9 +13,10 @@ from __future__ import annotations
 import hashlib
 import json
 from collections.abc import Callable, Mapping
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from rankmesh.core.mesh import MeshData
+from rankmesh.core.options import GivenOptions
 from rankmesh.core.spec import SpecData
 from rankmesh.errors import PlanError, quoted
 
@@ -35,6 +36,8 @@ class PlanData(TypedDict, total=False):
     groups: list[SpecData]
     world_size: int
     name: str
+    options: GivenOptions
+    view_options: dict[str, GivenOptions]
 
 
 def contents(plan: Plan) -> PlanData:
@@ -67,7 +70,7 @@ def _inherited(plan: Plan) -> dict[str, Mapping[str, object]]:
     return {key: value for key, value in data.items() if value}
 
 
-def load(text: str, make: Callable[[Mapping[str, Any]], Plan]) -> Plan:
+def load(text: str, make: Callable[[PlanData], Plan]) -> Plan:
     """Return the plan that ``make`` makes of a JSON text. Raises ``PlanError`` for another text."""
     from rankmesh.core.documents import INDEX, parse_json, refused_as
 
@@ -77,7 +80,7 @@ def load(text: str, make: Callable[[Mapping[str, Any]], Plan]) -> Plan:
         return make(data)
 
 
-def _check_schema(data: Any) -> None:
+def _check_schema(data: object) -> None:
     schema = data.get("schema") if isinstance(data, dict) else None
     if not isinstance(schema, int) or isinstance(schema, bool) or schema < 1:
         raise PlanError(

@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import Any
+from typing import TypedDict
 
 import numpy as np
 
@@ -52,6 +52,18 @@ DTYPES = {
     **dict.fromkeys(("float64", "int64", "uint64", "complex64"), 8),
     "complex128": 16,
 }
+
+
+class ShardingData(TypedDict, total=False):
+    """A sharding as plain data, without its mesh; what is not there has its default."""
+
+    shape: list[int]
+    dtype: str
+    cut: list[str | None]
+    at: dict[str, list[int]]
+    view: str | None
+    parts: dict[str, list[int]]
+    padded: dict[str, int]
 
 
 @dataclass(frozen=True)
@@ -228,7 +240,7 @@ class Sharding:
         return {name: value for name, value in data.items() if value or name == "shape"}
 
     @classmethod
-    def from_dict(cls, mesh: Mesh, data: Mapping[str, Any]) -> Sharding:
+    def from_dict(cls, mesh: Mesh, data: ShardingData) -> Sharding:
         """Return the sharding on a mesh that ``to_dict`` gave as plain data, also after JSON.
 
         >>> one = Sharding(Mesh(tp=2, pp=2), ("tp", None), shape=(8, 6), at={"pp": 1})

@@ -19,7 +19,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rankmesh.core import recipes
 from rankmesh.core.axes import fill, parse_axes
@@ -165,7 +165,7 @@ def _parameters(name: str) -> dict[str, inspect.Parameter]:
 
 def _recipe(name: str, text: str, world_size: int | None) -> Plan:
     parameters = _parameters(name)
-    arguments: dict[str, Any] = {}
+    arguments: dict[str, object] = {}
     for item in filter(None, (part.strip() for part in text.split(","))):
         key, equals, value = (part.strip() for part in item.partition("="))
         argument = "world_size" if key == "world" else key
@@ -185,7 +185,7 @@ def _recipe(name: str, text: str, world_size: int | None) -> Plan:
     return plan
 
 
-def _value(recipe: str, key: str, text: str, annotation: str) -> Any:
+def _value(recipe: str, key: str, text: str, annotation: str) -> object:
     convert, form = next(given for word, given in _CONVERTERS.items() if word in annotation)
     try:
         return convert(text)
@@ -197,7 +197,7 @@ def _value(recipe: str, key: str, text: str, annotation: str) -> Any:
 
 _FLAGS = {"true": True, "yes": True, "1": True, "false": False, "no": False, "0": False}
 # By what an argument's type holds: how its text is read, and what to write.
-_CONVERTERS: Mapping[str, tuple[Callable[[str], Any], str]] = {
+_CONVERTERS: Mapping[str, tuple[Callable[[str], object], str]] = {
     "Sequence[int]": (lambda text: tuple(map(int, text.split("x"))), "sizes joined by x, such as 2x4"),
     "bool": (lambda text: _FLAGS[text.lower()], "true or false"),
     "float": (float, "a number of seconds"),

@@ -12,14 +12,14 @@ GroupSpec("stage", pipeline=True)                          its members talk to t
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 from rankmesh.core.axes import AxesLike, array, axis_names, integer
 from rankmesh.core.groups import Groups
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.options import GivenOptions, Options, OptionValue, flag
+from rankmesh.core.options import GivenOptions, Options, flag
 from rankmesh.core.picks import Pick, PickLike
 from rankmesh.errors import PlanError, listed, quoted
 
@@ -39,7 +39,7 @@ class SpecData(TypedDict, total=False):
     levels: list[int]
     level: int | None
     pipeline: bool
-    options: dict[str, OptionValue]
+    options: GivenOptions
 
 
 @dataclass(frozen=True, init=False, repr=False)
@@ -155,7 +155,7 @@ class GroupSpec:
         return data
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> GroupSpec:
+    def from_dict(cls, data: SpecData) -> GroupSpec:
         """Return the spec of ``to_dict``."""
         pick = data.get("pick")
         return cls(

@@ -118,7 +118,7 @@ def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...]
 
 def _yaml_mapping(text: str) -> YamlTree | None:
     tree = compose_yaml(text)
-    return tree if tree.node is not None and tree.node.id == "mapping" else None
+    return tree if getattr(tree.node, "id", "") == "mapping" else None
 
 
 def _yaml_entries(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -> Iterator[Entry]:

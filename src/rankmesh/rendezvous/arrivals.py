@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 from rankmesh.errors import in_words
 from rankmesh.rendezvous.step import POLL, AlreadyConcluded, Outcome, Probe, Step, parsed
@@ -63,7 +63,7 @@ class Arrivals:
             self._texts = self._posted("texts")
         return self._texts
 
-    def document(self, digest: str) -> dict[str, Any]:
+    def document(self, digest: str) -> dict[str, object]:
         """Return the document of a digest, published by ranks that answered a probe; empty if none of them did."""
         key = self.step.key(f"document/{digest}")
         text = self._ask(lambda: self.round.channel.read(key))

@@ -22,10 +22,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
 from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost, twice
@@ -77,7 +76,7 @@ class Round:
     patience: float | None = None
     steps: list[Step] = field(default_factory=list, init=False)
     _twice: str | None = field(default=None, init=False)
-    _owed: Future[Any] | None = field(default=None, init=False)
+    _is_answered: Callable[[], bool] | None = field(default=None, init=False)
     _worker: Worker = field(default_factory=lambda: Worker("rankmesh-store"), init=False)
 
     def __post_init__(self) -> None:
@@ -405,9 +404,10 @@ class Round:
 
     def _bounded(self, call: Callable[[], _Result], seconds: float) -> _Result:
         """Make a call on a thread, which is left behind when the call does not return: a connection may be cut."""
-        if self._owed is not None and not self._owed.done():
-            self._owed = None
+        if self._is_answered is not None and not self._is_answered():
+            self._is_answered = None
             self._worker.close()
             self.channel = self._bounded(self.channel.again, self.moment + _PATIENCE)
-        self._owed = owed = self._worker.submit(call)
+        owed = self._worker.submit(call)
+        self._is_answered = owed.done
         return answered_within(owed, seconds)

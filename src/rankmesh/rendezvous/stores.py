@@ -19,10 +19,9 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterable, Sequence
-from concurrent.futures import Future
-from typing import Any, TypeVar
+from typing import TypeVar
 
-from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import first_line
 from rankmesh.rendezvous.channel import LARGEST, LARGEST_EACH, LARGEST_LIST, ChannelLost, foreign
@@ -48,7 +47,7 @@ class StoreChannel:
     where the store has failed.
     """
 
-    def __init__(self, store: Any, prefix: str | None = None) -> None:
+    def __init__(self, store: Store, prefix: str | None = None) -> None:
         self._store = store
         self._prefix = f"rankmesh/{os.environ.get('TORCHELASTIC_RUN_ID', 'job')}" if prefix is None else prefix
         self.remote = isinstance(underlying(store), TCPStore)
@@ -58,7 +57,7 @@ class StoreChannel:
 
     def again(self) -> StoreChannel:
         """Return a channel of these keys over another connection: a call that was given up still occupies this one."""
-        return StoreChannel(_answered(self._store.clone), self._prefix)
+        return StoreChannel(_answered(self._store.clone), self._prefix)  # type: ignore[attr-defined]
 
     # -- sets ---------------------------------------------------------------------------------------------------
 
@@ -90,7 +89,7 @@ class StoreChannel:
 
     def post(self, key: str, rank: int, text: str) -> None:
         """Add a text of a rank, one line without a newline."""
-        _answered(lambda: self._store.append(self._key(key), f"{rank} {text}\n"))
+        self._append(key, f"{rank} {text}\n")
 
     def posted(self, key: str, writers: int = 1) -> dict[int, list[str]]:
         """Return the texts of each rank, in its order; the more ``writers`` there are, the more bytes are read."""
@@ -111,8 +110,11 @@ class StoreChannel:
         found = self.first(key, text)
         if self.remote and found == text:
             # The server without libuv wakes nobody when it compares and sets.
-            _answered(lambda: self._store.append(self._key(key), ""))
+            self._append(key, "")
         return found
+
+    def _append(self, key: str, text: str) -> None:
+        _answered(lambda: self._store.append(self._key(key), text))  # type: ignore[attr-defined]  # absent from its stubs
 
     def write(self, key: str, text: str) -> None:
         """Write a text, and wake the ranks that wait for the key."""
@@ -139,7 +141,7 @@ class StoreChannel:
 
     def tick(self, key: str, amount: int) -> int:
         """Add to a number that starts at 0; return its new value."""
-        return int(_answered(lambda: self._store.add(self._key(key), amount)))
+        return _answered(lambda: self._store.add(self._key(key), amount))
 
     # -- the rest -----------------------------------------------------------------------------------------------
 
@@ -164,15 +166,16 @@ class BoundedChannel:
 
     def __init__(self, channel: StoreChannel) -> None:
         self.channel = channel
-        self._pending: Future[Any] | None = None
+        self._is_answered: Callable[[], bool] | None = None
 
     def ask(self, call: Callable[[StoreChannel], _Result]) -> _Result:
         """Return what a call of the channel gives; ``ChannelLost`` where it fails, or is not back in time."""
         if not self.channel.remote:
             return call(self.channel)
-        if self._pending is not None and not self._pending.done():
+        if self._is_answered is not None and not self._is_answered():
             raise ChannelLost("an earlier call is still under way")
-        self._pending = made = submit(lambda: call(self.channel), "rankmesh-store")
+        made = submit(lambda: call(self.channel), "rankmesh-store")
+        self._is_answered = made.done
         return answered_within(made, _PATIENCE)
 
 

@@ -21,11 +21,12 @@ import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from datetime import timedelta
+from functools import partial
 from queue import SimpleQueue
-from typing import Any, ClassVar, TypeVar
+from typing import ClassVar, TypeVar
 from weakref import WeakSet
 
-from torch.distributed import FileStore, PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.rendezvous.channel import ChannelLost
 
@@ -56,7 +57,7 @@ class Worker:
 
     def __init__(self, name: str) -> None:
         self._name = name
-        self._calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None] | None = None
+        self._calls: SimpleQueue[Callable[[], None] | None] | None = None
 
     def submit(self, call: Callable[[], _Result]) -> Future[_Result]:
         """Make a call; its future has what it returns, or raises."""
@@ -70,7 +71,7 @@ class Worker:
             thread.start()
             self._workers.add(self)
             await_at_exit(thread)
-        self._calls.put((made, call))
+        self._calls.put(partial(_make, made, call))
         return made
 
     def close(self) -> None:
@@ -119,30 +120,33 @@ def answered_within(made: Future[_Result], seconds: float) -> _Result:
     return made.result()
 
 
-def leave_behind(made: Future[Any]) -> None:
+def leave_behind(made: Future[_Result]) -> None:
     """Have a call that nobody waits for any more free what it had, such as connections, if it fails later."""
     made.add_done_callback(_free)
 
 
-def _free(made: Future[Any]) -> None:
+def _free(made: Future[_Result]) -> None:
     error = made.exception()
     while error is not None:
         traceback.clear_frames(error.__traceback__)
         error = error.__cause__ or error.__context__
 
 
-def _work(calls: SimpleQueue[tuple[Future[Any], Callable[[], Any]] | None]) -> None:
+def _work(calls: SimpleQueue[Callable[[], None] | None]) -> None:
     while (task := calls.get()) is not None:
-        made, call = task
-        try:
-            made.set_result(call())
-        except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
-            made.set_exception(error)
+        task()
         # Who holds the worker may be held by the call.
-        del task, made, call
+        del task
 
 
-def wait_for(store: Any, keys: Sequence[str], seconds: float) -> bool:
+def _make(made: Future[_Result], call: Callable[[], _Result]) -> None:
+    try:
+        made.set_result(call())
+    except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
+        made.set_exception(error)
+
+
+def wait_for(store: Store, keys: Sequence[str], seconds: float) -> bool:
     """Wait at most ``seconds`` for keys of the store; return whether all are there."""
     end, asked = time.monotonic() + seconds, _asked_for(underlying(store), seconds)
     if asked < seconds:
@@ -152,31 +156,31 @@ def wait_for(store: Any, keys: Sequence[str], seconds: float) -> bool:
     return _asked(store, keys, end)
 
 
-def underlying(store: Any) -> Any:
+def underlying(store: Store) -> Store:
     """Return the store in which those that only add a prefix keep their keys."""
     while isinstance(store, PrefixStore):
         store = store.underlying_store
     return store
 
 
-def _asked_for(store: Any, seconds: float) -> float:
+def _asked_for(store: Store, seconds: float) -> float:
     """How much of a wait is spent asking instead of waiting to be woken."""
     if isinstance(store, FileStore):
         return seconds
     return min(seconds, _LAST) if isinstance(store, TCPStore) else 0.0
 
 
-def _woken(store: Any, keys: Sequence[str], seconds: float) -> bool:
+def _woken(store: Store, keys: Sequence[str], seconds: float) -> bool:
     try:
         # A store takes no time at all for no limit.
         store.wait(list(keys), timedelta(seconds=max(seconds, _LEAST)))
     except RuntimeError:
         # Each kind of store has an error of its own for the end of the time; one that has failed fails again here.
-        return bool(store.check(list(keys)))
+        return store.check(list(keys))
     return True
 
 
-def _asked(store: Any, keys: Sequence[str], end: float) -> bool:
+def _asked(store: Store, keys: Sequence[str], end: float) -> bool:
     started = time.monotonic()
     while not store.check(list(keys)):
         now = time.monotonic()

@@ -18,7 +18,8 @@ import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError, ConnectError, cut, in_words
@@ -68,7 +69,7 @@ class PlanProposal:
         return f"{self.ranks.offset}-{self.ranks.stop}"
 
 
-def agree(store: Any, proposal: PlanProposal, seconds: float, *, serves: bool = False) -> Agreement:
+def agree(store: Store, proposal: PlanProposal, seconds: float, *, serves: bool = False) -> Agreement:
     """Wait until every rank of the proposal's range has made the same proposal; the agreement, which goes on.
 
     ``serves`` is set where the store lives in this process. Raises ``AgreementError`` on every waiting rank when the
@@ -244,7 +245,7 @@ def differences(ours: object, theirs: object, path: str = "") -> list[tuple[str,
     return found
 
 
-def _mapping(value: object) -> dict[str, Any] | None:
+def _mapping(value: object) -> dict[str, object] | None:
     """Return a mapping as it is; lists of named things (axes, groups) by their names; else None."""
     if isinstance(value, dict):
         return value

@@ -10,7 +10,7 @@ from functools import cached_property
 # Numpy loads this when it looks for distinct values first: now, and not while all ranks wait after a loss.
 import numpy.ma  # noqa: F401
 
-from rankmesh.core.mesh import Mesh
+from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, quoted
 from rankmesh.survival.redundancy import Keepers
@@ -92,8 +92,8 @@ def transfer(before: StateLayout, now: StateLayout, positions: Sequence[int], lo
         if id(of) not in copies:  # many tensors have one
             copies[id(of)] = {positions[rank]: [positions[one] for one in ranks] for rank, ranks in of.items()}
     # The same mesh of other ranks, in no order.
-    where = {"offset": min(positions), "rank_map": list(positions), "consecutive": False}
-    moved = before.on(Mesh.from_dict({**before.mesh.to_dict(), **where}))
+    ranks: MeshData = {"offset": min(positions), "rank_map": list(positions), "consecutive": False}
+    moved = before.on(Mesh.from_dict({**before.mesh.to_dict(), **ranks}))
     return Transfer(
         {name: one for name, one in moved.items() if name in now.shardings},
         now.on(now.mesh),

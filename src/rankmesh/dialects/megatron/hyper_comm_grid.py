@@ -31,7 +31,7 @@ from rankmesh.backend import registries
 from rankmesh.backend.default import is_torch_function
 from rankmesh.backend.options import options_of
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.options import Options
+from rankmesh.core.options import GivenOptions, Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.refusals import NotHere, UnknownName
@@ -296,7 +296,7 @@ def _planned_world_size() -> int:
     )
 
 
-def _options_for(backend: str | None, given: Mapping[str, Any]) -> dict[str, Any]:
+def _options_for(backend: str | None, given: Mapping[str, Any]) -> GivenOptions:
     """Return the options of torch's call as a spec's."""
     unknown = sorted(set(given) - {"timeout", "pg_options"})
     if unknown:

@@ -24,6 +24,7 @@ from rankmesh.backend.default import default_group, is_torch_function
 from rankmesh.backend.registries import set_timeout
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.nccl_config import with_nccl_config
+from rankmesh.core.options import NcclValue
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
 from rankmesh.dialects.megatron.buffers import GlobalMemoryBuffer
@@ -48,7 +49,7 @@ if TYPE_CHECKING:
 __all__ = ["all_gather", "destroy", "initialize", "levels", "set_timeouts"]
 
 
-Sections = Mapping[str, Mapping[str, object]]
+Sections = Mapping[str, Mapping[str, NcclValue]]
 
 
 def initialize(state: State, request: Request) -> None:

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from rankmesh.backend.options import nccl_options
 from rankmesh.core.nccl_config import nccl_sections
-from rankmesh.core.options import Options
+from rankmesh.core.options import NcclValue, Options
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName
 from rankmesh.dialects.megatron.table import CONFIG_KEYS
 
@@ -78,7 +78,7 @@ def sharp_kind(group: str) -> str:
     return _SHARP[group]
 
 
-def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, dict[str, object]]:
+def read_config(path: Path | None, high_priority: Iterable[str]) -> dict[str, dict[str, NcclValue]]:
     """Return the options by section. A section that no Megatron group has is refused, where Megatron-Core ignores it.
 
     >>> read_config(None, ["dp_cp", "ep"])

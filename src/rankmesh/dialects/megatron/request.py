@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.core.nccl_config import with_nccl_config
-from rankmesh.core.options import Options
+from rankmesh.core.options import NcclValue, Options
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron_core import DEFAULT_ORDER, megatron
 from rankmesh.core.spec import GroupSpec
@@ -183,11 +183,11 @@ class Request:
     def _optioned(self, spec: GroupSpec, sharp: str | None) -> GroupSpec:
         return spec.with_options(Options(sharp=True).over(spec.options)) if spec.name == sharp else spec
 
-    def _sections(self, plan: Plan) -> dict[str, dict[str, object]]:
+    def _sections(self, plan: Plan) -> dict[str, dict[str, NcclValue]]:
         """Return the NCCL options of each group of the plan, from the file and the list of high-priority groups."""
         path = self.nccl_communicator_config_path
         named = read_config(None if path is None else Path(path), self.high_priority_stream_groups or ())
-        found: dict[str, dict[str, object]] = {}
+        found: dict[str, dict[str, NcclValue]] = {}
         for spec in plan.specs:
             section = section_of(spec.name)
             if section in named and not (section == "pp" and spec.options.backend == "ucc"):

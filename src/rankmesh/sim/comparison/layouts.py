@@ -11,11 +11,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 from rankmesh.core import recipes
 from rankmesh.core.groups import Groups
-from rankmesh.core.mesh import Mesh
+from rankmesh.core.mesh import AxesData, Mesh, MeshData
 from rankmesh.core.picks import Pick
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
@@ -96,11 +95,15 @@ def reference_of(layout: Layout) -> Layout:
     [[0]]
     """
     plan = layout.plan
-    data: dict[str, Any] = {**plan.mesh.to_dict()}
-    for part in (data, *data.get("views", {}).values()):
-        part["axes"] = [[name, 1] for name, _ in part["axes"]]
-    mesh = Mesh.from_dict({**{k: v for k, v in data.items() if k not in ("rank_map", "consecutive")}, "offset": 0})
+    data = plan.mesh.to_dict()
+    views = {name: _of_one_rank(view) for name, view in data.get("views", {}).items()}
+    single: MeshData = {"axes": _of_one_rank(data)["axes"], "offset": 0, "views": views}
+    mesh = Mesh.from_dict({**single, "parts": data.get("parts", {})})
     return Layout("one process", Plan(mesh, [_single(spec) for spec in plan.specs], name=plan.name))
+
+
+def _of_one_rank(data: AxesData) -> AxesData:
+    return {"axes": [[name, 1] for name, _ in data["axes"]], "parts": data.get("parts", {})}
 
 
 def _single(spec: GroupSpec) -> GroupSpec:
@@ -128,7 +131,7 @@ def _filled(meshes: Sequence[tuple[str, Mesh]]) -> Iterator[Mesh]:
             views.setdefault(name, dict.fromkeys(view.axes, 1))
     for shown, mesh in meshes:
         missing = {axis: 1 for axis in axes if axis not in mesh.axes}
-        whole = Mesh.from_dict({**mesh.to_dict(), "axes": [*map(list, {**mesh.axes, **missing}.items())]})
+        whole = Mesh.from_dict({**mesh.to_dict(), "axes": [[*pair] for pair in {**mesh.axes, **missing}.items()]})
         for name, single in views.items():
             if name not in mesh.views:
                 if mesh.size > 1:
