@@ -53,7 +53,7 @@ def explained(
     first["box"] = None if first["box"] is None else tuple((at, at + 1) for at in first["box"])
     group = group_of(everyone.groups.plan, ranks)
     values = {"tensor": name, "ranks": odd, "group": group, "step": step, "since": since, **first}
-    return Diverged(_sentence(values, wrong, len(differ)), tied=right in odd, **values)
+    return Diverged(_sentence(values, right, wrong, len(differ)), tied=right in odd, **values)
 
 
 def minority(digests: Mapping[int, int]) -> tuple[tuple[int, ...], int, int]:
@@ -114,8 +114,8 @@ def _value(plain: Any) -> complex | None:
     return complex(*plain) if isinstance(plain, list) else plain
 
 
-def _sentence(values: Mapping[str, Any], wrong: int, tensors: int) -> str:
-    """Describe the difference in one line; ``tensors`` of its group differ."""
+def _sentence(values: Mapping[str, Any], right: int, wrong: int, tensors: int) -> str:
+    """Describe the difference in one line; ``tensors`` of its group differ. Of a tie, neither side is right."""
     since, odd, box, count = (values[each] for each in ("since", "ranks", "box", "count"))
     before = "the ranks were never found equal" if since is None else f"they were equal at step {since}"
     start = f"{quoted(values['tensor'])} differs within {values['group']} at step {values['step']}"
@@ -123,7 +123,10 @@ def _sentence(values: Mapping[str, Any], wrong: int, tensors: int) -> str:
         return f"{start}, on {in_words(odd)}, and is equal again by now; {before}"
     where = "" if box is None else f" at [{', '.join(str(low) for low, _ in box)}]"
     many = "" if box is None and count == 1 else f" ({count} element{'s differ' if count > 1 else ' differs'})"
-    more = f"; {in_words(odd)} differ" if len(odd) > 1 else ""
+    tied = right in odd
+    more = f"; {in_words(odd)} differ" if len(odd) > (2 if tied else 1) else ""
+    more += "; either may be wrong" if tied else ""
     more += f"; it is the first of {tensors} tensors" if tensors > 1 else ""
-    got = f"{in_words([wrong])} has {values['got']} where {values['expected']} is expected"
+    other = f"and rank {right} {values['expected']}" if tied else f"where {values['expected']} is expected"
+    got = f"rank {wrong} has {values['got']} {other}"
     return f"{start}: {got}{where}{many}{more}; {before}"
