@@ -1,5 +1,7 @@
 """A guard of a model and its optimizer: what DTensors, stages and plain parameters say of where they are."""
 
+from copy import deepcopy
+
 import pytest
 import torch
 import torch.distributed as dist
@@ -154,6 +156,29 @@ def test_a_wrong_optimizer_state_is_found():
     assert sim.run(program, "tp=2,dp=2") == [("1.bias.exp_avg_sq", (3,), ((2, 3),))] * 4
 
 
+def test_what_a_program_replaces_is_looked_up():
+    """A buffer that is assigned, and the moments that are loaded; moments that the loaded state lacks are an error."""
+
+    def program(groups):
+        model = nn.BatchNorm1d(2)
+        optimizer = torch.optim.Adam(model.parameters())
+        found = []
+        guard = rm.Guard.of(model, optimizer, groups, action=found.append)
+        model.running_mean = torch.full((2,), float(groups.rank == 1))
+        guard.check()
+        model.running_mean = torch.zeros(2)
+        loaded = deepcopy(optimizer.state_dict())
+        loaded["state"][1]["exp_avg"] += float(groups.rank == 2)
+        optimizer.load_state_dict(loaded)
+        guard.check()
+        optimizer.load_state_dict({**loaded, "state": {}})
+        with pytest.raises(rm.PlanError) as raised:
+            guard.check()
+        return [(error.tensor, error.ranks) for error in found], raised.value.name
+
+    assert sim.run(program, "dp=3") == [([("running_mean", (1,)), ("bias.exp_avg", (2,))], "bias")] * 3
+
+
 def test_ranks_that_describe_a_tensor_differently():
     """By shape: it is no copy; the error says over which axes it is replicated."""
 
@@ -163,3 +188,14 @@ def test_ranks_that_describe_a_tensor_differently():
         dist.barrier()
 
     sim.run(program, "tp=2,dp=2")
+
+
+def test_of_two_replicas_neither_is_right():
+    """The error has both values, and does not name one side as the expected one."""
+
+    def program(groups):
+        weight = torch.full((2,), float(groups.rank == 0))
+        with pytest.raises(rm.Diverged, match=r"rank 1 has 0.0 and rank 0 1.0 at \[0\] .*; either may be wrong"):
+            rm.Guard(groups, {"w": weight}, {"w": rm.Sharding(groups.plan.mesh, shape=(2,))}).check()
+
+    sim.run(program, "dp=2")

@@ -2,6 +2,7 @@
 
 import logging
 import os
+from copy import deepcopy
 
 import pytest
 import torch
@@ -364,13 +365,14 @@ def test_a_programs_fault_in_processes(outcomes):
 
 @pytest.mark.parametrize("lose", [{}, {1: 3}, {0: 5}])
 def test_a_model_and_its_optimizer_survive(lose):
-    """With Adam's moments and steps, also where a rank is lost before another one has made a step."""
+    """With Adam's moments and steps, which loading replaces, also if a rank is lost before another has made a step."""
 
     def train(job):
         torch.manual_seed(3)
         model = nn.Linear(3, 3).double()
         optimizer = torch.optim.Adam(model.parameters(), lr=0.1)
         job.hold(model=model, optimizer=optimizer)
+        optimizer.load_state_dict(deepcopy(optimizer.state_dict()))
         for step in range(job.step, 7):
             model(torch.full((2, 3), 1.0 + step + job.rank, dtype=torch.float64)).sum().backward()
             for parameter in model.parameters():

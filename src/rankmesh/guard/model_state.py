@@ -6,13 +6,17 @@ a plain parameter    a copy on every rank along the axes that it is replicated o
 optimizer state      as its parameter; what is not a shard of it, such as Adam's step, is a copy
 ```
 
+A program may replace a buffer, and ``load_state_dict`` replaces the state of an optimizer: both are looked up whenever
+they are read. A parameter stays the same object.
+
 A rank knows its own stage only, so all ranks exchange what they have: one of those that have the same gives it.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from functools import partial
 from hashlib import sha256
 from math import prod
 from typing import Any
@@ -27,10 +31,34 @@ from rankmesh.errors import PlanError, quoted
 from rankmesh.guard.everyone import gathered
 from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["model_state", "unreplicated_axes"]
+__all__ = ["CurrentTensors", "model_state", "unreplicated_axes"]
 
 # How one tensor is sharded: axes by dimension, the whole shape, dtype, and the view that has these axes.
 _Described = tuple[tuple[str | None, ...], tuple[int, ...], str, str | None]
+_Read = Callable[[], Tensor]
+
+
+class CurrentTensors(Mapping[str, Tensor]):
+    """Tensors by name, each looked up whenever it is read.
+
+    >>> buffers = {"mean": torch.zeros(1)}
+    >>> current = CurrentTensors({"mean": lambda: buffers["mean"]})
+    >>> buffers["mean"] = torch.ones(1)
+    >>> current["mean"]
+    tensor([1.])
+    """
+
+    def __init__(self, read: Mapping[str, Callable[[], Tensor]]) -> None:
+        self._read = read
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self._read[name]()
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._read)
+
+    def __len__(self) -> int:
+        return len(self._read)
 
 
 def model_state(
@@ -38,7 +66,7 @@ def model_state(
     optimizer: torch.optim.Optimizer | None,
     groups: LiveGroups,
     replicated: str | None = None,
-) -> tuple[dict[str, Tensor], dict[str, Sharding]]:
+) -> tuple[CurrentTensors, dict[str, Sharding]]:
     """Return the parameters and persistent buffers of a model, and what its optimizer keeps, with their shardings.
 
     State that an optimizer makes at its first step is made now. Plain tensors are replicated over the axes
@@ -49,15 +77,16 @@ def model_state(
     plan, rank = groups.plan, groups.rank
     place = plan.mesh.coordinate(rank)
     suffix = "".join(f"@{axis}{place[axis]}" for axis in _unreplicated(plan.mesh, replicated))
-    tensors: dict[str, Tensor] = {}
+    tensors: dict[str, _Read] = {}
     described: dict[str, _Described] = {}
-    for name, tensor, is_shard in _tensors(model, optimizer):
+    for name, read, is_shard in _tensors(model, optimizer):
+        tensor = read()
         is_dtensor = hasattr(tensor, "placements")
         full = name if is_dtensor or not is_shard else name + suffix
-        tensors[full] = tensor
+        tensors[full] = read
         whole = (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None
         described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else whole
-    return tensors, _merged(groups, described)
+    return CurrentTensors(tensors), _merged(groups, described)
 
 
 def unreplicated_axes(shardings: Mapping[str, Sharding], mesh: Mesh, replicated: str | None) -> dict[str, int]:
@@ -82,12 +111,18 @@ def _unreplicated(mesh: Mesh, replicated: str | None) -> dict[str, int]:
     return {axis: size for axis, size in mesh.axes.items() if size > 1 and axis not in shared}
 
 
-def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, Tensor, bool]]:
-    """Each tensor by name, and whether it may differ along an axis that its kind is not replicated over."""
+def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, _Read, bool]]:
+    """Each tensor by name: what reads it, and whether it may differ along an axis that its kind is not replicated over.
+
+    FSDP2 replaces a module's parameter by a gathered one for some time, so a parameter is not looked up in its module.
+    """
     names = {parameter: name for name, parameter in model.named_parameters()}
-    yield from ((name, parameter, True) for parameter, name in names.items())
+    yield from ((name, partial(_itself, parameter), True) for parameter, name in names.items())
     kept = model.state_dict(keep_vars=True)
-    yield from ((name, buffer, True) for name, buffer in model.named_buffers() if name in kept)
+    owners = {one: (module, key) for module in model.modules() for key, one in module.named_buffers(recurse=False)}
+    for name, buffer in model.named_buffers():
+        if name in kept:
+            yield name, partial(getattr, *owners[buffer]), True
     if optimizer is None:
         return
     _make_state(optimizer)
@@ -102,7 +137,23 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) ->
                         "give tensors and shardings instead of the optimizer",
                         name=names[parameter],
                     )
-                yield f"{names[parameter]}.{key}", value, not hasattr(parameter, "placements")
+                of = partial(_state_of, optimizer, parameter, names[parameter], key)
+                yield f"{names[parameter]}.{key}", of, not hasattr(parameter, "placements")
+
+
+def _itself(tensor: Tensor) -> Tensor:
+    return tensor
+
+
+def _state_of(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, key: str) -> Tensor:
+    value = optimizer.state.get(parameter, {}).get(key)
+    if not isinstance(value, Tensor):
+        raise PlanError(
+            f"the optimizer no longer keeps {key!r} of {name!r}: the state that was loaded into it does not have it; "
+            "load a state that was saved after the first step",
+            name=name,
+        )
+    return value
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:

@@ -37,7 +37,7 @@ _log = logging.getLogger("rankmesh.survival")
 _SEED = "seed every rank equally, or say over which axes plain tensors are replicated, such as replicated='dp'"
 
 
-def check_copies(groups: LiveGroups, tensors: dict[str, Tensor], shardings: dict[str, Sharding]) -> None:
+def check_copies(groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: dict[str, Sharding]) -> None:
     """Compare copies once. Raises ``PlanError``, on every rank, where they differ."""
     guard = Guard(groups, tensors, shardings)
     try:
@@ -98,7 +98,7 @@ class Guarding:
     def __init__(
         self,
         groups: LiveGroups,
-        tensors: dict[str, Tensor],
+        tensors: Mapping[str, Tensor],
         shardings: Mapping[str, Sharding],
         every: int,
         suspicion: Suspicion | None,

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from functools import partial
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -13,9 +14,10 @@ from rankmesh.core.axes import integer
 from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError
+from rankmesh.guard.model_state import CurrentTensors
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.survival.members import PlanLike
-from rankmesh.transfer.live.shards import local, problem_of, shards_of
+from rankmesh.transfer.live.shards import problem_of, shards_of
 
 if TYPE_CHECKING:
     from rankmesh.survival.session import Session
@@ -77,22 +79,22 @@ class Job:
         rank if no remaining member holds a part.
         """
         tensors, shardings = dict(tensors or {}), dict(shardings or {})
+        sources: dict[str, Mapping[str, Tensor]] = dict.fromkeys(tensors, tensors)
         if model is not None:
             of_model = self._session.described(self, model, optimizer, replicated)
-            tensors, shardings = {**of_model[0], **tensors}, {**of_model[1], **shardings}
+            sources, shardings = dict.fromkeys(of_model[0], of_model[0]) | sources, of_model[1] | shardings
         shards = shards_of(shardings, self.rank)
         for names, what in (
-            (shards.keys() - tensors.keys(), "tensor"),
-            (tensors.keys() - shardings.keys(), "sharding"),
+            (shards.keys() - sources.keys(), "tensor"),
+            (sources.keys() - shardings.keys(), "sharding"),
         ):
             if names:
                 raise PlanError(
                     f"rank {self.rank}: hold() was given no {what} for {min(names)!r}; give both, by the same names",
                     names=tuple(sorted(names)),
                 )
-        given: dict[str, Any] = {name: tensors[name] for name in sorted(shards)}
-        shapes = {name: local(one) if isinstance(one, Tensor) else one for name, one in given.items()}
-        if problem := problem_of(shapes, shardings, shards, "tensor"):
+        given = CurrentTensors({name: partial(sources[name].__getitem__, name) for name in sorted(shards)})
+        if problem := problem_of(given, shardings, shards, "tensor"):
             raise PlanError(f"rank {self.rank}: hold() was given a wrong shard: {problem}")
         self._session.hold(self, given, dict(sorted(shardings.items())))
 

@@ -14,7 +14,7 @@ import logging
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
@@ -269,7 +269,7 @@ class Session:
 
     # -- what is held -------------------------------------------------------------------------------------------
 
-    def hold(self, job: Job, tensors: dict[str, Tensor], shardings: dict[str, Sharding]) -> None:
+    def hold(self, job: Job, tensors: Mapping[str, Tensor], shardings: dict[str, Sharding]) -> None:
         """Keep these from now on, after they have been set to what was held before."""
         self._check(job)
         hosts = tuple(self._members.hosts.get(member, "") for member in self._members.ranks)
@@ -305,7 +305,7 @@ class Session:
 
     def described(
         self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, replicated: str | None
-    ) -> tuple[dict[str, Tensor], dict[str, Sharding]]:
+    ) -> tuple[Mapping[str, Tensor], dict[str, Sharding]]:
         """Return a model's and its optimizer's state, with shardings whose copies are equal where nothing is restored.
 
         Raises ``PlanError`` for tensors that differ between ranks which hold copies of them. Where the job is guarded,
@@ -313,7 +313,7 @@ class Session:
         """
         self._check(job)
 
-        def describe() -> tuple[dict[str, Tensor], dict[str, Sharding]]:
+        def describe() -> tuple[Mapping[str, Tensor], dict[str, Sharding]]:
             found = model_state(model, optimizer, job.groups, replicated)
             if self._machine.source is None and not self._machine.load and self._guard_every is None:
                 check_copies(job.groups, *found)

@@ -114,7 +114,7 @@ class EpochState:
     """
 
     def __init__(
-        self, epoch: int, layout: StateLayout, tensors: dict[str, Tensor], *, rank: int, device: torch.device
+        self, epoch: int, layout: StateLayout, tensors: Mapping[str, Tensor], *, rank: int, device: torch.device
     ) -> None:
         self.epoch, self.layout, self.tensors, self.rank = epoch, layout, tensors, rank
         self.shardings, self._device = layout.shardings, device
