@@ -144,6 +144,9 @@ def _make(made: Future[_Result], call: Callable[[], _Result]) -> None:
         made.set_result(call())
     except BaseException as error:  # noqa: BLE001 - raised again where the caller waits
         made.set_exception(error)
+    finally:
+        # The traceback of the error has this frame.
+        del made, call
 
 
 def wait_for(store: Store, keys: Sequence[str], seconds: float) -> bool:
