@@ -150,6 +150,14 @@ def test_helpers_of_a_rank(tmp_path):
     assert found(tmp_path) == [("elsewhere", (1,), "likely")]
 
 
+def test_a_rank_that_compiles_is_a_rank(tmp_path):
+    """Its thread that reads from the compilers has a file beside theirs; theirs are not ranks."""
+    rank = 'Thread 91 (idle): "InductorSubproc"\n    _read_thread (torch/_inductor/compile_worker/subproc_pool.py:9)\n'
+    worker = LOADS.replace("decode (PIL/Image.py:88)", "main (torch/_inductor/compile_worker/__main__.py:64)")
+    dumps(tmp_path, WAITS + rank, LOADS + rank, worker + "\n" + WAITS)
+    assert found(tmp_path) == [("elsewhere", (1,), "likely")]
+
+
 def test_a_call_on_another_thread(tmp_path):
     """A rank whose backward pass calls a collective on a thread of autograd waits in it, at the main thread's line."""
     thread = "Thread 90 (active)\n    all_gather_into_tensor (torch/distributed/distributed_c10d.py:2709)\n"

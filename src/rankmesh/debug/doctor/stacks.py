@@ -49,8 +49,8 @@ _FRAME = re.compile(
 _NATIVE = re.compile(r"\s+(?P<name>\S.{0,4000}?) \([^()]{0,400}\)\s*")
 # Processes of a job that are not ranks: loaders of data, launchers, compilers.
 _HELPER = re.compile(
-    r"torch/utils/data/_utils/worker\.py|torch/distributed/(?:run|launcher/\w+|elastic/agent/.+)\.py|compile_worker"
-    r"|multiprocessing/(?:resource_tracker|forkserver)\.py"
+    r"torch/utils/data/_utils/worker\.py|torch/distributed/(?:run|launcher/\w+|elastic/agent/.+)\.py"
+    r"|torch/_inductor/compile_worker/__main__\.py|multiprocessing/(?:resource_tracker|forkserver)\.py"
 )
 _COLLECTIVE = (
     r"(?:_?all_reduce\w*|broadcast|reduce|_?all_gather\w*|gather|scatter|_?reduce_scatter\w*|all_to_all\w*|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv|\w+_object(?:_list)?|new_group|split_group|new_subgroups\w*"
