@@ -44,7 +44,7 @@ POINTS = {
         peers:Peers.client peers:Peers.prepare peers:Peers._connected peers:Peers.announce peers:Peers.admit
         peers:Peers.watch peers:Peers.close
         state:Snapshots.take state:run state:transfer state:Writes.__call__
-        redundancy:Copies.send redundancy:Copies.wait redundancy:Copies._meet redundancy:Stretch.copy
+        redundancy:Copies.send redundancy:Copies.wait redundancy:Copies._meet redundancy:Snapshot.copy
         probe:Probe.ask probe:Probe.outcome heartbeat:_Watch._attempt listener:Listener._answer
         joining:Newcomers.welcome joining:Newcomers.let_grow
     """,

@@ -19,7 +19,7 @@ from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.guarding import Suspicion
 from rankmesh.survival.members import Members
-from rankmesh.survival.redundancy import Stretch, overwritten
+from rankmesh.survival.redundancy import Snapshot, overwritten
 
 STEPS = 12
 
@@ -286,12 +286,12 @@ def test_a_guard_of_no_steps_is_refused():
 
 
 def test_a_step_that_is_kept_is_not_overwritten():
-    """Two steps and the one that is kept: a third stretch only where it is neither of them."""
+    """Two steps and the one that is kept: a third snapshot only where it is neither of them."""
     steps, made = {}, 0
     for step in range(10):
         if overwritten(steps, step, kept=3 if step > 3 else None) is None:
             made += 1
-        steps[step] = Stretch({"w": torch.zeros(1)})
+        steps[step] = Snapshot({"w": torch.zeros(1)})
         assert {step, step - 1} & {*range(10)} <= steps.keys()
         assert step < 4 or 3 in steps
     assert (made, sorted(steps)) == (3, [3, 8, 9])

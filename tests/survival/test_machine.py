@@ -150,7 +150,7 @@ def test_the_end_of_an_epoch_that_this_member_is_not_in_yet():
     assert isinstance(machine.concluded(GOES_ON, Left(), took_part=True), Enter)
     assert (machine.epoch, machine.step, machine.source) == (following, 7, 0)
     assert machine.has_ended
-    assert machine.ending.suspects == {2}
+    assert machine.epoch_end.suspects == {2}
 
 
 def test_a_message_before_the_members_are_known():

@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from torch.distributed import TCPStore
 
 from rankmesh.errors import ConnectError
-from rankmesh.survival.agreement import Ending, Report
+from rankmesh.survival.agreement import EpochEnd, Report
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members
 from rankmesh.survival.rounds import Rounds
@@ -70,8 +70,8 @@ class Peers:
         time.sleep(max(self.job.asleep(self.member), 0.0))
         started, members = self.now(), Members.first("dp=*", world_size=self.job.size, spares=1)
         stopped = set(self.job.wakes) if self.member not in self.job.wakes else set()
-        ending = Ending(self.epoch, {0: members}, {}, stopped, ())
-        self.outcome = self.rounds.agree(self, ending, Report(torn="a collective failed"))
+        end = EpochEnd(self.epoch, {0: members}, {}, stopped, ())
+        self.outcome = self.rounds.agree(self, end, Report(torn="a collective failed"))
         self.seconds = self.now() - started
         self.outcomes[self.epoch] = self.outcome.text
         self.epoch = self.epoch.after(self.outcome.text)

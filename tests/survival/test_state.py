@@ -28,7 +28,7 @@ from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival import state
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
-from rankmesh.survival.redundancy import Copies, Keepers, Stretch, checked
+from rankmesh.survival.redundancy import Copies, ReplicaHolders, Snapshot, checked
 from rankmesh.survival.state import EpochState, Snapshots, Writes, load_boxes
 from rankmesh.survival.state_layout import StateLayout
 from rankmesh.transfer.live.exchange import Copy, Exchange
@@ -60,17 +60,17 @@ def test_what_has_no_replica_elsewhere_is_kept_elsewhere(job):
     def apart(one, other):
         return hosts[one] != hosts[other] if several else one != other
 
-    keepers = Keepers(stored, hosts, redundancy)
+    copied = ReplicaHolders(stored, hosts, redundancy)
     ranks = range(len(hosts))
     for name, sharding in stored.items():
-        kept = {rank: keepers.by_name.get(name, {}).get(rank, ()) for rank in ranks}
+        kept = {rank: copied.by_name.get(name, {}).get(rank, ()) for rank in ranks}
         elements = {rank: brute.kept(sharding, rank) for rank in ranks}
         for rank in ranks:
-            assert all(apart(rank, keeper) for keeper in kept[rank])
+            assert all(apart(rank, holder) for holder in kept[rank])
             assert len(set(kept[rank])) == len(kept[rank])
             for element in elements[rank]:
                 holders = [other for other in ranks if element in elements[other]]
-                copies = {keeper for other in holders for keeper in kept[other]}
+                copies = {holder for other in holders for holder in kept[other]}
                 if any(apart(rank, other) for other in holders):
                     assert not copies
                 else:
@@ -82,8 +82,8 @@ def test_the_ranks_of_a_host_share_what_they_keep():
     stored = {"w": Sharding(Mesh(dp=16), ("dp",), (64,))}
     hosts = [f"node{rank // 4}" for rank in range(16)]
     for redundancy in (1, 2):
-        of = Keepers(stored, hosts, redundancy).of
-        assert sorted(keeper for ranks in of.values() for keeper in ranks) == sorted([*range(16)] * redundancy)
+        of = ReplicaHolders(stored, hosts, redundancy).by_rank
+        assert sorted(holder for ranks in of.values() for holder in ranks) == sorted([*range(16)] * redundancy)
         assert all(
             hosts[one] != hosts[other]
             for ranks in of.values()
@@ -236,9 +236,9 @@ def test_a_commit_waits_for_a_gpu(monkeypatch, redundancy, ends):
 def test_copies_under_way_between_gpus_do_not_count():
     """An abort ends them as if they had arrived."""
     stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
-    copies = Copies(Keepers(stored, ["", ""], 1), 0, torch.device("cpu"))
+    copies = Copies(ReplicaHolders(stored, ["", ""], 1), 0, torch.device("cpu"))
     with mock.patch.object(dist, "P2POp"), mock.patch.object(dist, "batch_isend_irecv", return_value=[mock.Mock()]):
-        copies.send(1, Stretch({"w": torch.zeros(2)}))
+        copies.send(1, Snapshot({"w": torch.zeros(2)}))
     copies.device = torch.device("cuda", 0)
     assert copies.steps() == set()
 
@@ -246,8 +246,8 @@ def test_copies_under_way_between_gpus_do_not_count():
 def test_a_step_counts_when_the_copies_of_it_have_arrived():
     """One that is under way does not, also where an earlier commit of it did; nor one that was overwritten."""
     stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
-    copies = Copies(Keepers(stored, ["", ""], 1), 0, torch.device("cpu"))
-    snapshot, came = Stretch({"w": torch.zeros(2)}), mock.Mock()
+    copies = Copies(ReplicaHolders(stored, ["", ""], 1), 0, torch.device("cpu"))
+    snapshot, came = Snapshot({"w": torch.zeros(2)}), mock.Mock()
     with mock.patch.object(dist, "P2POp"), mock.patch.object(dist, "batch_isend_irecv", return_value=[came]):
         for step in (1, 2):
             copies.send(step, snapshot)
@@ -632,8 +632,8 @@ def test_state_is_lost_without_copies_on_every_rank(job):
     assert "no rank is left that holds 'cut'[6:8, 0:3], which rank 3 had; keep copies" in ended[0]["message"]
 
 
-def test_state_is_lost_with_its_keeper(job):
-    """Rank 3's keeper is rank 0: both had it."""
+def test_state_is_lost_with_its_replica_holder(job):
+    """Rank 3's replica holder is rank 0: both had it."""
     ended = job(6, {0: [["late", 3]], 3: [["late", 3]]}, "tp=2,pp=2", spares=2, redundancy=1)
     missing = [["cut", [[6, 8], [0, 3]], [0, 3]]]
     assert [(value.get("error"), value.get("missing")) for value in ended] == [("LostState", missing)] * 4

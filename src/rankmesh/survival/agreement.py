@@ -18,7 +18,7 @@ from rankmesh.rendezvous import Outcome
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members, Sizes
 
-__all__ = ["Ending", "Report", "conclude", "same_step"]
+__all__ = ["EpochEnd", "Report", "conclude", "same_step"]
 
 # The fix of commits that differ between ranks.
 _SAME_STEPS = "have every rank commit the same steps, in the same order"
@@ -80,7 +80,7 @@ class Report:
 
 
 @dataclass(frozen=True)
-class Ending:
+class EpochEnd:
     """The epoch that ends, the last of ``history``; ``suspects`` and ``evicted`` may grow meanwhile.
 
     ``raised`` are the errors that ended the epoch before, by coordinate.

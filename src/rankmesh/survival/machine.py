@@ -18,7 +18,7 @@ from typing import Any
 
 from rankmesh.errors import ConnectError, LayoutError, PlanError, first_line, in_words
 from rankmesh.rendezvous import Outcome
-from rankmesh.survival.agreement import Ending, Report
+from rankmesh.survival.agreement import EpochEnd, Report
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.joining import Newcomers
 from rankmesh.survival.members import Members, Sizes
@@ -251,10 +251,10 @@ class Machine:
     # -- the end of an epoch --------------------------------------------------------------------------------------
 
     @property
-    def ending(self) -> Ending:
-        """What the round about the end of this epoch is of."""
+    def epoch_end(self) -> EpochEnd:
+        """The end of this epoch, about which its members hold a round."""
         end = self._end_of(self.epoch)
-        return Ending(self.epoch, self.history, self.raised, end.suspects, end.evicted)
+        return EpochEnd(self.epoch, self.history, self.raised, end.suspects, end.evicted)
 
     def report(
         self, left: Left, steps: Mapping[int, Sequence[int]], commits: Mapping[int, int], at: int, **further: Any

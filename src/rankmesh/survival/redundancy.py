@@ -11,7 +11,7 @@ commit(6)   copies of step 5 have arrived here, and on every rank     over the o
 A rank overwrites its snapshots of step 4, and the copies of step 4 that it keeps, when every rank has its step 5:
 so at any moment there is a step of which every rank has its snapshot and the copies that it is to keep, and two steps
 are enough. A rank reports a step only with the copies that it keeps of it; what all that are left report in common can
-be restored, as long as of each shard its rank or one of its keepers is left.
+be restored, as long as of each shard its rank or one of its replica holders is left.
 """
 
 from __future__ import annotations
@@ -32,13 +32,13 @@ from rankmesh.core.sharding import Sharding, ShardMap
 from rankmesh.errors import PlanError
 from rankmesh.survival.agreement import same_step
 
-__all__ = ["Copies", "Keepers", "Stretch", "checked", "overwritten"]
+__all__ = ["Copies", "ReplicaHolders", "Snapshot", "checked", "overwritten"]
 
 # Tags of our messages in the default group, which the program's do not have.
 _COPIES, _ARRIVED = 27_001, 27_002
 # As long as the program takes: a loss is noticed elsewhere, and ends every wait.
 _LONG, _MOMENT = timedelta(days=30), timedelta(milliseconds=1)
-# Tensors in one stretch of memory begin at multiples of this many bytes.
+# The tensors of a snapshot begin at multiples of this many bytes.
 _ALIGNED = 64
 
 
@@ -56,17 +56,17 @@ def checked(redundancy: object, size: int) -> int:
 
 
 @dataclass(frozen=True)
-class Keepers:
-    """Who keeps copies of whose shards: ``redundancy`` ranks of each, on the ``hosts`` that the ranks are on.
+class ReplicaHolders:
+    """The ranks that hold copies of each rank's shards: ``redundancy`` of them, on other hosts if there are several.
 
     A shard has a replica where another rank, on another host where there are several, holds the same.
 
     >>> from rankmesh.core.mesh import Mesh
     >>> mesh = Mesh(tp=2, pp=2)
     >>> cut = {"w": Sharding(mesh, ("tp",), (8,)), "b": Sharding(mesh, ("tp-pp",), (8,))}
-    >>> Keepers(cut, ("a", "a", "b", "b"), 1).of
+    >>> ReplicaHolders(cut, ("a", "a", "b", "b"), 1).by_rank
     {0: (2,), 1: (3,), 2: (0,), 3: (1,)}
-    >>> Keepers(cut, ("a", "a", "b", "b"), 1).by_name == {"b": {0: (2,), 1: (3,), 2: (0,), 3: (1,)}}
+    >>> ReplicaHolders(cut, ("a", "a", "b", "b"), 1).by_name == {"b": {0: (2,), 1: (3,), 2: (0,), 3: (1,)}}
     True
     """
 
@@ -87,8 +87,8 @@ class Keepers:
         return {name: of for name, of in found.items() if of}
 
     @cached_property
-    def of(self) -> dict[int, tuple[int, ...]]:
-        """The keepers of each rank that has shards without a replica."""
+    def by_rank(self) -> dict[int, tuple[int, ...]]:
+        """The holders of copies for each rank that has shards without a replica."""
         different = {id(of): of for of in self.by_name.values()}  # many tensors have one
         return dict(sorted((rank, ranks) for of in different.values() for rank, ranks in of.items()))
 
@@ -127,8 +127,8 @@ class Keepers:
         return tuple(ordered[: self.redundancy])
 
 
-class Stretch:
-    """Tensors by name in one stretch of memory, in the order that is given; ``like`` says their shapes and dtypes."""
+class Snapshot:
+    """Tensors by name in one block of memory, with the order, shapes and dtypes of ``like``."""
 
     def __init__(self, like: Mapping[str, Tensor], device: torch.device | None = None) -> None:
         ends, end = {}, 0
@@ -154,7 +154,7 @@ class Stretch:
                 self.tensors[name].copy_(tensor)
 
 
-def overwritten(by_step: dict[int, Stretch], step: int, kept: int | None = None) -> Stretch | None:
+def overwritten(by_step: dict[int, Snapshot], step: int, kept: int | None = None) -> Snapshot | None:
     """Take out what is to be overwritten by a step; None where there is room.
 
     It is what is there of this step, or the oldest but for the newest and the step that is ``kept``.
@@ -167,16 +167,16 @@ def overwritten(by_step: dict[int, Stretch], step: int, kept: int | None = None)
 class Copies:
     """The copies that one rank keeps of two steps, and the copies of its own shards on their way to others."""
 
-    keepers: Keepers
+    holders: ReplicaHolders
     rank: int
     device: torch.device
-    _kept: dict[int, dict[int, Stretch]] = field(default_factory=dict, repr=False)
+    _kept: dict[int, dict[int, Snapshot]] = field(default_factory=dict, repr=False)
     _arrived: set[int] = field(default_factory=set)
     _underway: tuple[int, list[dist.Work]] | None = None
 
     def __post_init__(self) -> None:
-        self.names = self.keepers.names(self.rank)
-        self._owners = sorted(owner for owner, ranks in self.keepers.of.items() if self.rank in ranks)
+        self.names = self.holders.names(self.rank)
+        self._owners = sorted(owner for owner, ranks in self.holders.by_rank.items() if self.rank in ranks)
         self._kept = {owner: {} for owner in self._owners}
 
     @property
@@ -212,33 +212,33 @@ class Copies:
         self._arrived.add(step)
         self._meet(step, check)
 
-    def send(self, step: int, snapshot: Stretch, kept: int | None = None) -> None:
+    def send(self, step: int, snapshot: Snapshot, kept: int | None = None) -> None:
         """Have the copies of a step travel; ``snapshot`` begins with what this rank sends.
 
         The copies of the step before it stay, and of step ``kept``.
         """
         operations = []
         for owner in self._owners:
-            into = overwritten(self._kept[owner], step, kept) or self._stretch(owner)
+            into = overwritten(self._kept[owner], step, kept) or self._allocated(owner)
             self._kept[owner][step] = into
             operations.append(dist.P2POp(dist.irecv, into.memory, owner, tag=_COPIES))
         sent = snapshot.first(self.names)
-        keepers = self.keepers.of.get(self.rank, ())
-        operations += [dist.P2POp(dist.isend, sent, keeper, tag=_COPIES) for keeper in keepers]
+        holders = self.holders.by_rank.get(self.rank, ())
+        operations += [dist.P2POp(dist.isend, sent, holder, tag=_COPIES) for holder in holders]
         before = self._arrived - {step}
         self._arrived = {*sorted(before)[-1:], *(before & {kept})}  # older ones are overwritten
         self._underway = step, dist.batch_isend_irecv(operations) if operations else []
 
-    def _stretch(self, owner: int) -> Stretch:
+    def _allocated(self, owner: int) -> Snapshot:
         like = {}
-        for name in self.keepers.names(owner):
-            sharding = self.keepers.shardings[name]
+        for name in self.holders.names(owner):
+            sharding = self.holders.shardings[name]
             like[name] = torch.empty(sharding.of(owner).shape, dtype=getattr(torch, sharding.dtype), device="meta")
-        return Stretch(like, self.device)
+        return Snapshot(like, self.device)
 
     def _meet(self, step: int, check: Callable[[], object]) -> None:
         """Wait until every rank of the plan is here, for this step, in log2(ranks) messages to and from each."""
-        size, distance = len(self.keepers.hosts), 1
+        size, distance = len(self.holders.hosts), 1
         while distance < size:
             sent, came = (torch.full((1,), step, device=self.device) for _ in range(2))
             to, source = (self.rank + distance) % size, (self.rank - distance) % size

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, UntilEnough
-from rankmesh.survival.agreement import Ending, Report, conclude
+from rankmesh.survival.agreement import EpochEnd, Report, conclude
 from rankmesh.survival.probe import Probe
 from rankmesh.survival.transport import Connection, Transport
 from rankmesh.survival.world import has_finished
@@ -29,12 +29,12 @@ class Rounds:
         self._timeout = timeout
         self._client: tuple[int, Connection] | None = None
 
-    def agree(self, peers: Transport, ending: Ending, report: Report) -> Outcome:
+    def agree(self, peers: Transport, end: EpochEnd, report: Report) -> Outcome:
         """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
         started = peers.now()
         limit = started + 2 * _PATIENCE * self._timeout
         while True:
-            outcome = self._round(peers, ending, report, started)
+            outcome = self._round(peers, end, report, started)
             if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
                 return outcome
             if peers.now() > limit:
@@ -49,10 +49,10 @@ class Rounds:
         """Leave the store of the last round."""
         self._client = None
 
-    def _round(self, peers: Transport, ending: Ending, report: Report, started: float) -> Outcome | None:
-        members = ending.history[ending.epoch.number]
+    def _round(self, peers: Transport, end: EpochEnd, report: Report, started: float) -> Outcome | None:
+        members = end.history[end.epoch.number]
         me, everyone = peers.member, sorted(members.all)
-        probe = Probe(peers, ending.epoch, ending.suspects, ending.evicted, self._timeout, started)
+        probe = Probe(peers, end.epoch, end.suspects, end.evicted, self._timeout, started)
         server = self._server(peers.member, everyone, probe)
         if server is None:
             return None
@@ -67,7 +67,7 @@ class Rounds:
                 member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
             }
             size = members.plan.mesh.size
-            if bool(absent) and found.ask(lambda: has_finished(client.store, ending.epoch, size)):
+            if bool(absent) and found.ask(lambda: has_finished(client.store, end.epoch, size)):
                 return Outcome(value={"over": True})  # whoever is absent knows it, and may have ended since
             # Whoever stood still does not know whether the others were lost, or have ended without it.
             gone = [member for member in absent if probe.gone(member)]
@@ -76,7 +76,7 @@ class Rounds:
                     message = f"member {me} stood still for {seconds:.0f} s, and the others ended without it"
                     return Outcome("failed", (me,), message=message)
                 gone = []
-            return conclude(ending.history, ending.epoch.number, reports, gone, ending.raised)
+            return conclude(end.history, end.epoch.number, reports, gone, end.raised)
 
         if probe.went_on(server):
             self.took_part = False
@@ -85,7 +85,7 @@ class Rounds:
             client = self._connected(peers, server)
             found = Round(
                 StoreChannel(client.store, "survive"),
-                f"epoch/{ending.epoch}",
+                f"epoch/{end.epoch}",
                 everyone,
                 me,
                 server == me,
@@ -94,7 +94,7 @@ class Rounds:
 
             def enough(arrivals: Arrivals) -> bool:
                 if server != me:
-                    if server in ending.evicted:
+                    if server in end.evicted:
                         raise ConnectError(f"member {server}, which serves the round, may be left out")
                     # A member that connects late may wait in a round that its server has left.
                     if probe.serves_no_more(server) and not arrivals.concluded:

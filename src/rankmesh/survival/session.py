@@ -593,7 +593,7 @@ class Session:
         return max(here, default=self._machine.step)
 
     def _agree(self, report: Report) -> Outcome:
-        return self._rounds.agree(self._peers, self._machine.ending, report)
+        return self._rounds.agree(self._peers, self._machine.epoch_end, report)
 
     def _adopt(self, outcome: Outcome, left: Left) -> None:
         """Go on to the next epoch, or stop."""

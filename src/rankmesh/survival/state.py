@@ -28,7 +28,7 @@ from torch import Tensor
 from rankmesh.backend.nccl import device_done
 from rankmesh.core.boxes import Box
 from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, quoted
-from rankmesh.survival.redundancy import Copies, Stretch, overwritten
+from rankmesh.survival.redundancy import Copies, Snapshot, overwritten
 from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.run import run
 from rankmesh.transfer.live.shards import local
@@ -50,12 +50,12 @@ WaitFor = Callable[[Callable[[], object]], object]
 class Snapshots:
     """Copies of a member's tensors at the beginning of two steps, the last ones that it has committed.
 
-    ``first`` are the names of those that begin the stretch of memory in which the copies are.
+    ``first`` are the names of those that begin the memory of each snapshot.
     """
 
     def __init__(self, first: Sequence[str] = ()) -> None:
         self._first = first
-        self._by_step: dict[int, Stretch] = {}
+        self._by_step: dict[int, Snapshot] = {}
 
     @property
     def steps(self) -> list[int]:
@@ -68,23 +68,23 @@ class Snapshots:
     @property
     def bytes(self) -> int:
         """Bytes of memory that the copies take."""
-        return sum(stretch.memory.nbytes for stretch in self._by_step.values())
+        return sum(snapshot.memory.nbytes for snapshot in self._by_step.values())
 
     def take(
         self, step: int, tensors: Mapping[str, Tensor], done: Callable[[], object], kept: int | None = None
-    ) -> Stretch:
+    ) -> Snapshot:
         """Copy the tensors as they are now, at the beginning of a step, over the oldest copy except ``kept``.
 
         ``done`` waits until they are copied, or raises.
         """
-        stretch = overwritten(self._by_step, step, kept)
-        if stretch is None:
+        snapshot = overwritten(self._by_step, step, kept)
+        if snapshot is None:
             names = [*self._first, *(name for name in tensors if name not in self._first)]
-            stretch = Stretch({name: local(tensors[name]) for name in names})
-        stretch.copy({name: local(tensor) for name, tensor in tensors.items()})
+            snapshot = Snapshot({name: local(tensors[name]) for name in names})
+        snapshot.copy({name: local(tensor) for name, tensor in tensors.items()})
         done()
-        self._by_step[step] = stretch
-        return stretch
+        self._by_step[step] = snapshot
+        return snapshot
 
 
 class Writes:
@@ -118,7 +118,7 @@ class EpochState:
     ) -> None:
         self.epoch, self.layout, self.tensors, self.rank = epoch, layout, tensors, rank
         self.shardings, self._device = layout.shardings, device
-        self.copies = Copies(layout.keepers, rank, device) if layout.redundancy else None
+        self.copies = Copies(layout.holders, rank, device) if layout.redundancy else None
         # The last step at which a guard found all ranks equal: its copies stay.
         self.equal_at: int | None = None
         # The last two steps that were committed, each by its number in this epoch.
@@ -133,14 +133,14 @@ class EpochState:
 
     def warn_of_fewer_copies(self) -> bool:
         """Whether fewer copies than ``redundancy`` are kept of some shards, with a warning that says of which."""
-        keepers = self.layout.keepers
-        fewest = min(keepers.of, key=lambda rank: len(keepers.of[rank]), default=None)
-        if fewest is None or len(keepers.of[fewest]) >= keepers.redundancy:
+        holders = self.layout.holders
+        fewest = min(holders.by_rank, key=lambda rank: len(holders.by_rank[rank]), default=None)
+        if fewest is None or len(holders.by_rank[fewest]) >= holders.redundancy:
             return False
         warnings.warn(
-            f"redundancy is {keepers.redundancy}, but only {len(keepers.of[fewest])} ranks are on other hosts than "
-            f"rank {fewest}, on {quoted(keepers.hosts[fewest])}, and keep copies of its shards; place the ranks evenly "
-            "on the hosts, or give a smaller redundancy",
+            f"redundancy is {holders.redundancy}, but only {len(holders.by_rank[fewest])} ranks are on other hosts "
+            f"than rank {fewest}, on {quoted(holders.hosts[fewest])}, and keep copies of its shards; place the ranks "
+            "evenly on the hosts, or give a smaller redundancy",
             stacklevel=5,
         )
         return True
@@ -169,7 +169,7 @@ class EpochState:
         if self.copies is not None:
             wait_for(partial(self.copies.wait, check))
 
-    def _take(self, step: int, done: Callable[[], object]) -> Stretch:
+    def _take(self, step: int, done: Callable[[], object]) -> Snapshot:
         snapshot = self.snapshots.take(step, self.tensors, done, self.equal_at)
         last = max(self.commits, default=-1)
         if self.commits.get(last) != step:

@@ -13,7 +13,7 @@ import numpy.ma  # noqa: F401
 from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, quoted
-from rankmesh.survival.redundancy import Keepers
+from rankmesh.survival.redundancy import ReplicaHolders
 from rankmesh.transfer import Transfer
 
 __all__ = ["StateLayout", "transfer"]
@@ -49,9 +49,9 @@ class StateLayout:
         return json.dumps([self.mesh.to_dict(), different, numbered, self.hosts, self.redundancy])
 
     @cached_property
-    def keepers(self) -> Keepers:
-        """Who keeps copies of whose shards."""
-        return Keepers(self.shardings, self.hosts, self.redundancy)
+    def holders(self) -> ReplicaHolders:
+        """The ranks that hold copies of each rank's shards."""
+        return ReplicaHolders(self.shardings, self.hosts, self.redundancy)
 
     @classmethod
     def read(cls, text: str) -> StateLayout:
@@ -87,7 +87,7 @@ def transfer(before: StateLayout, now: StateLayout, positions: Sequence[int], lo
             names=names,
         )
     copies: dict[int, dict[int, list[int]]] = {}
-    by_name = before.keepers.by_name
+    by_name = before.holders.by_name
     for of in by_name.values():
         if id(of) not in copies:  # many tensors have one
             copies[id(of)] = {positions[rank]: [positions[one] for one in ranks] for rank, ranks in of.items()}
