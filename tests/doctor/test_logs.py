@@ -8,9 +8,9 @@ from hypothesis import strategies as st
 from tests.doctor.making import WORLD, call, document, write
 
 import rankmesh as rm
-from rankmesh.debug.doctor import doctor, logs
-from rankmesh.debug.doctor.logs import Work, read_log
-from rankmesh.debug.doctor.watchdog import findings_of_logs
+from rankmesh.debug.doctor import doctor, texts, watchdog
+from rankmesh.debug.doctor.texts import text_of
+from rankmesh.debug.doctor.watchdog import Work, findings_of_logs, log_of
 from rankmesh.errors import RecordingError
 
 PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
@@ -69,6 +69,11 @@ def asked(rank, enqueued, completed, second=0):
     what = "Received a dump signal due to a collective timeout from rank 0 and we will try our best to dump the debug "
     what += f"info. Last enqueued NCCL work: {enqueued}, last completed NCCL work: {completed}.This is most likely"
     return [f"{head(rank, second)}{named(('0', 'default_pg', rank), '2.7')}{what}"]
+
+
+def read_log(path):
+    """The lines of the watchdog in a file."""
+    return log_of(text_of(path))
 
 
 def found_in(tmp_path, *texts, plan=None, name="log-{}.txt"):
@@ -231,13 +236,13 @@ def test_the_last_part_of_a_large_log(tmp_path, monkeypatch):
     path = tmp_path / "train.log"
     path.write_text("x" * 5000 + "\n" + "\n".join(BEHIND), encoding="utf-8")
     assert not read_log(path).is_partial
-    monkeypatch.setattr(logs, "_SIZE", 4000)
+    monkeypatch.setattr(texts, "_SIZE", 4000)
     read = read_log(path)
     assert read.is_partial
     assert 3 in {line.rank for line in read.lines}
     assert not any(ranks for _, ranks, *_ in found_in(tmp_path, ["x" * 5000, *BEHIND]))
-    monkeypatch.setattr(logs, "_SIZE", 1 << 20)
-    monkeypatch.setattr(logs, "_LINES", 4)
+    monkeypatch.setattr(texts, "_SIZE", 1 << 20)
+    monkeypatch.setattr(watchdog, "_LINES", 4)
     assert len(read_log(path).lines) == 5
     assert read_log(path).is_partial
 

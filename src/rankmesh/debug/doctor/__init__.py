@@ -3,7 +3,7 @@
 ```
 files ── reader, columns ──> Recording ── folder ──> one a rank ── history ──> tracks of each group
 reports of ncclras ── ras ──> Report ── evidence ─────┐
-texts ── logs, stacks, failures, nccl ── watchdog ────┴──> findings, each with its confidence
+texts ── watchdog, stacks, failures, nccl ────────────┴──> findings, each with its confidence
 tracks ── waits ──> who waits for whom ── order, roots ──> causes ── diagnosis ──> report
 ```
 """

@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rankmesh.debug.doctor.evidence import Finding
 from rankmesh.debug.doctor.sites import innermost
-from rankmesh.debug.doctor.texts import Origin, lines_of, origin_of, ranked
+from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import in_words
 
 __all__ = ["Failure", "failures_of", "findings_of_failures", "is_secondary"]
@@ -68,21 +68,21 @@ def is_secondary(error: str) -> bool:
     return bool(_SECONDARY.search(error))
 
 
-def failures_of(text: str, path: Path) -> tuple[Failure, ...]:
+def failures_of(text: Text) -> tuple[Failure, ...]:
     """Return the failures that a text tells of."""
-    if not any(mark in text for mark in _MARKS):
+    if not any(mark in text.content for mark in _MARKS):
         return ()
-    if text.lstrip()[:1] == "{":
-        failure = _of_file(text, path)
+    if text.content.lstrip()[:1] == "{":
+        failure = _of_file(text)
         return () if failure is None else (failure,)
-    reported = _reported(text[text.index(_FIRST) :], path) if _FIRST in text else ()
-    return (*reported, *(_raised(text, path) if _STATES_RANK.search(text) else ()))
+    reported = _reported(text) if _FIRST in text.content else ()
+    return (*reported, *(_raised(text) if _STATES_RANK.search(text.content) else ()))
 
 
-def _of_file(text: str, path: Path) -> Failure | None:
+def _of_file(text: Text) -> Failure | None:
     """Return the failure in an error file."""
     try:
-        message = json.loads(text)["message"]
+        message = json.loads(text.content)["message"]
         extra = message.get("extraInfo", {}) if isinstance(message, Mapping) else {}
         words = str(message.get("message", "") if isinstance(message, Mapping) else message)
         stack = str(extra.get("py_callstack", ""))
@@ -90,15 +90,15 @@ def _of_file(text: str, path: Path) -> Failure | None:
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return None
     error, site = _traceback(stack.splitlines())
-    return Failure(origin_of(path), (error or words.partition("\n")[0])[:_LENGTH], site, time)
+    return Failure(origin_of(text.path), (error or words.partition("\n")[0])[:_LENGTH], site, time)
 
 
-def _reported(text: str, path: Path) -> Iterator[Failure]:
+def _reported(text: Text) -> Iterator[Failure]:
     """Yield the first failure of each report of torchrun."""
     fields: dict[str, str] = {}
     stack: list[str] | None = None
     inside = False
-    for _, line in lines_of(text, path):
+    for _, line in text.lines(text.content.index(_FIRST)):
         if _FIRST in line:
             inside, fields, stack = True, {}, None
         elif inside and (match := _FIELD.fullmatch(line)) and (stack is None or match[1] != "traceback"):
@@ -107,10 +107,10 @@ def _reported(text: str, path: Path) -> Iterator[Failure]:
         elif inside and stack is not None and line[:1].isspace():
             stack.append(line)
         if inside and fields and (line.startswith("====") or (stack and not line.strip())):
-            yield from _of_fields(fields, stack or [], path)
+            yield from _of_fields(fields, stack or [], text.path)
             inside, fields = False, {}
     if fields:
-        yield from _of_fields(fields, stack or [], path)
+        yield from _of_fields(fields, stack or [], text.path)
 
 
 def _of_fields(fields: Mapping[str, str], stack: Sequence[str], path: Path) -> Iterator[Failure]:
@@ -128,10 +128,10 @@ def _of_fields(fields: Mapping[str, str], stack: Sequence[str], path: Path) -> I
     yield Failure(origin, error[:_LENGTH], site, time, number, is_first=True, first_rank=first)
 
 
-def _raised(text: str, path: Path) -> Iterator[Failure]:
+def _raised(text: Text) -> Iterator[Failure]:
     """Yield the errors that nobody caught; torch prefixes the lines of a rank's error."""
     stacks: dict[Origin, list[str]] = {}
-    for origin, line in lines_of(text, path):
+    for origin, line in text.lines():
         if line.startswith("Traceback (most recent call last)"):
             stacks[origin] = [line]
         elif line.startswith("Fatal Python error: ") and origin.rank is not None and "Aborted" not in line:

@@ -19,16 +19,17 @@ import re
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 
 from rankmesh.debug.doctor.failures import Failure, failures_of
-from rankmesh.debug.doctor.logs import Log, read_log
 from rankmesh.debug.doctor.nccl import NcclLog, nccl_log_of
-from rankmesh.debug.doctor.ras import Report, head_of, is_report, read_report
+from rankmesh.debug.doctor.ras import Report, is_report, read_report
 from rankmesh.debug.doctor.reader import read_files
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.stacks import Place, stacks_of
-from rankmesh.debug.doctor.texts import origin_of, text_of
+from rankmesh.debug.doctor.texts import Text, head_of, origin_of, text_of
+from rankmesh.debug.doctor.watchdog import Log, log_of
 from rankmesh.errors import RecordingError, first_of, in_words
 
 __all__ = ["Found", "chosen", "is_evidence", "read_paths"]
@@ -63,47 +64,69 @@ class Found:
     size: int = 0
 
 
+@dataclass(frozen=True)
+class _File:
+    """A file: the rank that its name ends with, and what it is by its first bytes; ``is_given``: not by its folder."""
+
+    path: Path
+    is_given: bool = False
+
+    @cached_property
+    def head(self) -> bytes:
+        """Its first bytes."""
+        return head_of(self.path)
+
+    @cached_property
+    def rank(self) -> int | None:
+        """The last number of its name."""
+        match = _NAME.match(self.path.name)
+        return int(match[2]) if match else None
+
+    @cached_property
+    def is_report(self) -> bool:
+        """Whether it is a report of ncclras."""
+        return is_report(self.head)
+
+    @cached_property
+    def is_text(self) -> bool:
+        """Whether it begins like a text: like neither a pickle, gzip, nor a JSON document but an error file."""
+        is_plain = self.head.lstrip()[:1] not in _NO_TEXT or _IS_ERROR.search(self.head) is not None
+        return bool(self.head) and b"\0" not in self.head and is_plain
+
+    @property
+    def is_named(self) -> bool:
+        """Whether it is given or named as recordings are."""
+        return self.is_given or self.rank is not None
+
+    @cached_property
+    def may_be_recording(self) -> bool:
+        """Whether it is given or named as recordings are, and neither a text nor a report."""
+        return self.is_named and not self.is_text and not self.is_report
+
+
 def read_paths(paths: Sequence[Path]) -> Found:
     """Return what is in these files and folders; ``RecordingError`` when none of it can be used."""
-    candidates, others, given = list[tuple[Path, int | None]](), list[Path](), list[Path]()
-    for path in paths:
-        if path.is_dir():
-            named, rest = _files(path)
-            candidates += named
-            others += rest
-        elif path.exists():
-            candidates.append((path, _rank_in(path)))
-            given.append(path)
-        else:
-            raise RecordingError(
-                f"{str(path)!r} is not a folder, and not a file; give the one in which the ranks left their recordings",
-                path=str(path),
-            )
-    of_nccl = {path for path, rank in candidates if _may_be_report(path, rank) and is_report(path)}
-    of_nccl |= set(filter(is_report, others))
-    reports, notes = _reports(sorted(of_nccl))
-    texts, earlier = _of_last_attempt([*others, *filter(_is_text, given)])
-    every = [*others, *(path for path, _ in candidates)]
-    evidence = _read_texts([path for path in texts if path not in of_nccl])
-    used = of_nccl | {path for path, _ in evidence} | set(earlier)
-    unused = [path for path in others if path not in used]
-    files = [*candidates, *((path, rank) for path in unused if (rank := _rank_in(path)) is not None)]
-    recordings, refused = read_files([file for file in files if file[0] not in used])
+    files = [file for path in paths for file in _files(path)]
+    reports, notes = _reports(sorted(file.path for file in files if file.is_report))
+    texts, earlier = _of_last_attempt([file for file in files if not file.may_be_recording and not file.is_report])
+    evidence = {file: one for file in texts if (one := _evidence(text_of(file.path))) is not None}
+    unused = [file for file in files if file not in evidence and file not in earlier and not file.is_report]
+    recordings, refused = read_files([(file.path, file.rank) for file in unused if file.is_named])
     notes += refused
     if earlier:
         notes.append(f"left out: {len(earlier)} files of earlier attempts")
-    if names := [path.name for path in unused if _rank_in(path) is None]:
+    if names := [file.path.name for file in unused if not file.is_named]:
         notes.append(f"not used: {first_of(names, _SHOWN)}, neither recordings nor {_KNOWN}")
     found = chosen(recordings, notes) if recordings else Found({}, tuple(notes))
     if recordings or reports or evidence:
         return replace(
             found,
             reports=tuple(reports),
-            logs=tuple(one.log for _, one in evidence if one.log is not None),
-            places=tuple(place for _, one in evidence for place in one.places),
-            failures=tuple(failure for _, one in evidence for failure in one.failures),
-            size=max((rank + 1 for path in every if (rank := origin_of(path).rank) is not None), default=0),
-            nccl=tuple(one.nccl for _, one in evidence if one.nccl is not None),
+            logs=tuple(one.log for one in evidence.values() if one.log is not None),
+            places=tuple(place for one in evidence.values() for place in one.places),
+            failures=tuple(failure for one in evidence.values() for failure in one.failures),
+            size=max((rank + 1 for file in files if (rank := origin_of(file.path).rank) is not None), default=0),
+            nccl=tuple(one.nccl for one in evidence.values() if one.nccl is not None),
         )
     where, why = ", ".join(repr(str(path)) for path in paths[:4]), f"; {notes[0]}" if notes else ""
     raise RecordingError(
@@ -115,8 +138,8 @@ def read_paths(paths: Sequence[Path]) -> Found:
 
 
 @dataclass(frozen=True)
-class _Text:
-    """What a text file holds of each kind of evidence."""
+class _Evidence:
+    """What a text holds of each kind of evidence."""
 
     log: Log | None
     places: tuple[Place, ...]
@@ -124,42 +147,29 @@ class _Text:
     nccl: NcclLog | None
 
 
-def _read_texts(paths: Sequence[Path]) -> list[tuple[Path, _Text]]:
-    """Return the text files that hold evidence, and what they hold."""
-    found = []
-    for path in paths:
-        text = text_of(path)
-        one = _Text(read_log(path), stacks_of(text, path), failures_of(text, path), nccl_log_of(text, path))
-        if one.log or one.places or one.failures or one.nccl:
-            found.append((path, one))
-    return found
+def _evidence(text: Text) -> _Evidence | None:
+    """Return the evidence that a text holds; None if it holds none."""
+    one = _Evidence(log_of(text), stacks_of(text), failures_of(text), nccl_log_of(text))
+    return one if one.log or one.places or one.failures or one.nccl else None
 
 
-def _is_text(path: Path) -> bool:
-    """Return whether a file begins like a text: like neither a pickle, gzip, nor a JSON document but an error file."""
-    head = head_of(path)
-    return (
-        bool(head) and b"\0" not in head and (head.lstrip()[:1] not in _NO_TEXT or _IS_ERROR.search(head) is not None)
-    )
-
-
-def _of_last_attempt(paths: Sequence[Path]) -> tuple[list[Path], list[Path]]:
+def _of_last_attempt(files: Sequence[_File]) -> tuple[list[_File], list[_File]]:
     """Return the files of torchrun's last attempt and of no attempt, then the files of earlier attempts."""
-    matches = {path: re.search(r"/attempt_(\d{1,6})/", path.as_posix()) for path in paths}
-    attempts = {path: int(match[1]) for path, match in matches.items() if match}
+    matches = {file: re.search(r"/attempt_(\d{1,6})/", file.path.as_posix()) for file in files}
+    attempts = {file: int(match[1]) for file, match in matches.items() if match}
     last = max(attempts.values(), default=0)
-    earlier = [path for path in paths if attempts.get(path, last) < last]
-    return [path for path in paths if path not in set(earlier)], earlier
+    earlier = [file for file in files if attempts.get(file, last) < last]
+    return [file for file in files if attempts.get(file, last) == last], earlier
 
 
 def is_evidence(path: Path) -> bool:
     """Return whether a path is a folder, a report or a recording, by its name or its first bytes: a plan is none."""
-    if path.is_dir() or is_report(path):
+    file = _File(path)
+    if path.is_dir() or file.is_report:
         return True
     if path.suffix.lower() != ".json":
-        return path.is_file() and _rank_in(path) is not None
-    head = head_of(path)
-    return _IS_RECORDING.search(head) is not None or _IS_ERROR.search(head) is not None
+        return path.is_file() and file.rank is not None
+    return _IS_RECORDING.search(file.head) is not None or _IS_ERROR.search(file.head) is not None
 
 
 def _reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
@@ -172,23 +182,26 @@ def _reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
     return reports, refused
 
 
-def _may_be_report(path: Path, rank: int | None) -> bool:
-    """Return whether a file is opened to see whether it is a report: one named like torch's recordings is not."""
-    return rank is None or path.suffix.lower() in (".json", ".txt")
+def _files(path: Path) -> list[_File]:
+    """Return a file; of a folder the recordings in it, or else in its newest folder, its other files, and all texts."""
+    if not path.is_dir():
+        if path.exists():
+            return [_File(path, is_given=True)]
+        raise RecordingError(
+            f"{str(path)!r} is not a folder, and not a file; give the one in which the ranks left their recordings",
+            path=str(path),
+        )
+    inside = [path, *sorted((f for f in path.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime)]
+    named = next((files for files in map(_recordings_in, inside) if files), [])
+    taken = {file.path for file in named}
+    others = (_File(each) for each in _below(path) if each not in taken)
+    return [*named, *(file for file in others if file.path.parent == path or file.is_text)]
 
 
-def _rank_in(path: Path) -> int | None:
-    match = _NAME.match(path.name)
-    return int(match[2]) if match else None
-
-
-def _files(folder: Path) -> tuple[list[tuple[Path, int | None]], list[Path]]:
-    """Return the files named after a rank in a folder, or else in its newest folder, and all other texts."""
-    inside = [folder, *sorted((f for f in folder.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime)]
-    named = next((files for files in map(_named, inside) if files), [])
-    others = (path for path in _below(folder) if path.parent == folder or _is_text(path))
-    taken = {path for path, _ in named}
-    return named, [path for path in others if path not in taken]
+def _recordings_in(folder: Path) -> list[_File]:
+    """Return the files of a folder that may be recordings."""
+    files = [_File(path) for path in sorted(folder.iterdir()) if path.is_file()]
+    return [file for file in files if file.may_be_recording]
 
 
 def _below(folder: Path) -> list[Path]:
@@ -201,12 +214,6 @@ def _below(folder: Path) -> list[Path]:
         if len(found) > _FILES:
             break
     return found[:_FILES]
-
-
-def _named(folder: Path) -> list[tuple[Path, int | None]]:
-    """Return the files whose name ends with a number, which is the rank, but for texts."""
-    named = [(path, _rank_in(path)) for path in sorted(folder.iterdir()) if path.is_file()]
-    return [(path, rank) for path, rank in named if rank is not None and not _is_text(path)]
 
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:

@@ -15,16 +15,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding
 from rankmesh.debug.doctor.groups import group_of_plan
+from rankmesh.debug.doctor.texts import Text
 from rankmesh.errors import first_of, in_words
 
 __all__ = ["NcclLog", "findings_of_nccl", "nccl_log_of"]
 
-_RANKS, _LENGTH, _SHOWN = 2**20, 1 << 12, 3
+_RANKS, _SHOWN = 2**20, 3
 _Process = tuple[str, int]
 
 _HEAD = r"(?<![\w.\-])(?P<host>[\w.\-]{1,200}):(?P<pid>\d{1,9}):\d{1,9} \[\d{1,4}\] "
@@ -54,12 +54,10 @@ class NcclLog:
     errors: list[tuple[_Process, str]] = field(default_factory=list)
 
 
-def nccl_log_of(text: str, path: Path) -> NcclLog | None:
+def nccl_log_of(text: Text) -> NcclLog | None:
     """Return what the lines of NCCL in a text say; None if it has none."""
-    if " NCCL " not in text:
-        return None
-    log, text = NcclLog(path.name), "\n".join(line[:_LENGTH] for line in text.splitlines() if " NCCL " in line)
-    for match in _INIT.finditer(text):
+    log, lines = NcclLog(text.path.name), "\n".join(text.lines_with(" NCCL "))
+    for match in _INIT.finditer(lines):
         size, rank = int(match["size"]), int(match["rank"])
         if rank < size <= _RANKS:
             process = match["host"], int(match["pid"])
@@ -67,8 +65,8 @@ def nccl_log_of(text: str, path: Path) -> NcclLog | None:
             ranks = log.states.setdefault((match["id"] or "", size), {})
             if match["id"] or ranks.get(rank, (process, ""))[1] != "COMPLETE":
                 ranks[rank] = process, match["state"]
-    log.versions = {(m["host"], int(m["pid"])): m["version"] for m in _VERSION.finditer(text)}
-    warnings = (((m["host"], int(m["pid"])), m["what"]) for m in _WARN.finditer(text))
+    log.versions = {(m["host"], int(m["pid"])): m["version"] for m in _VERSION.finditer(lines)}
+    warnings = (((m["host"], int(m["pid"])), m["what"]) for m in _WARN.finditer(lines))
     log.errors = [(process, what) for process, what in warnings if _NETWORK.search(what)]
     return log if log.states or log.versions or log.errors else None
 

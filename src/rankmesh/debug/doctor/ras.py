@@ -22,16 +22,15 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from rankmesh.core.documents import Budget, Limits, Unreadable, open_regular, parse_json, read_text
+from rankmesh.core.documents import Budget, Limits, Unreadable, parse_json, read_text
 from rankmesh.errors import RecordingError
 
-__all__ = ["Communicator", "Count", "Process", "Report", "head_of", "is_report", "read_report", "report_of"]
+__all__ = ["Communicator", "Count", "Process", "Report", "is_report", "read_report", "report_of"]
 
 # One of 8,192 ranks in six communicators each has about 25 MB and a million values.
 _LIMITS = Limits(size=64 << 20, values=1 << 22, depth=16)
 _POSITIONS = 2**20
-# Bytes at the beginning of a file by which a report is recognised, and what is in them.
-_HEAD = 4096
+# What a report begins with.
 _IS_TEXT = re.compile(
     rb"^(?:Job summary|Communicators\.\.\. ?|#\d+-\d+ \([0-9a-f]{1,16}\) (?:MISMATCH|INCOMPLETE).*)\r?$", re.M
 )
@@ -91,18 +90,8 @@ class Report:
         return names if len(names) == len(named) else None
 
 
-def head_of(path: Path) -> bytes:
-    """Return the first bytes of a regular file; none of anything else, and of one that cannot be read."""
-    try:
-        with open_regular(path) as file:
-            return file.read(_HEAD)
-    except (OSError, Unreadable):
-        return b""
-
-
-def is_report(path: Path) -> bool:
-    """Return whether a file begins like a report."""
-    head = head_of(path)
+def is_report(head: bytes) -> bool:
+    """Return whether a file that begins with these bytes is a report."""
     return _IS_TEXT.search(head) is not None or _IS_JSON.match(head) is not None
 
 

@@ -18,11 +18,10 @@ import re
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from rankmesh.debug.doctor.evidence import Finding
 from rankmesh.debug.doctor.sites import innermost
-from rankmesh.debug.doctor.texts import Origin, lines_of, origin_of, ranked
+from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import first_of, in_words
 
 __all__ = ["Place", "findings_of_stacks", "places_of", "stacks_of"]
@@ -110,22 +109,22 @@ class Place:
     is_firm: bool = True
 
 
-def stacks_of(text: str, path: Path) -> tuple[Place, ...]:
+def stacks_of(text: Text) -> tuple[Place, ...]:
     """Return where each process of a text is, by its last dump; none if the text has no stacks."""
-    if not _IS_STACK.search(text):
+    if not _IS_STACK.search(text.content):
         return ()
     found: dict[tuple[Origin, str], list[_Thread]] = {}
-    for origin, pid, threads in (_of_json if _IS_JSON.match(text) else _of_text)(text, path):
+    for origin, pid, threads in (_of_json if _IS_JSON.match(text.content) else _of_text)(text):
         found[origin, pid] = threads
     places = (_place(origin, threads) for (origin, _), threads in found.items())
     return tuple(place for place in places if place is not None)
 
 
-def _of_json(text: str, path: Path) -> Iterator[tuple[Origin, str, list[_Thread]]]:
+def _of_json(text: Text) -> Iterator[tuple[Origin, str, list[_Thread]]]:
     """Yield the processes of what ``py-spy dump -j`` printed."""
     by_process: dict[str, list[_Thread]] = {}
     try:
-        for about in json.loads(text)[:_THREADS]:
+        for about in json.loads(text.content)[:_THREADS]:
             frames = [(str(f["filename"]), int(f["line"]), str(f["name"])) for f in about["frames"][:_FRAMES]]
             thread = _Thread(str(about.get("thread_name") or ""), is_reversed=False)
             for file, line, name in frames:
@@ -136,15 +135,15 @@ def _of_json(text: str, path: Path) -> Iterator[tuple[Origin, str, list[_Thread]
             by_process.setdefault(str(about.get("pid", "")), []).append(thread)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return
-    yield from ((origin_of(path), pid, threads) for pid, threads in by_process.items())
+    yield from ((origin_of(text.path), pid, threads) for pid, threads in by_process.items())
 
 
-def _of_text(text: str, path: Path) -> Iterator[tuple[Origin, str, list[_Thread]]]:
+def _of_text(text: Text) -> Iterator[tuple[Origin, str, list[_Thread]]]:
     """Yield the processes of a text, the later dump of one process after the earlier one."""
     current: dict[Origin, _Thread | None] = {}
     process: dict[Origin, tuple[Origin, str, list[_Thread]]] = {}
     count = 0
-    for origin, line in lines_of(text, path):
+    for origin, line in text.lines():
         if match := _PROCESS.match(line):
             rank = _OF_COMMAND.search(match["command"])
             whose = (

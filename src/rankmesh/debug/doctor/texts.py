@@ -19,10 +19,10 @@ from pathlib import Path
 
 from rankmesh.core.documents import Unreadable, open_regular
 
-__all__ = ["Origin", "lines_of", "origin_of", "ranked", "text_of"]
+__all__ = ["Origin", "Text", "head_of", "origin_of", "ranked", "text_of"]
 
-# Bytes that are read, the last ones of a file; of a line; and ranks of a job.
-_SIZE, _LENGTH, _RANKS = 64 << 20, 1 << 12, 2**20
+# Bytes that are read of a text, its last ones, and of any file to see what it is; of a line; and ranks of a job.
+_SIZE, _HEAD, _LENGTH, _RANKS = 64 << 20, 1 << 12, 1 << 12, 2**20
 _TIME = r"\[?\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d[.,]?\d{0,9}(?:Z|[+-]\d\d:?\d\d)?\]?:? "
 _COLOR = re.compile(r"\x1b\[[0-9;]{0,20}m")
 _PREFIX = re.compile(
@@ -48,28 +48,51 @@ class Origin:
     folder: str = ""
 
 
-def text_of(path: Path) -> str:
-    """Return the last part of a text file; "" of anything else, and of one that cannot be read."""
+@dataclass(frozen=True)
+class Text:
+    """The last part of a text file; ``is_cut``: the file has more before it."""
+
+    path: Path
+    content: str
+    is_cut: bool = False
+
+    def lines(self, begin: int = 0) -> Iterator[tuple[Origin, str]]:
+        """Yield each line from a place on without its prefix, and its origin."""
+        known: dict[str, Origin] = {}
+        for line in self.content[begin:].splitlines():
+            plain = _COLOR.sub("", line[:_LENGTH]) if "\x1b" in line else line[:_LENGTH]
+            match = _PREFIX.match(plain)
+            prefix = _OF_TIME.sub("", match[0]).strip() if match else ""
+            if prefix not in known:
+                known[prefix] = origin_of(self.path, prefix)
+            yield known[prefix], plain[match.end() :] if match else plain
+
+    def lines_with(self, mark: str) -> Iterator[str]:
+        """Yield each line that has these characters, with its prefix."""
+        if mark in self.content:
+            yield from (line[:_LENGTH] for line in self.content.splitlines() if mark in line)
+
+
+def head_of(path: Path) -> bytes:
+    """Return the first bytes of a regular file; none of anything else, and of one that cannot be read."""
     try:
         with open_regular(path) as file:
+            return file.read(_HEAD)
+    except (OSError, Unreadable):
+        return b""
+
+
+def text_of(path: Path) -> Text:
+    """Return the last part of a text file; an empty text of anything else, and of one that cannot be read."""
+    try:
+        with open_regular(path) as file:
+            if b"\0" in file.read(_HEAD):
+                return Text(path, "")
             size = file.seek(0, 2)
             file.seek(max(0, size - _SIZE))
-            data = file.read(_SIZE)
+            return Text(path, file.read(_SIZE).decode("utf-8", "replace"), is_cut=size > _SIZE)
     except (OSError, Unreadable):
-        return ""
-    return "" if b"\0" in data[:4096] else data.decode("utf-8", "replace")
-
-
-def lines_of(text: str, path: Path) -> Iterator[tuple[Origin, str]]:
-    """Yield each line without its prefix, and its origin."""
-    known: dict[str, Origin] = {}
-    for line in text.splitlines():
-        plain = _COLOR.sub("", line[:_LENGTH]) if "\x1b" in line else line[:_LENGTH]
-        match = _PREFIX.match(plain)
-        prefix = _OF_TIME.sub("", match[0]).strip() if match else ""
-        if prefix not in known:
-            known[prefix] = origin_of(path, prefix)
-        yield known[prefix], plain[match.end() :] if match else plain
+        return Text(path, "")
 
 
 def origin_of(path: Path, prefix: str = "") -> Origin:

@@ -1,4 +1,15 @@
-"""Findings from the lines of torch's watchdog: the call that each rank waits in, and the ranks that are not in it.
+"""Lines of torch's NCCL watchdog in logs: the call that each rank waits in, and the ranks that are not in it.
+
+```
+[rank9]:[E606 09:09:08.1 ProcessGroupNCCL.cpp:757] [Rank 1] Watchdog caught collective operation timeout: WorkNCCL(
+SeqNum=7, OpType=ALLREDUCE, NumelIn=4, NumelOut=4, Timeout(ms)=600000) ran for 600004 milliseconds before timing out.
+[rank9]:[E606 ...] [PG ID 2 PG GUID 5(tp) Rank 1]  failure detected by watchdog at work sequence id: 7 PG status: last
+enqueued work: 9, last completed work: 6
+```
+
+Rank 9 of the job is position 1 of group 5. The first line has no group: the second one, with the same call, names it.
+Launchers put their own prefixes before these lines. A launcher's number may be a host's or a local rank: only torch's
+own ``[rank9]:`` is taken as the rank, else the position in the world's group, else the name of the file or its folder.
 
 ```
 different   one call of a group is ALLREDUCE on some ranks and BROADCAST on others, or has other sizes
@@ -16,25 +27,174 @@ certain. A rank that is behind may wait in a call that has not timed out yet: it
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding, all_known, ranks_in_words
-from rankmesh.debug.doctor.groups import group_at
-from rankmesh.debug.doctor.logs import Log, LogGroup, Status, Work
+from rankmesh.debug.doctor.groups import DEFAULT, group_at
+from rankmesh.debug.doctor.texts import Text, origin_of
 from rankmesh.errors import first_of, in_words
 
-__all__ = ["findings_of_logs", "last_attempt", "size_of_job"]
+__all__ = ["Log", "LogGroup", "Status", "Work", "findings_of_logs", "log_of", "size_of_job"]
 
+# What every line has that is looked at, and how many of these lines are kept.
+_MARK, _LINES = "ProcessGroupNCCL", 1 << 16
 # Operations whose sizes are the same on all ranks, and those in the numbers of which sends and receives may be.
 _EQUAL = {"ALLREDUCE", "BROADCAST", "REDUCE", "ALLGATHER_BASE", "REDUCE_SCATTER_BASE"}
 _APART = {"SEND", "RECV", "COALESCED", "UNKNOWN", "BATCH_ISEND_IRECV"}
 # Seconds in which the lines of one attempt are, without a timeout; and at least.
 _TIMEOUT, _LEAST = 600, 60
-# Calls that one finding lists, logs that it names, and ranks of a job.
+# Calls that one finding lists, and ranks of a job.
 _SHOWN, _RANKS = 4, 2**20
+
+_SOURCE = re.compile(
+    r"(?:\[rank(?P<rank>\d{1,7})\]:\s?)?"
+    r"\[[EWFI](?:(?P<month>\d{1,2})(?P<day>\d\d) (?P<hour>\d\d):(?P<minute>\d\d):(?P<second>\d\d)\S{0,12})?"
+    r"\s?(?:\d+ )?ProcessGroupNCCL\.cpp:\d{1,6}\]\s?"
+    r"(?:\[PG (?P<group>[^\]]{1,300}?) Rank (?P<position>\d{1,7})\])?"
+)
+# torch 2.5 and newer; 2.4 and older.
+_GUID = re.compile(r"ID \d{1,9} PG GUID (?P<name>[^( ]{1,200})(?:\((?P<desc>.{1,200})\))?")
+_NAME = re.compile(r"(?P<name>[^( ]{1,200}?)(?: \((?P<desc>.{1,200})\))?")
+_CAUGHT = re.compile(
+    r"\[Rank (?P<position>\d{1,7})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum="
+    r"(?P<number>\d{1,18}), OpType=(?P<operation>\w{1,40})"
+    r"(?:, NumelIn=(?P<sent>\d{1,20}), NumelOut=(?P<received>\d{1,20}))?"
+    r"(?:, Timeout\(ms\)=(?P<timeout>\d{1,15}))?"
+)
+_AT = re.compile(r"(?:detected by watchdog at work(?: sequence id)?|Timeout at NCCL work): (\d{1,18})")
+_STATUS = re.compile(
+    r"last enqueued (?:NCCL )?work: (-?\d{1,18})(?:, last started [^,]{1,100})?"
+    r", last completed (?:NCCL )?work: (-?\d{1,18})",
+    re.IGNORECASE,
+)
+_ACTOR = re.compile(r"\((\w{1,80})[^()]{0,200}?pid=\d")
+# Ray prints one of several similar lines.
+_FOLDED = re.compile(r"\[repeated \d+x across cluster\]")
+# The name of the world's group, where it has no description.
+_WORLD = "0"
+# torch's number of elements where it has none.
+_NO_SIZE = 2**64 - 1
+
+
+@dataclass(frozen=True)
+class LogGroup:
+    """A process group as a log names it; ``actor`` are Ray's workers, each kind of which is a world of its own.
+
+    ``is_named`` is False for a name that torch 2.3 and older counts in each process: ranks have other groups under it.
+    """
+
+    name: str
+    desc: str = ""
+    actor: str = ""
+    is_named: bool = True
+
+    @property
+    def is_world(self) -> bool:
+        """Whether this is the default group, whose positions are the ranks of the job."""
+        return self.desc == DEFAULT or (self.name == _WORLD and not self.desc)
+
+
+@dataclass(frozen=True)
+class Work:
+    """A call that timed out; sizes are numbers of elements, None where torch has none."""
+
+    number: int
+    operation: str
+    sent: int | None = None
+    received: int | None = None
+
+
+@dataclass(frozen=True)
+class Status:
+    """One line of the watchdog: a process at a position of a group, and what it says; ``time`` is in seconds."""
+
+    group: LogGroup | None
+    position: int
+    rank: int | None = None
+    actor: str = ""
+    number: int | None = None
+    work: Work | None = None
+    enqueued: int | None = None
+    completed: int | None = None
+    time: int | None = None
+    timeout: int | None = None
+
+
+@dataclass(frozen=True)
+class Log:
+    """One log. ``is_partial``: lines may be missing, as the log is too large or Ray has printed similar ones once."""
+
+    path: str
+    lines: tuple[Status, ...]
+    is_partial: bool = False
+
+
+def log_of(text: Text) -> Log | None:
+    """Return the lines of the watchdog in a text; None if it has none."""
+    rank, found, is_partial = origin_of(text.path).rank, dict[Status, None](), text.is_cut
+    for line in text.lines_with(_MARK):
+        is_partial = is_partial or _FOLDED.search(line) is not None
+        found.update(dict.fromkeys(_statuses(line, rank)))
+        if len(found) > _LINES:
+            is_partial = True
+            break
+    return Log(text.path.name, tuple(found), is_partial) if found else None
+
+
+def _statuses(line: str, of_file: int | None) -> Iterator[Status]:
+    """Yield what a line says: processes that write at once may share one."""
+    heads = list(_SOURCE.finditer(line))
+    ends = [head.start() for head in heads[1:]] + [len(line)] * bool(heads)
+    for head, end in zip(heads, ends, strict=True):
+        text = line[head.end() : end]
+        caught, at, status = _CAUGHT.search(text), _AT.search(text), _STATUS.search(text)
+        position = head["position"] or (caught and caught["position"])
+        if position is None or not (caught or at or status):
+            continue
+        actor = _ACTOR.search(line[: head.start()])
+        kind = actor[1] if actor else ""
+        group = _named(head["group"], kind) if head["group"] else None
+        is_world = group is not None and group.is_world
+        yield Status(
+            group=group,
+            position=int(position),
+            rank=int(head["rank"]) if head["rank"] else int(position) if is_world else of_file,
+            actor=kind,
+            number=int(caught["number"]) if caught else int(at[1]) if at else None,
+            work=_work(caught) if caught else None,
+            enqueued=int(status[1]) if status else None,
+            completed=int(status[2]) if status else None,
+            time=_seconds(head) if head["month"] else None,
+            timeout=int(caught["timeout"]) // 1000 if caught and caught["timeout"] else None,
+        )
+
+
+def _named(text: str, actor: str) -> LogGroup | None:
+    """Return the group that a prefix of torch's names."""
+    if match := _GUID.fullmatch(text):
+        return LogGroup(match["name"], match["desc"] or "", actor)
+    if match := _NAME.fullmatch(text):
+        is_named = match["desc"] is not None or match["name"] == _WORLD
+        return LogGroup(match["name"], match["desc"] or "", actor, is_named)
+    return None
+
+
+def _work(caught: re.Match[str]) -> Work:
+    sizes = [None if text is None or int(text) == _NO_SIZE else int(text) for text in caught.group("sent", "received")]
+    return Work(int(caught["number"]), caught["operation"], *sizes)
+
+
+def _seconds(head: re.Match[str]) -> int:
+    """Return the time of a line as seconds in a year."""
+    month, day, hour, minute, second = map(int, head.group("month", "day", "hour", "minute", "second"))
+    return (((month * 31 + day) * 24 + hour) * 60 + minute) * 60 + second
+
+
+# -- members ----------------------------------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -97,7 +257,7 @@ class _Group:
 
 def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None) -> tuple[Finding, ...]:
     """Return the findings of each group."""
-    lines = last_attempt(logs)
+    lines = _last_attempt(logs)
     groups = _groups(lines, plan)
     ranks = {line.rank for line in lines}
     known = {rank for rank in ranks if rank is not None and rank < _RANKS}
@@ -124,7 +284,7 @@ def size_of_job(logs: Iterable[Log], plan: Plan | None = None) -> int:
     return max([plan.world_size if plan else 0, *(rank + 1 for rank in ranks)])
 
 
-def last_attempt(logs: Iterable[Log]) -> list[Status]:
+def _last_attempt(logs: Iterable[Log]) -> list[Status]:
     """Return the lines of the last attempt: earlier lines are at least a timeout older than the last line."""
     lines = [line for log in logs for line in log.lines]
     last = max((line.time for line in lines if line.time is not None), default=0)
