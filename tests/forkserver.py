@@ -33,6 +33,7 @@ import torch.distributed.tensor
 
 import rankmesh.runtime  # noqa: F401  - loaded before the fork, once for all ranks, as is what torch loads late
 from rankmesh.errors import RankmeshError
+from rankmesh.launch.table import torchrun_variables
 
 REPOSITORY = Path(__file__).parents[1]
 
@@ -58,6 +59,13 @@ class Rank:
             store=dist.PrefixStore(prefix, self.store),
             timeout=timedelta(seconds=timeout or self.timeout),
         )
+
+    def launched(self, port=None):
+        """Set what torchrun sets. Rank 0 will serve the job's store at ``port``; without one it is this one's."""
+        local = {"local_rank": self.rank, "local_world_size": self.size}
+        os.environ.update(torchrun_variables(self.rank, self.size, **local, port=port or self.port))
+        if port is None:
+            os.environ.update(TORCHELASTIC_RUN_ID="job", TORCHELASTIC_USE_AGENT_STORE="True")
 
     def meet(self, name, size=None):
         """Wait for all ranks, through the store alone."""

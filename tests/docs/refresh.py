@@ -9,7 +9,7 @@ import tempfile
 from pathlib import Path
 
 from tests.docs.pages import ROOT, Block, blocks
-from tests.docs.running import Reader, run_once, same
+from tests.docs.running import Reader, run, same
 
 
 def refreshed(page: Path, folder: Path) -> str:
@@ -26,7 +26,7 @@ def refreshed(page: Path, folder: Path) -> str:
 def _console(block: Block, folder: Path) -> str:
     lines = []
     for command, shown in block.commands:
-        status, printed = run_once(command, folder)
+        status, printed = run(command, folder)
         if status != block.exits:
             sys.stderr.write(f"line {block.line}: {command} ended with {status}\n")
         kept = same(shown, printed) or "\n...\n" in f"\n{shown}"

@@ -1,8 +1,8 @@
 """A page is followed in a folder of its own: files are saved, examples and commands are run, in the page's order.
 
 Commands run as on a terminal of 100 columns without colours. The planning commands of rankmesh run in this process,
-which saves the start of a Python for each of them. The ranks of a script are forked: torch is loaded once for all of
-them. Jobs of the page about launchers are started by torchrun itself.
+which saves the start of a Python for each of them. The ranks of a script are those of a test (``tests/forkserver.py``)
+where a page's reader is given them; else torchrun starts them.
 """
 
 from __future__ import annotations
@@ -10,12 +10,16 @@ from __future__ import annotations
 import doctest
 import os
 import re
+import runpy
 import shlex
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
+from contextlib import redirect_stdout
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 from tests.docs.pages import ROOT, Block
 from typer.testing import CliRunner
@@ -29,7 +33,9 @@ _TIME = re.compile(r"\b\d+(\.\d+)? ?(ms|µs|s)\b")
 # A difference of one rounding in float64, which differs between processors.
 _ROUNDING = re.compile(r"\b[1-9]e-16\b")
 _PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|explore|presets|--\w+|(?!bench)\w+ --help)\b[^|<>&;]*$")
-_TORCHRUN = re.compile(r"torchrun (?:--standalone )?--nproc-per-node (\d+) (?=[\w/]+\.py)")
+# A script, its arguments, and what its output goes through; stderr of ranks is not shown.
+_SCRIPT = r"(?P<script>[\w.]+\.py[^|<>]*?)(?: 2>/dev/null)?(?P<rest>( \| [\w -]+)*)"
+_TORCHRUN = re.compile(rf"torchrun (?:--standalone )?--nproc-per-node (\d+) {_SCRIPT}")
 _TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 # What torch writes where no name server answers depends on the machine.
 _TERMINAL["TORCH_CPP_LOG_LEVEL"] = "ERROR"
@@ -45,7 +51,7 @@ class Reader:
     """Someone who follows a page in ``folder``, the current one; ``names`` are those of its Python examples."""
 
     folder: Path
-    forks: bool = True
+    ranks: Callable[..., object] | None = None
     names: dict[str, object] = field(default_factory=lambda: {"__name__": "__main__"})
 
     def follow(self, block: Block) -> list[str]:
@@ -69,7 +75,13 @@ class Reader:
         return wrong
 
     def _command(self, block: Block, command: str, shown: str) -> list[str]:
-        status, printed = run_once(forked(command) if self.forks else command, self.folder)
+        job = _TORCHRUN.fullmatch(command)
+        if job and self.ranks:
+            output = self.folder / "printed"
+            output.write_text("")  # of an earlier job
+            self.ranks(int(job[1]), run_script, str(self.folder), str(output), shlex.split(job["script"]), world=None)
+            command = f"cat {output}{job['rest']}"
+        status, printed = run(command, self.folder)
         wrong = []
         if status != block.exits:
             wrong.append(f"line {block.line}: `{command}` ended with {status}, not {block.exits}:\n{printed}")
@@ -78,22 +90,14 @@ class Reader:
         return wrong
 
 
-_jobs: dict[tuple[str, ...], tuple[int, str]] = {}
-
-
-def forked(command: str) -> str:
-    """Return the command with ranks that are forked from one process instead of started by torchrun."""
-    return _TORCHRUN.sub(rf"{sys.executable} -m tests.docs.forked \1 ", command)
-
-
-def run_once(command: str, folder: Path) -> tuple[int, str]:
-    """The same as ``run``, but the same job over the same files, which several pages show, is run once."""
-    if not command.startswith(("torchrun", sys.executable)):
-        return run(command, folder)
-    key = (command, *(path.read_text(encoding="utf-8") for path in sorted(folder.glob("*.py"))))
-    if key not in _jobs:
-        _jobs[key] = run(command, folder)
-    return _jobs[key]
+def run_script(me: Any, folder: str, output: str, words: list[str]) -> None:
+    """Run a script of a page on one rank, which writes to the file of all of them."""
+    os.environ.update(_TERMINAL)
+    me.launched()
+    os.chdir(folder)
+    sys.path[0], sys.argv = folder, words
+    with Path(output).open("a", encoding="utf-8", buffering=1) as printed, redirect_stdout(printed):
+        runpy.run_path(words[0], run_name="__main__")
 
 
 def run(command: str, folder: Path) -> tuple[int, str]:

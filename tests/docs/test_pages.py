@@ -23,19 +23,19 @@ def _plain_terminal(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
-# make test-all follows every page; the job of the README is run by make test, too, on forked ranks.
-FIRST = ("concepts",)
+# make test-all follows every page.
+FIRST = ("README", "concepts")
 
 
 @pytest.mark.parametrize(
     "page", [pytest.param(page, marks=() if page.stem in FIRST else pytest.mark.long) for page in PAGES], ids=_name
 )
-def test_a_page_is_right(page, tmp_path, monkeypatch):
+def test_a_page_is_right(page, ranks, tmp_path, monkeypatch):
     """Every example, command and drawing of a page, followed in its order, gives what the page shows."""
     if page.stem == "configs" and sandbox_kind() == "none":
         pytest.skip("this machine allows no sandbox, in which a script of this page runs")
     monkeypatch.chdir(tmp_path)
-    reader = Reader(tmp_path, forks=page.stem != "launch")
+    reader = Reader(tmp_path, None if page.stem == "launch" else ranks)
     wrong = [line for block in blocks(page.read_text(encoding="utf-8")) for line in reader.follow(block)]
     assert not wrong, "\n".join(wrong)
     for drawing in tmp_path.glob("*.svg"):
