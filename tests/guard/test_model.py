@@ -115,17 +115,18 @@ def test_a_mesh_of_other_ranks_is_refused():
     sim.run(program, "tp=2,dp=2")
 
 
-@pytest.mark.parametrize("make", [torch.optim.AdamW, torch.optim.Adam, torch.optim.SGD, torch.optim.Adagrad])
+@pytest.mark.parametrize("make", ["AdamW", "Adam", "SGD", "Adagrad", "NAdam", "Adamax", "ASGD", "Rprop"])
 def test_state_before_the_first_step(make):
     """It is made as it is before the first step: the steps after it give the same as without."""
+    others = {"SGD": {"momentum": 0.9, "weight_decay": 0.1}, "ASGD": {"lambd": 0.1}, "Rprop": {}}
 
     def program(groups):
         results = []
         for with_guard in (False, True):
             torch.manual_seed(0)
             model = nn.Linear(3, 3)
-            options = {"momentum": 0.9} if make is torch.optim.SGD else {}
-            optimizer = make(model.parameters(), lr=0.1, weight_decay=0.1, **options)
+            options = others.get(make, {"weight_decay": 0.1})
+            optimizer = getattr(torch.optim, make)(model.parameters(), lr=0.1, **options)
             guard = rm.Guard.of(model, optimizer, groups, every=1) if with_guard else None
             for step in range(3):
                 model(torch.full((2, 3), 1.0 + step)).sum().backward()
@@ -137,6 +138,20 @@ def test_state_before_the_first_step(make):
         return all(torch.equal(one, other) for one, other in zip(*results, strict=True))
 
     assert sim.run(program, "dp=2") == [True, True]
+
+
+@pytest.mark.parametrize(("make", "options"), [("SGD", {"momentum": 0.9, "dampening": 0.5}), ("LBFGS", {})])
+def test_an_optimizer_whose_first_step_no_state_gives(make, options):
+    """Refused, before it does a step."""
+
+    def program(groups):
+        model = nn.Linear(3, 3)
+        optimizer = getattr(torch.optim, make)(model.parameters(), lr=0.1, **options)
+        with pytest.raises(rm.PlanError, match="give tensors and shardings instead of the optimizer"):
+            described(groups, model, optimizer)
+        return len(optimizer.state)
+
+    assert sim.run(program, "dp=2") == [0, 0]
 
 
 def test_a_wrong_optimizer_state_is_found():

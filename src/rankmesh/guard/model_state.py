@@ -157,9 +157,13 @@ def _state_of(optimizer: torch.optim.Optimizer, parameter: Tensor, name: str, ke
 
 
 def _make_state(optimizer: torch.optim.Optimizer) -> None:
-    """Have an optimizer that has not done a step make its state, as it is before the first one."""
+    """Have an optimizer that has not done a step make its state, as it is before the first one.
+
+    Raises ``PlanError`` for an optimizer whose first step no such state gives.
+    """
     if any(optimizer.state.values()):
         return
+    _check_first_step(optimizer)
     parameters = [one for group in optimizer.param_groups for one in group["params"] if one.requires_grad]
     gradients = [one.grad for one in parameters]
     kept = [dict(group) for group in optimizer.param_groups]
@@ -174,9 +178,34 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
             group.update(before)
         for one, gradient in zip(parameters, gradients, strict=True):
             one.grad = gradient
-    for state in optimizer.state.values():
-        if isinstance(step := state.get("step"), Tensor):
-            step.zero_()
+    for group in optimizer.param_groups:
+        for parameter in group["params"]:
+            for key, value in optimizer.state.get(parameter, {}).items():
+                if isinstance(value, Tensor) and (first := _first_value(optimizer, group, key)) is not None:
+                    value.fill_(first)
+
+
+def _check_first_step(optimizer: torch.optim.Optimizer) -> None:
+    fix = "give tensors and shardings instead of the optimizer"
+    if isinstance(optimizer, torch.optim.LBFGS):
+        raise PlanError(f"LBFGS keeps numbers and lists, not only tensors; {fix}")
+    for group in optimizer.param_groups:
+        if isinstance(optimizer, torch.optim.SGD) and group["momentum"] and group["dampening"]:
+            raise PlanError(
+                f"SGD with dampening={group['dampening']} does not dampen its first step, so no momentum stands for "
+                f"the state before it; give dampening=0, or {fix}"
+            )
+
+
+def _first_value(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], key: str) -> float | None:
+    """Return the number that every element of a state is before the first step, if a step with zeros changes it."""
+    if key == "step":
+        return 0.0
+    if key == "mu_product" and isinstance(optimizer, torch.optim.NAdam):
+        return 1.0
+    if key in {"eta", "step_size"} and isinstance(optimizer, torch.optim.ASGD | torch.optim.Rprop):
+        return float(group["lr"])
+    return None
 
 
 def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
