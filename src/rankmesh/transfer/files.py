@@ -115,7 +115,7 @@ def save(
     shardings: Mapping[str, Sharding],
     *,
     rank: int,
-    about: Mapping[str, Any] | None = None,
+    about: Mapping[str, object] | None = None,
     meet_all: Callable[[], object] | None = None,
 ) -> int:
     """Write this rank's boxes, of copies one rank's alone, and return their bytes. Every rank calls it.
@@ -181,7 +181,7 @@ def safetensors_header(
     """
     # Readers map the file: the widest elements come first, so that each box is aligned.
     ordered = sorted(tensors.items(), key=lambda item: (-DTYPES.get(item[1][0], 0), item[0]))
-    header: dict[str, Any] = {} if form is None else {"__metadata__": {"format": form}}
+    header: dict[str, Mapping[str, object]] = {} if form is None else {"__metadata__": {"format": form}}
     begins: dict[str, int] = {}
     end = 0
     for key, (dtype, shape) in ordered:
@@ -201,7 +201,7 @@ def _writers(shardings: Mapping[str, Sharding]) -> Iterator[tuple[str, Sharding,
         yield name, sharding, copies[:, number % copies.shape[1]].tolist()
 
 
-def _index(shardings: Mapping[str, Sharding], about: Mapping[str, Any]) -> dict[str, Any]:
+def _index(shardings: Mapping[str, Sharding], about: Mapping[str, object]) -> dict[str, object]:
     """Return which rank writes which box; every rank computes the same."""
     tensors = {
         name: {

@@ -13,7 +13,7 @@ from __future__ import annotations
 import io
 import pickle
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
@@ -54,7 +54,7 @@ def _text(*parts: str) -> str:
     return "/".join(parts)
 
 
-def _empty() -> dict[str, Any]:
+def _empty() -> dict[str, object]:
     return {}
 
 
@@ -63,7 +63,7 @@ _RECORDS = ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "Metadat
             "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")  # fmt: skip
 # What a name in a pickle becomes: a record, or a function that makes plain data of its arguments.
 _PLANS = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType", "BytesIOWriteData")  # Megatron keeps those
-_KNOWN: dict[tuple[str, str], Any] = {
+_KNOWN: dict[tuple[str, str], Callable[..., object] | torch.dtype] = {
     **{(_METADATA, name): partial(_Record, name) for name in _RECORDS},
     **{("torch.distributed.checkpoint.planner", name): partial(_Record, name) for name in _PLANS},
     **{(_SHARDED, name): partial(_Record, name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")},
@@ -96,7 +96,7 @@ class _Unpickler(_Machine):  # type: ignore[misc]
         getattr(pickle, name)[0]: _Machine.dispatch[getattr(pickle, name)[0]] for name in _INSTRUCTIONS.split()
     }
 
-    def find_class(self, module: str, name: str) -> Any:
+    def find_class(self, module: str, name: str) -> object:
         if (module, name) not in _KNOWN:
             wanted = f"{str(module)[:60]}.{str(name)[:60]}"
             raise Unreadable(f"asks for {wanted}, which is none of the classes of torch's metadata")
@@ -114,7 +114,7 @@ class _Unpickler(_Machine):  # type: ignore[misc]
             raise Unreadable("changes what is none of the objects of torch's metadata")
         self.stack[-1].keep(state)
 
-    def _set(self, items: list[Any]) -> None:
+    def _set(self, items: list[object]) -> None:
         if not isinstance(self.stack[-1], dict):
             raise Unreadable("sets an item of what is not a mapping")
         for key, value in zip(items[::2], items[1::2], strict=True):
@@ -140,7 +140,7 @@ class _Unpickler(_Machine):  # type: ignore[misc]
     dispatch[pickle.ADDITEMS[0]] = _add_all
 
 
-def _checked(key: Any) -> Any:
+def _checked(key: object) -> object:
     """Return the key of a dict or set, unless it is nested."""
     flat = key if isinstance(key, tuple) else (key,)
     if not all(isinstance(part, str | int | _Record) for part in flat):
@@ -197,7 +197,13 @@ def _metadata(data: bytes) -> _Record:
     return found
 
 
-def _chunk(name: str, dtype: torch.dtype, shape: tuple[int, ...], one: _Record, stored: dict[Any, Any]) -> Chunk:
+def _chunk(
+    name: str,
+    dtype: torch.dtype,
+    shape: tuple[int, ...],
+    one: _Record,
+    stored: Mapping[tuple[str, tuple[int, ...]], _Record],
+) -> Chunk:
     offsets, sizes = _lengths(one["offsets"]), _lengths(one["sizes"])
     box = tuple((start, start + length) for start, length in zip(offsets, sizes, strict=True))
     if len(box) != len(shape) or any(stop > length for (_, stop), length in zip(box, shape, strict=True)):

@@ -236,7 +236,7 @@ def _sharding(
     """Return the sharding of a tensor, equal ones as one object, or why it has none."""
     mesh, shape, role = side.mesh, weight.shape, weight.role
     group, dim = _ROLES[role]
-    at: dict[str, Any] = dict(side.at(weight.expert)) if side.at and weight.expert is not None else {}
+    at: dict[str, int | tuple[int, ...]] = dict(side.at(weight.expert)) if side.at and weight.expert is not None else {}
     if mesh.axes.get("pp", 1) > 1 and not everywhere:
         places = {side.stages[weight.layer], *(side.stages[-1:] if role == "table" and model.tied else ())}
         at["pp"] = tuple(sorted(places))

@@ -18,7 +18,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from importlib.metadata import entry_points
 from inspect import signature
-from typing import Any, Protocol
+from typing import Protocol
 
 from rankmesh.errors import LayoutError, MissingExtra, RankmeshError, quoted
 from rankmesh.transfer.layouts.layout import Layout
@@ -37,7 +37,7 @@ class Side(Protocol):
         """Return how the framework shards every tensor of the model."""
 
 
-def side(text: str, config: Mapping[str, Any]) -> Side:
+def side(text: str, config: Mapping[str, object]) -> Side:
     """Return the side that a text such as ``vllm:tp=8`` names, with the model of a ``config.json``."""
     name, _, sizes = text.partition(":")
     offered = entry_points(group="rankmesh.sides")
@@ -68,7 +68,7 @@ def side(text: str, config: Mapping[str, Any]) -> Side:
     return found
 
 
-def layout(text: str, config: Mapping[str, Any]) -> Layout:
+def layout(text: str, config: Mapping[str, object]) -> Layout:
     """Return how a side shards every tensor of a model's checkpoint: ``layout("vllm:tp=8", config)``."""
     return side(text, config).read()
 

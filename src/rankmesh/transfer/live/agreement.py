@@ -18,7 +18,8 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
-from typing import Any
+
+from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import AgreementError, TransferError, first_line, in_words
 from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, WaitPolicy, WhileProgress
@@ -47,7 +48,7 @@ class TransferAgreement:
 
     def __init__(
         self,
-        store: Any,
+        store: Store,
         name: str,
         rank: int,
         ranks: Sequence[int],

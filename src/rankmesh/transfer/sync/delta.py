@@ -15,7 +15,6 @@ None                                          everything
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import Any
 
 from rankmesh.core.boxes import Box, meet, minus, size
 from rankmesh.core.sharding import Sharding
@@ -116,7 +115,7 @@ def _restricted(moves: Iterable[Move], delta: Delta) -> Iterator[Move]:
 class History:
     """The deltas of the last versions, oldest first; ``data`` is what `to_data` gave."""
 
-    def __init__(self, data: Iterable[Sequence[Any]] = ()) -> None:
+    def __init__(self, data: Iterable[tuple[int, Delta | None]] = ()) -> None:
         self._versions: list[tuple[int, Delta | None]] = [(int(version), _delta(delta)) for version, delta in data]
 
     def add(self, version: int, delta: Delta | None) -> None:
@@ -143,12 +142,12 @@ class History:
             found = merged(found, delta)
         return found
 
-    def to_data(self) -> list[list[Any]]:
+    def to_data(self) -> list[tuple[int, Delta | None]]:
         """Return the history as JSON data."""
-        return [[version, delta] for version, delta in self._versions]
+        return list(self._versions)
 
 
-def _delta(data: Mapping[str, Any] | None) -> Delta | None:
+def _delta(data: Delta | None) -> Delta | None:
     if data is None:
         return None
     return {

@@ -24,12 +24,12 @@ from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
-from typing import Any, Protocol, TypeVar
+from typing import Any, Protocol, TypedDict, TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
-from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
+from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.gloo import PAIR_TIMEOUTS, GlooDevices, delete_address, put_gloo_under
 from rankmesh.backend.nccl import Communicator
@@ -42,6 +42,7 @@ from rankmesh.transfer.live.agreement import ExchangeError
 from rankmesh.transfer.live.exchange import Exchange, P2PTransport, PendingMessage, batches
 from rankmesh.transfer.live.run import MessageSchedule, longest_message, schedule, schedule_of
 from rankmesh.transfer.live.shards import local
+from rankmesh.transfer.live.stream import Slices
 from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, restricted
 from rankmesh.transfer.sync.layouts import ranks_of
@@ -68,18 +69,18 @@ class Group(P2PTransport, Protocol):
 
 # Makes the transport ``key`` of the ranks ``members``, in their order; all of them do. The tensors of this rank are on
 # ``device``. (store, key, members, rank, timeout, device)
-Connect = Callable[[Any, str, Sequence[int], int, timedelta, torch.device], Group]
+Connect = Callable[[Store, str, Sequence[int], int, timedelta, torch.device], Group]
 
 
 class GlooGroup:
     """A gloo group of its own, outside of torch's registries, whose pairs connect when they first talk."""
 
     def __init__(
-        self, store: Any, key: str, members: Sequence[int], rank: int, timeout: timedelta, _: torch.device
+        self, store: Store, key: str, members: Sequence[int], rank: int, timeout: timedelta, _: torch.device
     ) -> None:
         self._places = {member: place for place, member in enumerate(members)}
         self._place = self._places[rank]
-        self._store = PrefixStore(f"{PREFIX}/{key}", store.clone())
+        self._store = PrefixStore(f"{PREFIX}/{key}", store.clone())  # type: ignore[attr-defined]
         self._devices = GlooDevices()
         self._group = dist.ProcessGroup(self._store, self._place, len(members))
         try:
@@ -123,7 +124,7 @@ class NcclGroup:
     """An NCCL communicator of its own, outside of torch's registries, between the GPUs of the ranks' tensors."""
 
     def __init__(
-        self, store: Any, key: str, members: Sequence[int], rank: int, timeout: timedelta, device: torch.device
+        self, store: Store, key: str, members: Sequence[int], rank: int, timeout: timedelta, device: torch.device
     ) -> None:
         if device.type != "cuda":
             raise PlanError(
@@ -133,7 +134,7 @@ class NcclGroup:
             )
         self._places = {member: place for place, member in enumerate(members)}
         self._place, self._device = self._places[rank], device
-        part = PrefixStore(f"{PREFIX}/{key}", store.clone())
+        part = PrefixStore(f"{PREFIX}/{key}", store.clone())  # type: ignore[attr-defined]
         try:
             self._made = Communicator(part, self._place, len(members), name=key, limit=timeout, device=device)
         except NotJoined as error:
@@ -156,11 +157,30 @@ class NcclGroup:
         self._made.close()
 
 
+class Request(TypedDict):
+    """What an engine asks for: the version that it has of a ``run``, and the group that it would have it over."""
+
+    number: int
+    version: int | None
+    run: str
+    group: str
+    digest: str
+
+
+class Served(TypedDict):
+    """The answer to a request: the group of a version, whose changes are those ``since`` another one."""
+
+    number: int
+    since: int | None
+    group: str
+    budget: int
+
+
 @dataclass(frozen=True)
 class MemberSetup:
     """The setup of messages on both sides: ``rank`` is this one in the transfer, ``device`` has its tensors."""
 
-    store: Any
+    store: Store
     moves: Transfer
     rank: int
     timeout: timedelta
@@ -242,7 +262,7 @@ class Publisher(_Member):
     def announce(self, history: History, texts: Mapping[int, str]) -> str:
         """Choose the engines that get a version, and write to them: one rank does."""
         groups_of = [json.loads(text) for text in texts.values()]
-        served: dict[str, Any] = {}
+        served: dict[str, Served] = {}
         found = self._requests()
         budget = self._setup.budget // max(1, len(found))
         for engine, request in found.items():
@@ -255,9 +275,9 @@ class Publisher(_Member):
             self._put(f"go/{engine}/{request['number']}", json.dumps(go))
         return json.dumps(served)
 
-    def _requests(self) -> dict[str, Any]:
+    def _requests(self) -> dict[str, Request]:
         """Wait for requests, and return those that are not served yet, by engine."""
-        end, found, pause = time.monotonic() + self._setup.timeout.total_seconds(), dict[str, Any](), _PAUSE
+        end, found, pause = time.monotonic() + self._setup.timeout.total_seconds(), dict[str, Request](), _PAUSE
         while True:
             texts = self._ask(_all_requests)
             there = dict(self._read(texts))
@@ -271,7 +291,7 @@ class Publisher(_Member):
             time.sleep(pause)
             pause = min(2 * pause, _LONGEST_PAUSE)
 
-    def _read(self, texts: Mapping[str, str | None]) -> Iterator[tuple[str, Any]]:
+    def _read(self, texts: Mapping[str, str | None]) -> Iterator[tuple[str, Request]]:
         """Yield the requests by engine; one that is not of the job key is ignored, and logged once."""
         for engine, text in texts.items():
             try:
@@ -283,7 +303,7 @@ class Publisher(_Member):
 
     def send(self, history: History, _: Delta | None, value: str) -> dict[str, str]:
         """Send a version to the engines that were chosen; return why it did not reach an engine, by engine."""
-        served: dict[str, Any] = json.loads(value)
+        served: dict[str, Served] = json.loads(value)
         self.memory = 0
         if self._setup.device.type == "cuda":  # what this thread has given the GPU is done before other threads send it
             torch.cuda.current_stream(self._setup.device).synchronize()
@@ -312,7 +332,7 @@ class Publisher(_Member):
                 self._expected.discard(engine)
         return failed
 
-    def _send(self, engine: str, one: Mapping[str, Any], history: History, interrupted: threading.Event) -> None:
+    def _send(self, engine: str, one: Served, history: History, interrupted: threading.Event) -> None:
         if self._groups.get(engine, ("", None))[0] != one["group"]:
             if interrupted.is_set():
                 raise ExchangeError("publish() was interrupted")
@@ -369,8 +389,9 @@ class Requester(_Member):
     def ask(self) -> str:
         """Ask the trainer for the next version, as one rank does for all."""
         key = f"request/{self.engine}"
-        request = {"number": self._number, "version": self._in_use[1], "run": self._in_use[0], "group": self._key}
-        text = self._sealed(key, json.dumps({**request, "digest": self._moves.digest}))
+        run, version = self._in_use
+        request = Request(number=self._number, version=version, run=run, group=self._key, digest=self._moves.digest)
+        text = self._sealed(key, json.dumps(request))
 
         def ask(channel: StoreChannel) -> None:
             listed = channel.read(key) is not None
@@ -390,7 +411,7 @@ class Requester(_Member):
             if text is not None or not left:
                 return None if text is None else Announced(self._unsealed(key, text))
 
-    def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Any]]]:
+    def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Slices]]]:
         """Receive what changed; return its bytes, and where they are. Raises ``ExchangeError``."""
         if self._key != announced.group or self._group is None:
             self.drop(failed=True)

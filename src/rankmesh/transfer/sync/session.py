@@ -20,7 +20,6 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
-from typing import Any
 
 import torch.distributed as dist
 from torch import Tensor
@@ -363,7 +362,7 @@ class Sync:
         self.close()
 
 
-def _place_of(at: Any) -> Path | tuple[str, int] | Store:
+def _place_of(at: object) -> Path | tuple[str, int] | Store:
     """Return where the sides meet: a folder, an address, or a store."""
     if isinstance(at, Path | Store):
         return at
