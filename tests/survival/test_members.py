@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rankmesh import Mesh, PlanError
-from rankmesh.survival.joining import Newcomers
+from rankmesh.survival.joining import Contact, Newcomers
 from rankmesh.survival.members import Members
 
 
@@ -171,5 +171,5 @@ def test_whether_a_plan_may_grow_places_nobody(monkeypatch):
     monkeypatch.setattr(Members, "joined", None)
     for port in (1, 2):
         grows = newcomers.let_grow(members)
-        newcomers.ask({"host": "a", "address": "10.0.0.1", "heartbeat": port, "store": 3, "liveness": 4})
+        newcomers.ask(Contact("a", "10.0.0.1", heartbeat=port, store=3, liveness=4))
         assert (grows, newcomers.let_grow(members)) == (port == 2, True)

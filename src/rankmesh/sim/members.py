@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -23,6 +23,7 @@ from rankmesh.sim.scheduler import Abandoned
 from rankmesh.sim.store import Keys, SimulatedStore
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message, Presence
+from rankmesh.survival.joining import Contact
 from rankmesh.survival.members import Members
 from rankmesh.survival.world import EpochWorld, old_keys
 
@@ -113,11 +114,11 @@ class SimulatedPeers:
         return dict.fromkeys(range(self._members.simulation.size), "simulated")
 
     @property
-    def reached_at(self) -> Mapping[int, Mapping[str, Any]]:
+    def contacts(self) -> Mapping[int, Contact]:
         """Nowhere: no rank of a simulation is started later."""
         return {}
 
-    def admit(self, joined: Mapping[int, Mapping[str, Any]]) -> None:
+    def admit(self, joined: Mapping[int, Contact]) -> None:
         """Do nothing: no rank joins later."""
 
     @property

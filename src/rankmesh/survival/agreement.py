@@ -11,20 +11,28 @@ import json
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 from rankmesh.errors import LayoutError, PlanError, in_words
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.members import Members, Sizes
+from rankmesh.survival.joining import Contact
+from rankmesh.survival.members import Members, Sizes, SizesData
 
-__all__ = ["EpochEnd", "Report", "conclude", "same_step"]
+__all__ = ["EpochEnd", "Relayout", "Report", "conclude", "same_step"]
 
 # The fix of commits that differ between ranks.
 _SAME_STEPS = "have every rank commit the same steps, in the same order"
 
 # Errors in one message.
 _SHOWN = 4
+
+
+class Relayout(TypedDict):
+    """Another layout that was asked for, and the memory to move state with."""
+
+    sizes: SizesData
+    budget: int | None
 
 
 @dataclass(frozen=True)
@@ -59,11 +67,11 @@ class Report:
     loads: bool = False
     began: int = 0
     at: int = 0
-    joining: Sequence[Mapping[str, Any]] = ()
+    joining: Sequence[Contact] = ()
     evicted: Sequence[int] = ()
     unclear: str = ""
     suspicion: Mapping[str, Any] | None = None
-    relayout: Mapping[str, Any] | None = None
+    relayout: Relayout | None = None
 
     @property
     def text(self) -> str:
@@ -76,7 +84,8 @@ class Report:
         data = json.loads(text)
         data["steps"] = {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}
         data["commits"] = {int(number): step for number, step in data["commits"].items()}
-        return cls(**{**data, "joining": tuple(data["joining"]), "evicted": tuple(data["evicted"])})
+        data["joining"] = tuple(map(Contact.read, data["joining"]))
+        return cls(**{**data, "evicted": tuple(data["evicted"])})
 
 
 @dataclass(frozen=True)
@@ -144,8 +153,9 @@ def conclude(
             # A machine that fails is replaced; this is another one, at the same coordinate and in the same step.
             message = f"the rank at {where} raised the same error again, which no other member can avoid: {error}"
             return Outcome("failed", tuple(sorted(lost)), absent, fields=("error",), message=message)
-    joined = _joined(members, reports)
-    hosts = {member: str(contact["host"]) for member, contact in joined.items()}
+    joining = {contact for report in reports.values() for contact in report.joining}
+    joined = dict(enumerate(sorted(joining), members.started))
+    hosts = {member: contact.host for member, contact in joined.items()}
     asked = next((reports[member].relayout for member in sorted(reports) if reports[member].relayout), None)
     try:
         following = _following(members.joined(joined, hosts), lost, asked)
@@ -175,7 +185,7 @@ def conclude(
             **following.data,
             "sizes": None if following.sizes == members.sizes else following.sizes.data,
             "budget": None if asked is None else asked["budget"],
-            "joined": {str(member): contact for member, contact in joined.items()},
+            "joined": {str(member): vars(contact) for member, contact in joined.items()},
             "step": step,
             "source": source,
             "load": load,
@@ -185,7 +195,7 @@ def conclude(
     )
 
 
-def _following(members: Members, lost: Collection[int], asked: Mapping[str, Any] | None) -> Members:
+def _following(members: Members, lost: Collection[int], asked: Relayout | None) -> Members:
     """Return the next members: in the layout that was asked for, unless losses leave too few for it."""
     if asked is not None:
         with suppress(LayoutError, PlanError):
@@ -231,12 +241,6 @@ def _why(reports: Mapping[int, Report], began: Collection[int]) -> str:
     members = sorted(reports, key=lambda member: (member not in began, member))
     texts = dict.fromkeys(reports[member].torn for member in members if reports[member].torn)
     return "; ".join([*texts][:_SHOWN]) or "no rank reported an error; look for ranks that stop for a while"
-
-
-def _joined(members: Members, reports: Mapping[int, Report]) -> dict[int, Mapping[str, Any]]:
-    """Where the processes are reached that join, by the numbers that they get."""
-    known = {json.dumps(contact, sort_keys=True): contact for report in reports.values() for contact in report.joining}
-    return dict(enumerate((known[key] for key in sorted(known)), members.started))
 
 
 def _source(

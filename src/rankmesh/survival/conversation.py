@@ -12,11 +12,11 @@ from __future__ import annotations
 import errno
 import selectors
 import socket
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 from rankmesh.launch.address import family_of
 from rankmesh.launch.job_key import JobKey
-from rankmesh.survival.sealed import LARGEST, NONCE, ForeignLine, SealedLines, new_nonce
+from rankmesh.survival.sealed import LARGEST, NONCE, ForeignLine, Message, SealedLines, new_nonce
 
 __all__ = ["ENDED", "Address", "Conversation", "begun"]
 
@@ -62,12 +62,12 @@ class Conversation:
         """What to poll the socket for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._to_send else 0)
 
-    def request(self, message: dict[str, Any]) -> None:
+    def request(self, message: Message) -> None:
         """Send a message, as soon as the other end has sent its nonce; the reply to the one before has come."""
         self._requests.append(message)
         self._seal()
 
-    def go_on(self) -> dict[str, Any] | None:
+    def go_on(self) -> Message | None:
         """Send and receive what is possible now; return the reply once it has come, None before.
 
         Raises ``ConnectionError`` if the connection has ended, ``ForeignLine`` if the process at the other end does not
@@ -95,7 +95,7 @@ class Conversation:
         while self._to_send:
             self._to_send = self._to_send[self.socket.send(self._to_send) :]
 
-    def _understood(self, line: bytes) -> dict[str, Any] | None:
+    def _understood(self, line: bytes) -> Message | None:
         if self._lines is None:
             if len(line) != NONCE:
                 raise ForeignLine("a line is not a nonce")

@@ -66,7 +66,7 @@ class Suspicion:
     second: Mapping[str, int] | None = field(default=None, compare=False)
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> dict[str, object]:
         """Return the fields that all ranks share, as plain data."""
         names = ("step", "tensor", "ranks", "back", "tied", "repeat")
         return {name: getattr(self, name) for name in names}

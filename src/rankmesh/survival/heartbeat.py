@@ -29,8 +29,9 @@ from rankmesh.errors import ConnectError
 from rankmesh.launch.address import family_of
 from rankmesh.launch.job_key import JobKey
 from rankmesh.survival.conversation import ENDED, Address, Conversation, begun
-from rankmesh.survival.listener import LOOK, Listener, Message
+from rankmesh.survival.listener import LOOK, Listener
 from rankmesh.survival.liveness import LivenessPort
+from rankmesh.survival.sealed import Message
 
 __all__ = ["PING", "REPLY", "Address", "Heartbeat", "Message", "Presence", "exchange"]
 

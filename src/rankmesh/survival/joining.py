@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
 
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.conversation import Address
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members
+from rankmesh.survival.sealed import Message
 
 __all__ = ["Contact", "Newcomers", "addresses"]
 
@@ -18,7 +17,7 @@ __all__ = ["Contact", "Newcomers", "addresses"]
 _ASKED = 8
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, order=True)
 class Contact:
     """Where a member is reached: its host and address, and the ports of what it has there.
 
@@ -37,7 +36,7 @@ class Contact:
         return Address(self.address, self.heartbeat, self.liveness)
 
     @classmethod
-    def read(cls, data: Any) -> Contact:
+    def read(cls, data: Mapping[str, str | int]) -> Contact:
         """Return a contact from plain data."""
         ports = (int(data[name]) for name in ("heartbeat", "store", "liveness"))
         return cls(str(data["host"]), str(data["address"]), *ports)
@@ -47,44 +46,36 @@ class Newcomers:
     """The processes that have asked this member to become members, by where they are reached."""
 
     def __init__(self) -> None:
-        self._asked: dict[str, Mapping[str, Any]] = {}
-        self._welcomes: dict[str, dict[str, Any]] = {}
+        self.contacts: set[Contact] = set()  # of those that are not members yet
+        self._welcomes: dict[Contact, Message] = {}
 
-    def ask(self, contact: Mapping[str, Any]) -> dict[str, Any] | None:
+    def ask(self, contact: Contact) -> Message | None:
         """Take note of a process that asks; its welcome, where the members have agreed on it."""
-        contact = vars(Contact.read(contact))
-        welcome = self._welcomes.get(_key(contact))
+        welcome = self._welcomes.get(contact)
         if welcome is None:
-            self._asked[_key(contact)] = contact
+            self.contacts.add(contact)
         return welcome
-
-    @property
-    def contacts(self) -> list[Mapping[str, Any]]:
-        """Where those are reached that are not members yet."""
-        return list(self._asked.values())
 
     def let_grow(self, members: Members) -> bool:
         """Whether the plan may grow by them."""
         number = len(self.contacts)
         return number > 0 and members.larger(number) is not None
 
-    def welcome(self, outcome: Outcome, epoch: Epoch, history: Mapping[int, Members]) -> None:
-        """Prepare the replies to those that this outcome of an epoch makes members."""
+    def welcome(
+        self, joined: Mapping[int, Contact], outcome: Outcome, epoch: Epoch, history: Mapping[int, Members]
+    ) -> None:
+        """Prepare the replies to those that the outcome of an epoch makes members."""
         shared = {
             "epoch": str(epoch),
             "outcome": outcome.text,
             "history": {str(number): of.data for number, of in history.items()},
         }
-        for member, contact in outcome.value["joined"].items():
-            self._welcomes[_key(contact)] = {**shared, "member": int(member)}
-            self._asked.pop(_key(contact), None)
+        for member, contact in joined.items():
+            self._welcomes[contact] = {**shared, "member": member}
+            self.contacts.discard(contact)
 
 
-def _key(contact: Mapping[str, Any]) -> str:
-    return json.dumps(contact, sort_keys=True)
-
-
-def addresses(members: Iterable[int], reached_at: Mapping[int, Mapping[str, Any]]) -> list[tuple[str, int]]:
+def addresses(members: Iterable[int], contacts: Mapping[int, Contact]) -> list[tuple[str, int]]:
     """Where the first of these reply to a process that joins."""
-    known = [reached_at[member] for member in members if member in reached_at]
-    return [(one["address"], one["heartbeat"]) for one in known[:_ASKED]]
+    known = [contacts[member] for member in members if member in contacts]
+    return [(one.address, one.heartbeat) for one in known[:_ASKED]]

@@ -22,13 +22,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankmesh.launch.job_key import JobKey
-from rankmesh.survival.sealed import LARGEST, LARGEST_HELLO, ForeignLine, SealedLines, new_nonce
+from rankmesh.survival.sealed import LARGEST, LARGEST_HELLO, ForeignLine, Message, SealedLines, new_nonce
 
-__all__ = ["Listener", "Message"]
+__all__ = ["Listener"]
 
 _log = logging.getLogger("rankmesh.survival")
-
-Message = dict[str, Any]
 
 # Connections that have not shown yet that they have the key, and the seconds that they have for it.
 _UNKNOWN, _HELLO = 512, 10.0

@@ -14,14 +14,14 @@ from __future__ import annotations
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from typing import Any
 
 from rankmesh.errors import ConnectError, LayoutError, PlanError, first_line, in_words
 from rankmesh.rendezvous import Outcome
-from rankmesh.survival.agreement import EpochEnd, Report
+from rankmesh.survival.agreement import EpochEnd, Relayout, Report
 from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.joining import Newcomers
+from rankmesh.survival.joining import Contact, Newcomers
 from rankmesh.survival.members import Members, Sizes
+from rankmesh.survival.sealed import Message
 
 __all__ = ["Abort", "Action", "Announce", "Enter", "Left", "Machine", "Stop"]
 
@@ -41,14 +41,14 @@ class Announce:
     """Send a message to members."""
 
     members: tuple[int, ...]
-    message: Mapping[str, Any]
+    message: Message
 
 
 @dataclass(frozen=True)
 class Enter:
     """Enter the next epoch; ``joined`` is where its new members are reached."""
 
-    joined: Mapping[int, Mapping[str, Any]]
+    joined: Mapping[int, Contact]
 
 
 @dataclass(frozen=True)
@@ -108,7 +108,7 @@ class Machine:
         self.last_change = "start"
         self.budget: int | None = None
         self._done = 0
-        self._asked: Mapping[str, Any] | None = None
+        self._asked: Relayout | None = None
         self._outcomes: dict[Epoch, str] = {}
         self._ends: dict[Epoch, _End] = {}
         self._is_entered = False
@@ -169,7 +169,7 @@ class Machine:
         return True
 
     @property
-    def status(self) -> dict[str, Any]:
+    def status(self) -> Message:
         """What this member states of the job to somebody outside."""
         members = self.members
         return {
@@ -208,15 +208,15 @@ class Machine:
         self._end_of(epoch).unclear = reason
         return self.end(epoch=epoch) if unlimited else []
 
-    def received(self, message: Mapping[str, Any], server: int | None) -> tuple[dict[str, Any], list[Action]]:
+    def received(self, message: Message, server: int | None) -> tuple[Message, list[Action]]:
         """Return the reply to a message, and what follows; ``server`` has the store of the round of this member."""
-        reply: dict[str, Any] = {"epoch": str(self.epoch)}
+        reply: Message = {"epoch": str(self.epoch)}
         actions: list[Action] = []
         with suppress(KeyError, TypeError, ValueError):
             if message["what"] == "end":
                 actions = self._ended(message)
             if message["what"] == "join" and self.history:
-                reply["welcome"] = self.newcomers.ask(message["contact"])
+                reply["welcome"] = self.newcomers.ask(Contact.read(message["contact"]))
             if message["what"] == "status" and self.history:
                 reply |= self.status
             if message["what"] == "relayout" and self.history:
@@ -227,10 +227,11 @@ class Machine:
                 reply |= {"outcome": self._outcomes.get(Epoch.read(message["epoch"])), "server": server}
         return reply, actions
 
-    def _requested(self, message: Mapping[str, Any]) -> dict[str, Any]:
+    def _requested(self, message: Message) -> Message:
         """Take note of a layout that somebody outside asks for; the reply states why it is refused, if it is."""
         try:
-            sizes = Sizes.read({**message["sizes"], "shrink": self.members.sizes.shrink})
+            spec, plan = message["sizes"]["spec"], message["sizes"]["plan"]
+            sizes = Sizes.read({"spec": spec, "plan": plan, "shrink": self.members.sizes.shrink})
             self.relaid(Sizes.of(sizes.layout, sizes.first, sizes.shrink))
         except (LayoutError, PlanError) as error:
             return {"refused": error.message}
@@ -238,7 +239,7 @@ class Machine:
             self._asked = {"sizes": sizes.data, "budget": None}
         return {"refused": ""}
 
-    def _ended(self, message: Mapping[str, Any]) -> list[Action]:
+    def _ended(self, message: Message) -> list[Action]:
         epoch = Epoch.read(message["epoch"])
         end = self._end_of(epoch)
         end.suspects.update(message["suspects"])
@@ -257,7 +258,14 @@ class Machine:
         return EpochEnd(self.epoch, self.history, self.raised, end.suspects, end.evicted)
 
     def report(
-        self, left: Left, steps: Mapping[int, Sequence[int]], commits: Mapping[int, int], at: int, **further: Any
+        self,
+        left: Left,
+        steps: Mapping[int, Sequence[int]],
+        commits: Mapping[int, int],
+        at: int,
+        *,
+        loads: bool = False,
+        suspicion: Mapping[str, object] | None = None,
     ) -> Report:
         """Return what this member reports in the round: how it left the epoch, and what it has snapshots of."""
         end = self._end_of(self.epoch)
@@ -272,13 +280,14 @@ class Machine:
             steps={epoch: tuple(of) for epoch, of in steps.items()},
             commits=commits,
             committed=self.exists,
-            joining=self.newcomers.contacts,
+            joining=sorted(self.newcomers.contacts),
             evicted=sorted(end.evicted),
             unclear=end.unclear,
             began=self.step,
             at=at,
             relayout=self._asked,
-            **further,
+            loads=loads,
+            suspicion=suspicion,
         )
 
     def concluded(self, outcome: Outcome, left: Left, *, took_part: bool) -> Enter | Stop:
@@ -305,18 +314,19 @@ class Machine:
         return self._adopt(outcome)
 
     def _adopt(self, outcome: Outcome) -> Enter:
-        value, joined = outcome.value, outcome.value["joined"]
-        following = self.members.following(value, {int(one): str(at["host"]) for one, at in joined.items()})
+        value = outcome.value
+        joined = {int(member): Contact.read(contact) for member, contact in value["joined"].items()}
+        following = self.members.following(value, {member: contact.host for member, contact in joined.items()})
         self.last_change = _what(self.members, following, outcome.ranks)
         self.budget, self._asked, self.unreplicated = value["budget"], None, {}
-        self.newcomers.welcome(outcome, self.epoch, self.history)
+        self.newcomers.welcome(joined, outcome, self.epoch, self.history)
         self.source, self.step, self.load = value["source"], value["step"], value["load"]
         self.raised, self._done = value["raised"], self.step
         self.epoch = self.epoch.after(outcome.text)
         self.history = {**self.history, self.epoch.number: following}
         self._ends = {epoch: end for epoch, end in self._ends.items() if epoch.number >= self.epoch.number}
         self._is_entered = False
-        return Enter({int(member): contact for member, contact in joined.items()})
+        return Enter(joined)
 
     def _left_out(self, why: str, error: Exception | None) -> Stop:
         message = f"member {self.member} was left out of the job, {why}"
@@ -324,7 +334,7 @@ class Machine:
 
     # -- a member that joins --------------------------------------------------------------------------------------
 
-    def welcomed(self, welcome: Mapping[str, Any], hosts: Mapping[int, str]) -> Enter:
+    def welcomed(self, welcome: Message, hosts: Mapping[int, str]) -> Enter:
         """Become a member in the epoch that the others have agreed on."""
         first = self.members
         self.history |= {int(number): first.following(data, hosts) for number, data in welcome["history"].items()}

@@ -25,7 +25,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import TypedDict
 
 from rankmesh.core import recipes
 from rankmesh.core.mesh import Mesh
@@ -33,9 +33,27 @@ from rankmesh.core.plan import Plan
 from rankmesh.errors import LayoutError, PlanError, in_words, quoted
 from rankmesh.readers.source import read_plan
 
-__all__ = ["Members", "PlanLike", "Sizes", "plan_of"]
+__all__ = ["Members", "PlanLike", "Sizes", "SizesData", "plan_of"]
 
 PlanLike = Plan | Mesh | str
+
+
+class SizesData(TypedDict):
+    """The plans of a job as plain data."""
+
+    spec: str | None
+    plan: str
+    shrink: str | None
+
+
+class MembersData(TypedDict):
+    """The members of a job as plain data; ``sizes`` is None if the members before have the same."""
+
+    sizes: SizesData | None
+    replicas: int
+    ranks: Sequence[int]
+    spares: Sequence[int]
+    started: int
 
 
 @dataclass(frozen=True)
@@ -64,13 +82,13 @@ class Sizes:
         return cls(layout, plan, shrink)
 
     @cached_property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> SizesData:
         """The layout as plain data; a SPEC stays one, since the sizes of its views may follow."""
         spec = self.layout if isinstance(self.layout, str) else None
         return {"spec": spec, "plan": self.first.to_json(), "shrink": self.shrink}
 
     @classmethod
-    def read(cls, data: Mapping[str, Any]) -> Sizes:
+    def read(cls, data: SizesData) -> Sizes:
         """Return the layout of plain data."""
         plan = Plan.from_json(data["plan"])
         return cls(plan if data["spec"] is None else str(data["spec"]), plan, data["shrink"])
@@ -192,7 +210,7 @@ class Members:
         return replace(following, spares=(*spares, *sorted(self.ranks[rank] for rank in healthy)))
 
     @property
-    def data(self) -> dict[str, Any]:
+    def data(self) -> MembersData:
         """The members as plain data, without their hosts."""
         return {
             "sizes": self.sizes.data,
@@ -202,9 +220,10 @@ class Members:
             "started": self.started,
         }
 
-    def following(self, data: Mapping[str, Any], hosts: Mapping[int, str] | None = None) -> Members:
+    def following(self, data: MembersData, hosts: Mapping[int, str] | None = None) -> Members:
         """Return the members of plain data, which follow these, with the hosts of those that are new."""
-        sizes = self.sizes if data["sizes"] in (None, self.sizes.data) else Sizes.read(data["sizes"])
+        given = data["sizes"]
+        sizes = self.sizes if given is None or given == self.sizes.data else Sizes.read(given)
         ranks, spares = tuple(data["ranks"]), tuple(data["spares"])
         known = {**self.hosts, **(hosts or {})}
         return Members(sizes, sizes.plan(data["replicas"]), ranks, spares, data["started"], known)

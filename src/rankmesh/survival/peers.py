@@ -18,7 +18,6 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
-from typing import Any
 
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
@@ -94,14 +93,9 @@ class Peers:
         elif key is not None:
             self._start(key)
 
-    @property
-    def reached_at(self) -> Mapping[int, Mapping[str, Any]]:
-        """Where each member is reached, as plain data."""
-        return {member: vars(contact) for member, contact in self.contacts.items()}
-
-    def admit(self, joined: Mapping[int, Mapping[str, Any]]) -> None:
+    def admit(self, joined: Mapping[int, Contact]) -> None:
         """Further members, and where they are reached."""
-        self.contacts.update({member: Contact.read(contact) for member, contact in joined.items()})
+        self.contacts.update(joined)
 
     def introduce(self) -> Message | None:
         """Tell the others where this member is reached, and learn where they are; what they tell one that joins.
@@ -287,7 +281,7 @@ class Peers:
         self._server = None
 
 
-def _with_key(contacts: list[dict[str, Any]]) -> dict[str, Any]:
+def _with_key(contacts: list[dict[str, str | int]]) -> dict[str, object]:
     """Return where the members are reached, and a new key if the launcher handed out none."""
     keys = [contact.pop("key") for contact in contacts]
     differs = [rank for rank, fingerprint in enumerate(keys) if fingerprint != keys[0]]

@@ -22,7 +22,10 @@ from typing import Any
 from rankmesh.errors import ConnectError
 from rankmesh.launch.job_key import JobKey
 
-__all__ = ["LARGEST", "LARGEST_HELLO", "NONCE", "ForeignLine", "SealedLines", "new_nonce"]
+__all__ = ["LARGEST", "LARGEST_HELLO", "NONCE", "ForeignLine", "Message", "SealedLines", "new_nonce"]
+
+# A request or a reply, as JSON data.
+Message = dict[str, Any]
 
 # Digits of a nonce, and of a tag.
 NONCE = 64
@@ -61,7 +64,7 @@ class SealedLines:
         self._before = self._key.tag(self._before, text).encode()
         return self._before + b" " + text + b"\n"
 
-    def open(self, line: bytes) -> Any:
+    def open(self, line: bytes) -> object:
         """Return the message of the next line; raise ``ForeignLine`` if it was not written with the key for here."""
         tag, text = line[:NONCE], line[NONCE + 1 :].removesuffix(b"\n")
         if not self._key.is_tag(tag.decode(errors="replace"), self._before, text):

@@ -18,7 +18,7 @@ from collections.abc import Callable, Mapping
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import Any, TypeVar
+from typing import ParamSpec, TypeVar
 
 import torch
 from torch import Tensor
@@ -37,7 +37,7 @@ from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.guarding import Guarding, Suspicion, check_copies
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
-from rankmesh.survival.joining import addresses
+from rankmesh.survival.joining import Contact, addresses
 from rankmesh.survival.machine import Abort, Action, Left, Machine, Stop
 from rankmesh.survival.members import Members, PlanLike, Sizes, plan_of
 from rankmesh.survival.peers import Peers
@@ -54,6 +54,7 @@ __all__ = ["Session"]
 _log = logging.getLogger("rankmesh.survival")
 
 _Result = TypeVar("_Result")
+_P = ParamSpec("_P")
 
 # Seconds that the members have at the start, and to reach the store of an epoch; and to move the state of one.
 _LIMIT, _MOVING = 300.0, 3600.0
@@ -255,7 +256,7 @@ class Session:
             )
         world = self._world
         if world is not None and world.is_last(FINISHED):
-            self._announce(over=True)
+            self._do(self._machine.end, over=True)
 
     @property
     def _entered(self) -> EpochWorld:
@@ -429,7 +430,7 @@ class Session:
             if self.member == min(members):
                 _log.warning("rankmesh: %s (host %s, device %s); it is left out", guarding.verdict, hosts, self.device)
             self._settle(guarding)
-            self._announce(evicted=members)
+            self._do(self._machine.end, evicted=members)
             self._check(job)
 
     def _prepare(self) -> None:
@@ -466,7 +467,7 @@ class Session:
         def lost(presence: Presence) -> None:
             # Who is gone, everybody finds out at once; who does not reply, only after the timeout.
             found = {watched} | suspects if presence == "unresponsive" else ()
-            self._announce(suspects=found, epoch=epoch)
+            self._do(self._machine.end, suspects=found, epoch=epoch)
 
         self._peers.watch(watched, self._timeout, late, lost)
 
@@ -478,12 +479,12 @@ class Session:
     def _diagnosed(self, epoch: Epoch, reason: str, members: tuple[int, ...]) -> None:
         self._do(self._machine.diagnosed, epoch, reason, members, unlimited=self._unlimited)
 
-    def _announce(self, **how: Any) -> bool:
+    def _announce(self) -> bool:
         """End the epoch on every member; return whether this member is the first that does, as far as it knows."""
-        actions = self._do(self._machine.end, **how)
+        actions = self._do(self._machine.end)
         return any(isinstance(action, Abort) for action in actions)
 
-    def _do(self, event: Callable[..., list[Action]], *given: Any, **how: Any) -> list[Action]:
+    def _do(self, event: Callable[_P, list[Action]], *given: _P.args, **how: _P.kwargs) -> list[Action]:
         """Give the state machine an event, and carry out what follows; from any thread."""
         with self._lock:
             actions = event(*given, **how)
@@ -495,7 +496,7 @@ class Session:
             if isinstance(action, Abort):
                 self._abort(action.epoch)
             else:
-                self._peers.announce(action.members, dict(action.message), self._timeout)
+                self._peers.announce(action.members, action.message, self._timeout)
 
     def _abort(self, epoch: Epoch) -> None:
         with self._lock:
@@ -513,9 +514,9 @@ class Session:
             if "last_change" in reply:
                 reply["last_change"] = {"what": reply["last_change"], "seconds": dict(self._seconds)}
             if "welcome" in reply:
-                reply["members"] = addresses(self._members.ranks, self._peers.reached_at)
+                reply["members"] = addresses(self._members.ranks, self._peers.contacts)
             if reply.get("welcome"):
-                contacts = {str(member): contact for member, contact in self._peers.reached_at.items()}
+                contacts = {str(member): vars(contact) for member, contact in self._peers.contacts.items()}
                 reply["welcome"] |= {"world_size": self._world_size, "contacts": contacts}
         self._carry_out(actions)
         return reply
@@ -523,8 +524,8 @@ class Session:
     @property
     def address(self) -> str:
         """Where this member is reached by a process that joins."""
-        found = self._peers.reached_at.get(self.member)
-        return f"{found['address']}:{found['heartbeat']}" if found else ""
+        found = self._peers.contacts.get(self.member)
+        return f"{found.address}:{found.heartbeat}" if found else ""
 
     @property
     def key(self) -> str:
@@ -533,7 +534,7 @@ class Session:
 
     def _enter_as_new(self, welcome: Message) -> None:
         """Become a member in the epoch that the others have agreed on."""
-        self._peers.admit({int(member): contact for member, contact in welcome["contacts"].items()})
+        self._peers.admit({int(member): Contact.read(contact) for member, contact in welcome["contacts"].items()})
         self._peers.admit(self._machine.welcomed(welcome, self._peers.hosts).joined)
 
     # -- the end of an epoch ------------------------------------------------------------------------------------

@@ -20,7 +20,7 @@ from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from datetime import timedelta
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
@@ -42,7 +42,7 @@ __all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "load_all", "load_boxes
 
 
 # What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.
-Load = Callable[[str, Box, int], Any]
+Load = Callable[[str, Box, int], object]
 # What makes a call that waits for other members, as ``EpochWorld.wait_for`` does.
 WaitFor = Callable[[Callable[[], object]], object]
 

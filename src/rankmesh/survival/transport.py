@@ -9,13 +9,14 @@ SimulatedPeers     of rankmesh.sim: messages are calls, time is simulated
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message, Presence
+from rankmesh.survival.joining import Contact
 from rankmesh.survival.members import Members
 from rankmesh.survival.world import EpochWorld
 
@@ -67,10 +68,10 @@ class Transport(Protocol):
         """The host of each member."""
 
     @property
-    def reached_at(self) -> Mapping[int, Mapping[str, Any]]:
-        """Where each member is reached, as plain data."""
+    def contacts(self) -> Mapping[int, Contact]:
+        """Where each member is reached."""
 
-    def admit(self, joined: Mapping[int, Mapping[str, Any]]) -> None:
+    def admit(self, joined: Mapping[int, Contact]) -> None:
         """Further members, and where they are reached."""
 
     def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
