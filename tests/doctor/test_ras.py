@@ -11,8 +11,8 @@ from tests.doctor.making import WORLD, call, document, write
 import rankmesh as rm
 from rankmesh.core.documents import Unreadable
 from rankmesh.debug.doctor import doctor
-from rankmesh.debug.doctor.evidence import findings_of
-from rankmesh.debug.doctor.ras import report_of
+from rankmesh.debug.doctor.evidence import merged
+from rankmesh.debug.doctor.ras import findings_of_reports, report_of
 from rankmesh.errors import RecordingError
 
 PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
@@ -88,7 +88,8 @@ def as_json(communicators):
 
 def named(text, plan=PLAN):
     """The cause, ranks and group of each finding of a report."""
-    return [(one.cause, one.ranks, one.group) for one in findings_of([report_of(text, "ras")], plan)]
+    findings, _ = merged(findings_of_reports([report_of(text, "ras")], plan), {})
+    return [(one.cause, one.ranks, one.group) for one in findings]
 
 
 def counts(ranks, usual, **others):
@@ -103,7 +104,9 @@ FORMS = pytest.mark.parametrize("form", [as_text, as_json])
 @FORMS
 def test_a_minority_that_is_ahead(form):
     """Two ranks have launched one call more: they are described, with the group that they are, and may be innocent."""
-    [found] = findings_of([report_of(form([(WHOLE, {"AllGather": counts(WHOLE, 640, r2=641, r3=641)}, [])]))], PLAN)
+    [found] = findings_of_reports(
+        [report_of(form([(WHOLE, {"AllGather": counts(WHOLE, 640, r2=641, r3=641)}, [])]))], PLAN
+    )
     assert (found.cause, found.ranks, found.group, found.confidence) == ("ahead", (2, 3), "world", "possible")
     assert "ranks 2, 3 (tp@dp1) at 641, the 6 others at 640" in found.evidence
 
@@ -111,7 +114,7 @@ def test_a_minority_that_is_ahead(form):
 @FORMS
 def test_a_rank_that_is_behind(form):
     """One rank has launched one call less: it is the likely one, never a certain one."""
-    [found] = findings_of([report_of(form([(WHOLE, {"AllReduce": counts(WHOLE, 10, r5=9)}, [])]))], PLAN)
+    [found] = findings_of_reports([report_of(form([(WHOLE, {"AllReduce": counts(WHOLE, 10, r5=9)}, [])]))], PLAN)
     assert (found.cause, found.ranks, found.confidence) == ("behind", (5,), "likely")
 
 
@@ -187,7 +190,7 @@ def test_changed_reports(form, changes):
     for place, inserted in changes:
         text = text[: place % len(text)] + inserted + text[(place + 1) % len(text) :]
     with suppress(Unreadable):
-        findings_of([report_of(text)], PLAN)
+        findings_of_reports([report_of(text)], PLAN)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +236,7 @@ def test_only_regular_files(tmp_path):
 def test_halves_are_not_named():
     """Where a report lists neither half, it has numbers, and no rank."""
     text = as_text([(WHOLE, {"AllReduce": counts(WHOLE, 10, r0=9, r1=9, r2=9, r3=9)}, [])])
-    [found] = findings_of([report_of(text)])
+    [found] = findings_of_reports([report_of(text)])
     assert (found.cause, found.ranks) == ("behind", ())
     assert "4 ranks at 9, the 4 others at 10" in found.evidence
 

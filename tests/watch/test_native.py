@@ -10,6 +10,7 @@ import time
 import pytest
 from tests import limits
 
+from rankmesh.debug.doctor.stacks import threads_of
 from rankmesh.debug.watch import native
 from rankmesh.debug.watch.host import HostRanks, _began
 
@@ -48,7 +49,7 @@ IN_PYTHON = """Thread 71 (active+gil): "MainThread"
 )
 def test_the_innermost_frame(text, frame):
     """Native, of either tool; none where a thread runs Python, or where nothing was printed."""
-    assert native.native_frame(text) == frame
+    assert next((thread.native_frame for thread in threads_of(text)), "") == frame
 
 
 @pytest.fixture
@@ -103,7 +104,7 @@ def test_a_real_tool():
         text = native.native_stack(sleeps.pid)
         if not text:
             pytest.skip("no py-spy or pystack here, or it may not look")
-        assert native.native_frame(text)
+        assert threads_of(text)[0].native_frame
     finally:
         sleeps.kill()
         sleeps.wait()

@@ -14,17 +14,17 @@ from pathlib import Path
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.causes import CAUSES, Cause
-from rankmesh.debug.doctor.evidence import Finding, contradictions, findings_of, merged
+from rankmesh.debug.doctor.evidence import Finding, merged
 from rankmesh.debug.doctor.failures import findings_of_failures, is_secondary
 from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, history_of
 from rankmesh.debug.doctor.nccl import findings_of_nccl
 from rankmesh.debug.doctor.order import departure, divergences
+from rankmesh.debug.doctor.ras import contradictions, findings_of_reports
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
 from rankmesh.debug.doctor.stacks import findings_of_stacks, places_of
-from rankmesh.debug.doctor.timeouts import in_time
 from rankmesh.debug.doctor.waits import Waits, waits_of
 from rankmesh.debug.doctor.watchdog import findings_of_logs, size_of_job
 from rankmesh.errors import in_words
@@ -146,7 +146,7 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
     known = places_of(found.places, size)[0]
     every = (
         *findings_of_failures(found.failures, size),
-        *findings_of(found.reports, plan),
+        *findings_of_reports(found.reports, plan),
         *findings_of_logs(found.logs, plan),
         *findings_of_stacks(found.places, size),
         *findings_of_nccl(found.nccl, plan),
@@ -159,8 +159,6 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
     """Return what hangs, by the recordings of the ranks."""
     history = history_of(recordings, plan)
-    if (counted := in_time(history)) != recordings:
-        history = history_of(counted, plan)
     waits = waits_of(history)
     waiting = tuple(waits.waiting)
     diverged = list(divergences(history))

@@ -19,7 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rankmesh.debug.doctor.evidence import Finding
-from rankmesh.debug.doctor.sites import innermost
+from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import in_words
 
@@ -146,11 +146,9 @@ def _raised(text: Text) -> Iterator[Failure]:
 
 def _traceback(lines: Sequence[str]) -> tuple[str, str]:
     """Return the error at the end of a traceback, and the innermost line of the program in it."""
-    frames = [match for line in lines if (match := _FRAME.match(line))]
-    last = innermost(reversed(frames), lambda frame: frame[1])
-    site = "" if last is None else f"{last[1]}:{last[2]} in {last[3].strip()}"
+    frames = [(match[1], int(match[2]), match[3].strip()) for line in lines if (match := _FRAME.match(line))]
     error = next((line.strip() for line in reversed(lines) if frames and _ERROR.fullmatch(line.strip())), "")
-    return error, site
+    return error, site_of(reversed(frames))
 
 
 # -- findings --------------------------------------------------------------------------------------------------------

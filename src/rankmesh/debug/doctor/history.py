@@ -7,12 +7,25 @@ rank 2   tp 1  dp 1  tp 2  dp 2 ...     ->              rank 2   1  2  3
 
 A track holds the calls of one rank on one group. What the ring buffer no longer holds lies before its first number; a
 rank that lost its oldest calls and has none on a group may have made any number of them.
+
+Where a program catches the error of a call that ran out of time and goes on, the order of its calls ends:
+
+```
+seconds      0           5            5.01
+rank 0       tp 4        gave up      dp 4  fails at once, as do all later calls
+rank 1       dp 4        gave up      tp 4  comes when rank 0 has given up
+                         ends here
+```
+
+A call has run out of time if one member made no other call for the group's timeout, and another came to it later than
+that, or not at all, or with another call. Clocks of hosts differ: a rank that came later has also taken half of that
+time longer since the call before, by its own clock.
 """
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 
 import numpy as np
@@ -103,27 +116,17 @@ class History:
             found.setdefault(group.family, []).append(group)
         return found
 
-    def last(self, group: KnownGroup, rank: int) -> int | None:
-        """Return the number of the last call of a group that a rank has entered, 0 for none, None if unknown."""
-        track, known = self.tracks[group].get(rank), self.known_as[group].get(rank)
-        if track is not None:
-            return track.last
-        if known is not None and known.queued is not None:
-            return known.queued[0] - 1
-        return self._counted(known, rank, group)
+    def last(self, group: KnownGroup, rank: int, *, handed_over: bool = False) -> int | None:
+        """Return the number of the last call of a group that a rank has entered, 0 for none, None if unknown.
 
-    def handed_over(self, group: KnownGroup, rank: int) -> int | None:
-        """Return the number of the last call of a group that a rank's program has made, reached by its device or not.
-
-        0 for none, None where it cannot be known.
+        ``handed_over``: that its program has made, reached by its device or not.
         """
         track, known = self.tracks[group].get(rank), self.known_as[group].get(rank)
-        if known is not None and known.queued is not None:
-            return known.queued[1]
-        return self._counted(known, rank, group) if track is None else track.last
-
-    def _counted(self, known: GroupName | None, rank: int, group: KnownGroup) -> int | None:
-        """Return what torch counted for a group without calls; it also counts what two members exchange."""
+        if known is not None and known.queued is not None and (handed_over or track is None):
+            return known.queued[1] if handed_over else known.queued[0] - 1
+        if track is not None:
+            return track.last
+        # What torch counted for a group without calls; it also counts what two members exchange.
         if known is not None and known.enqueued is not None and group not in self.exchanging:
             return known.enqueued
         recording = self.recordings.get(rank)
@@ -182,7 +185,13 @@ class History:
 
 
 def history_of(recordings: Mapping[int, Recording], plan: Plan | None = None) -> History:
-    """Return the history of a job."""
+    """Return the history of a job, of each rank up to the first of its calls that ran out of time."""
+    history = _whole(recordings, plan)
+    in_time = _in_time(history)
+    return history if in_time == recordings else _whole(in_time, plan)
+
+
+def _whole(recordings: Mapping[int, Recording], plan: Plan | None) -> History:
     size = _world_size(recordings, plan)
     group_of = known_groups(recordings, plan, size)
     tracks: dict[KnownGroup, dict[int, Track]] = {group: {} for group in group_of.values()}
@@ -232,3 +241,55 @@ def _world_size(recordings: Mapping[int, Recording], plan: Plan | None) -> int:
     listed = {group.members for recording in recordings.values() for group in recording.groups if group.members}
     last = max((max(members) for members in listed), default=0)
     return max([*given, last + 1, max(recordings, default=0) + 1])
+
+
+# -- calls that ran out of time --------------------------------------------------------------------------------------
+
+
+def _in_time(history: History) -> dict[int, Recording]:
+    """Return the recordings, each up to the first of its calls that ran out of time."""
+    ends: dict[int, tuple[int, float]] = {}
+    for group, number in _quiet(history):
+        for rank, end in _ends(history, group, number):
+            ends[rank] = min(ends.get(rank, end), end)
+    return {rank: _until(one, *ends[rank]) if rank in ends else one for rank, one in history.recordings.items()}
+
+
+def _quiet(history: History) -> set[tuple[KnownGroup, int]]:
+    """Return the calls of a CPU after which a rank made no other call for the timeout of their group."""
+    found = set()
+    for rank, recording in history.recordings.items():
+        limits = np.array([group.limit for group in recording.groups] or [0.0])[recording.group] * 1e9
+        pauses = np.append(np.diff(recording.created).astype(float), np.inf)[: len(recording)]
+        for row in np.flatnonzero((limits > 0) & (pauses >= limits)).tolist():
+            found.add((history.group_of[rank, int(recording.group[row])], int(recording.number[row])))
+    return {(group, number) for group, number in found if not history.on_device(group)}
+
+
+def _ends(history: History, group: KnownGroup, number: int) -> Iterator[tuple[int, tuple[int, float]]]:
+    """Yield how many calls of each member count, and how late it came, if a call has run out of time."""
+    rows = {rank: row for rank in history.tracks[group] if (row := history.row(group, rank, number)) is not None}
+    created = {rank: history.created(group, rank, number) / 1e9 for rank in rows}
+    first = min(rows, key=lambda rank: created[rank])
+    limit = max(known.limit for known in history.known_as[group].values())
+    since = {rank: created[rank] - _before(history, group, rank, number) for rank in rows}
+    late = {rank for rank in rows if created[rank] - created[first] > limit <= 2 * (since[rank] - since[first])}
+    is_incomplete = any(history.has(rank) and (history.last(group, rank) or number) < number for rank in group.members)
+    if late or is_incomplete or len({history.signature(group, rank, number) for rank in rows}) > 1:
+        for rank, row in rows.items():
+            end = (row, created[rank] - created[first]) if rank in late else (row + 1, 0.0)
+            if end[0] < len(history.recordings[rank]):
+                yield rank, end
+
+
+def _before(history: History, group: KnownGroup, rank: int, number: int) -> float:
+    """Return when a rank made the call of the group before this one, or the first of all its calls, in seconds."""
+    return float(history.recordings[rank].created[history.row(group, rank, number - 1) or 0]) / 1e9
+
+
+def _until(recording: Recording, rows: int, late_by: float) -> Recording:
+    """Return a recording without its later calls."""
+    columns = ("group", "number", "signature", "pending", "site", "created")
+    groups = [replace(group, enqueued=None) for group in recording.groups]
+    kept = {name: getattr(recording, name)[:rows] for name in columns}
+    return replace(recording, **kept, groups=groups, late_by=late_by)

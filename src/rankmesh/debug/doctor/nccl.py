@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding
@@ -22,7 +22,7 @@ from rankmesh.debug.doctor.groups import group_of_plan
 from rankmesh.debug.doctor.texts import Text
 from rankmesh.errors import first_of, in_words
 
-__all__ = ["NcclLog", "findings_of_nccl", "nccl_log_of"]
+__all__ = ["Init", "NcclLog", "findings_of_nccl", "nccl_log_of"]
 
 _RANKS, _SHOWN = 2**20, 3
 _Process = tuple[str, int]
@@ -44,60 +44,69 @@ _NETWORK = re.compile(
 _STATUS = {"5": "flushed after an earlier error", "12": "the peer did not answer: a link, a switch or its process"}
 
 
-@dataclass
+@dataclass(frozen=True)
+class Init:
+    """A process begins to make a communicator, or has completed it; ``comm`` is "" before NCCL 2.18."""
+
+    process: _Process
+    comm: str
+    rank: int
+    size: int
+    is_complete: bool
+
+
+@dataclass(frozen=True)
 class NcclLog:
-    """What logs of NCCL say: the state of each process in each communicator, versions, warnings on the network."""
+    """What a log of NCCL says: communicators that are made, versions by process, errors of the network."""
 
     path: str
-    states: dict[tuple[str, int], dict[int, tuple[_Process, str]]] = field(default_factory=dict)
-    versions: dict[_Process, str] = field(default_factory=dict)
-    errors: list[tuple[_Process, str]] = field(default_factory=list)
+    inits: tuple[Init, ...]
+    versions: Mapping[_Process, str]
+    errors: tuple[tuple[_Process, str], ...]
 
 
 def nccl_log_of(text: Text) -> NcclLog | None:
     """Return what the lines of NCCL in a text say; None if it has none."""
-    log, lines = NcclLog(text.path.name), "\n".join(text.lines_with(" NCCL "))
-    for match in _INIT.finditer(lines):
-        size, rank = int(match["size"]), int(match["rank"])
-        if rank < size <= _RANKS:
-            process = match["host"], int(match["pid"])
-            # Before NCCL 2.18 lines have no commId: a process has its own address for it.
-            ranks = log.states.setdefault((match["id"] or "", size), {})
-            if match["id"] or ranks.get(rank, (process, ""))[1] != "COMPLETE":
-                ranks[rank] = process, match["state"]
-    log.versions = {(m["host"], int(m["pid"])): m["version"] for m in _VERSION.finditer(lines)}
-    warnings = (((m["host"], int(m["pid"])), m["what"]) for m in _WARN.finditer(lines))
-    log.errors = [(process, what) for process, what in warnings if _NETWORK.search(what)]
-    return log if log.states or log.versions or log.errors else None
+    lines = "\n".join(text.lines_with(" NCCL "))
+    inits = dict.fromkeys(
+        Init(_process(m), m["id"] or "", int(m["rank"]), int(m["size"]), m["state"] == "COMPLETE")
+        for m in _INIT.finditer(lines)
+        if int(m["rank"]) < int(m["size"]) <= _RANKS
+    )
+    versions = {_process(m): m["version"] for m in _VERSION.finditer(lines)}
+    errors = tuple((_process(m), m["what"]) for m in _WARN.finditer(lines) if _NETWORK.search(m["what"]))
+    return NcclLog(text.path.name, tuple(inits), versions, errors) if inits or versions or errors else None
+
+
+def _process(line: re.Match[str]) -> _Process:
+    return line["host"], int(line["pid"])
 
 
 def findings_of_nccl(logs: Sequence[NcclLog], plan: Plan | None = None) -> tuple[Finding, ...]:
     """Return the findings of all logs of NCCL of a job."""
-    states: dict[tuple[str, int], dict[int, tuple[_Process, str]]] = {}
-    versions: dict[_Process, str] = {}
-    for log in logs:
-        versions |= log.versions
-        for key, found in log.states.items():
-            known = states.setdefault(key, {})
-            for rank, (process, state) in found.items():
-                if known.get(rank, (process, ""))[1] != "COMPLETE":
-                    known[rank] = process, state
-    largest = max((size for _, size in states), default=0)
-    whole = [found for (_, size), found in states.items() if size == largest]
-    names = {process: rank for found in whole for rank, (process, _) in found.items()}
-    if any(names.get(process) != rank for found in whole for rank, (process, _) in found.items()):
+    made: dict[tuple[str, int], dict[int, Init]] = {}
+    for init in (init for log in logs for init in log.inits):
+        ranks = made.setdefault((init.comm, init.size), {})
+        # Before NCCL 2.18 several communicators of a rank have one key.
+        if init.rank not in ranks or not ranks[init.rank].is_complete:
+            ranks[init.rank] = init
+    versions = {process: version for log in logs for process, version in log.versions.items()}
+    largest = max((size for _, size in made), default=0)
+    whole = [init for (_, size), ranks in made.items() if size == largest for init in ranks.values()]
+    names = {init.process: init.rank for init in whole}
+    if any(names[init.process] != init.rank for init in whole):
         names = {}
     source = first_of([log.path for log in logs])
     findings = [*_versions(versions, names, source)]
     errors = [error for log in logs for error in log.errors]
     if errors:
         findings.append(Finding("network", (), "world", "; ".join(_errors(errors, names)), "likely", source))
-    for (name, size), ranks in states.items():
-        findings += _unfinished(name, size, ranks, names, plan, largest, source)
+    for (comm, size), ranks in made.items():
+        findings += _unfinished(comm, size, ranks, names, plan, largest, source)
     return tuple(findings)
 
 
-def _process(process: _Process, names: Mapping[_Process, int]) -> str:
+def _in_words(process: _Process, names: Mapping[_Process, int]) -> str:
     """Return a process in words: ``rank 3 on node-1``, or ``process 983 on node-1`` where its rank is not known."""
     return f"{f'rank {names[process]}' if process in names else f'process {process[1]}'} on {process[0]}"
 
@@ -114,7 +123,7 @@ def _versions(versions: Mapping[_Process, str], names: Mapping[_Process, int], s
     is_minority = 2 * len(odd) < len(versions) and all(process in names for process in odd)
     ranks = tuple(sorted(names[process] for process in odd)) if is_minority else ()
     words = "; ".join(
-        f"NCCL {version} runs in {first_of([_process(one, names) for one in processes])}"
+        f"NCCL {version} runs in {first_of([_in_words(one, names) for one in processes])}"
         for version, processes in by_size[:_SHOWN]
     )
     yield Finding("versions", ranks, "world", words, "likely", source)
@@ -126,28 +135,28 @@ def _errors(errors: Sequence[tuple[_Process, str]], names: Mapping[_Process, int
     for process, what in list(first.items())[::-1][:_SHOWN]:
         status = re.search(r"status=(?:\w{1,40}\()?(\d{1,3})\b", what)
         meaning = f" ({_STATUS[status[1]]})" if status and status[1] in _STATUS else ""
-        yield f"{_process(process, names)}: {what.strip()[:160]}{meaning}"
+        yield f"{_in_words(process, names)}: {what.strip()[:160]}{meaning}"
     if len(errors) > min(len(first), _SHOWN):
         yield f"{len(errors)} such lines of {len(first)} processes"
 
 
 def _unfinished(
-    name: str,
+    comm: str,
     size: int,
-    found: Mapping[int, tuple[_Process, str]],
+    found: Mapping[int, Init],
     names: Mapping[_Process, int],
     plan: Plan | None,
     largest: int,
     source: str,
 ) -> Iterator[Finding]:
     """Yield a finding if ranks began to make a communicator and did not complete it."""
-    begun = [rank for rank, (_, state) in sorted(found.items()) if state == "START"]
-    if not begun or not name:
+    begun = [rank for rank, init in sorted(found.items()) if not init.is_complete]
+    if not begun or not comm:
         return
     absent = [rank for rank in range(size) if rank not in found] if size <= 2 * len(found) else []
-    members = tuple(names.get(process, -1) for _, (process, _) in sorted(found.items()))
+    members = tuple(names.get(init.process, -1) for _, init in sorted(found.items()))
     local = group_of_plan(plan, members) if len(found) == size and -1 not in members else None
-    label = str(local) if local else "world" if size == largest else f"communicator {name} of {size} ranks"
+    label = str(local) if local else "world" if size == largest else f"communicator {comm} of {size} ranks"
     which = "rank" if size == largest else "position"
     done = len(found) - len(begun)
     words = f"{label}: {in_words(begun).replace('rank', which, 1)} began to make it and did not complete it"

@@ -7,18 +7,17 @@ accelerator.py:2860 in gather            <- the site where no line is the progra
 train.py:31 in step                      <- the site; none where all are torch's
 train.py:12 in main
 ```
-
-A frame is looked at once: torch's pickles hold each of them once, however many calls have it.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from functools import cache
+from operator import itemgetter
 from typing import Any, TypeVar
 
-__all__ = ["Sites", "innermost", "is_library"]
+__all__ = ["Sites", "innermost", "is_library", "site_of"]
 
 _LIBRARY = re.compile(
     r"(^|/)(site-packages|dist-packages|src)/(torch|rankmesh)/"
@@ -31,8 +30,9 @@ _FRAMEWORK = re.compile(
     r"(^|(site|dist)-packages/|-\d[^/]*/(src/)?)"
     r"(accelerate|deepspeed|fairscale|lightning|lightning_fabric|megatron|pytorch_lightning|torchtitan|transformers)/"
 )
-# In place of the number of a frame's line.
-_IN_LIBRARY, _IN_FRAMEWORK = -1, -2
+_FILE = itemgetter("filename")
+# What a file is of.
+_PROGRAM, _OF_FRAMEWORK, _OF_LIBRARY = range(3)
 _Frame = TypeVar("_Frame")
 
 
@@ -42,7 +42,6 @@ class Sites:
     def __init__(self, stacks: Sequence[Any]) -> None:
         self._stacks = stacks
         self._numbers: dict[tuple[Any, Any, Any], int] = {}
-        self._of_frame: dict[int, int] = {}
 
     @property
     def listed(self) -> list[str]:
@@ -52,28 +51,9 @@ class Sites:
     def of(self, frames: Any) -> int:
         """Return the number of the line of a stack, which is a list or its number; -1 for none."""
         listed = self._stacks[frames] if isinstance(frames, int) else frames
-        return self._site(listed) if listed else -1
-
-    def _site(self, frames: Sequence[Any]) -> int:
-        """Return the number of the first line of the program, else of a framework; -1 where there is neither."""
-        framework = None
-        for frame in frames:
-            known = self._of_frame.get(id(frame))
-            if known is None:
-                known = self._of_frame[id(frame)] = self._seen(frame)
-            if known >= 0:
-                return known
-            if known == _IN_FRAMEWORK and framework is None:
-                framework = frame
-        return -1 if framework is None else self._number(framework)
-
-    def _seen(self, frame: Mapping[str, Any]) -> int:
-        """Return the number of a line of the program, or what else the frame is of."""
-        if is_library(frame["filename"]):
-            return _IN_LIBRARY
-        return _IN_FRAMEWORK if _is_framework(frame["filename"]) else self._number(frame)
-
-    def _number(self, frame: Mapping[str, Any]) -> int:
+        frame = innermost(listed or (), _FILE)
+        if frame is None:
+            return -1
         return self._numbers.setdefault((frame["filename"], frame["line"], frame["name"]), len(self._numbers))
 
 
@@ -85,24 +65,34 @@ def innermost(frames: Iterable[_Frame], file: Callable[[_Frame], str]) -> _Frame
     """
     framework = None
     for frame in frames:
-        if is_library(file(frame)):
-            continue
-        if not _is_framework(file(frame)):
+        kind = _kind(file(frame))
+        if kind == _PROGRAM:
             return frame
-        framework = frame if framework is None else framework
+        if kind == _OF_FRAMEWORK and framework is None:
+            framework = frame
     return framework
 
 
-@cache
+def site_of(frames: Iterable[tuple[str, int, str]]) -> str:
+    """Return the line of the innermost of these frames, each a file, a line and a function; "" where there is none.
+
+    >>> site_of([("train.py", 31, "step"), ("train.py", 40, "main")])
+    'train.py:31 in step'
+    """
+    frame = innermost(frames, itemgetter(0))
+    return "" if frame is None else f"{frame[0]}:{frame[1]} in {frame[2]}"
+
+
 def is_library(file: str) -> bool:
     """Return whether a file belongs to torch, to rankmesh or to the standard library, wherever these are installed.
 
     >>> is_library("/usr/lib/python3.11/selectors.py"), is_library("/venv/lib/python3.11/site-packages/megatron/x.py")
     (True, False)
     """
-    return bool(_LIBRARY.search(str(file)[:4000]))
+    return _kind(file) == _OF_LIBRARY
 
 
 @cache
-def _is_framework(file: str) -> bool:
-    return bool(_FRAMEWORK.search(str(file)[:4000]))
+def _kind(file: str) -> int:
+    name = str(file)[:4000]
+    return _OF_LIBRARY if _LIBRARY.search(name) else _OF_FRAMEWORK if _FRAMEWORK.search(name) else _PROGRAM

@@ -16,15 +16,16 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rankmesh.debug.doctor.evidence import Finding
-from rankmesh.debug.doctor.sites import innermost
+from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import first_of, in_words
 
-__all__ = ["Place", "findings_of_stacks", "places_of", "stacks_of"]
+__all__ = ["Place", "Thread", "findings_of_stacks", "places_of", "stacks_of", "threads_of"]
 
 _THREADS, _FRAMES, _SHOWN = 1 << 14, 512, 4
 _IS_STACK = re.compile(r"most recent call (?:first|last)\)|\((?:idle|active)[^)\n]{0,20}\)|\"thread_name\"")
@@ -43,9 +44,9 @@ _HEADERS = tuple(
 _FRAME = re.compile(
     r"\s+(?:(?P<name>[^\s(].{0,200}?) \((?P<file>[^()]{1,400}):(?P<line>\d{1,7})\)"
     r"|(?:\((?P<kind>\w{1,10})\) )?File \"(?P<at>[^\"]{1,400})\", line (?P<number>\d{1,7}),? in "
-    r"(?P<function>.{1,300}))\s*"
+    r"(?P<function>.{1,300}?)(?: \([^()]{0,400}\))?)\s*"
 )
-_NATIVE = re.compile(r"\s+(?P<name>\S.{0,4000}?) \([^()]{0,400}\)\s*")
+_NATIVE = re.compile(r"\s+\S.{0,4000}? \([^()]{0,400}\)\s*")
 # Processes of a job that are not ranks: loaders of data, launchers, compilers.
 _HELPER = re.compile(
     r"torch/utils/data/_utils/worker\.py|torch/distributed/(?:run|launcher/\w+|elastic/agent/.+)\.py"
@@ -85,18 +86,34 @@ _WAITS = (
 
 
 @dataclass
-class _Thread:
-    """One thread: its Python frames as (file, line, function) and the native and source lines at its end."""
+class Thread:
+    """One thread: its Python frames as (file, line, function); what it is in below them, native frames and source."""
 
     name: str
     is_reversed: bool
     frames: list[tuple[str, int, str]] = field(default_factory=list)
-    end: list[str] = field(default_factory=list)
+    native: list[str] = field(default_factory=list)
+    source: list[str] = field(default_factory=list)
 
     @property
     def innermost(self) -> list[tuple[str, int, str]]:
         """The frames, innermost first."""
         return self.frames[::-1] if self.is_reversed else self.frames
+
+    @property
+    def site(self) -> str:
+        """The innermost line of the program; py-spy prints paths without the folder of the library."""
+        return site_of(
+            frame
+            for frame in self.innermost
+            if not frame[0].startswith(("<", "torch/", "rankmesh/"))
+            and frame[0].partition("/")[0].removesuffix(".py") not in sys.stdlib_module_names
+        )
+
+    @property
+    def native_frame(self) -> str:
+        """The innermost frame where that is native: ``spin (gil.c:3)``."""
+        return self.native[-self.is_reversed] if self.native else ""
 
 
 @dataclass(frozen=True)
@@ -113,35 +130,40 @@ def stacks_of(text: Text) -> tuple[Place, ...]:
     """Return where each process of a text is, by its last dump; none if the text has no stacks."""
     if not _IS_STACK.search(text.content):
         return ()
-    found: dict[tuple[Origin, str], list[_Thread]] = {}
+    found: dict[tuple[Origin, str], list[Thread]] = {}
     for origin, pid, threads in (_of_json if _IS_JSON.match(text.content) else _of_text)(text):
         found[origin, pid] = threads
     places = (_place(origin, threads) for (origin, _), threads in found.items())
     return tuple(place for place in places if place is not None)
 
 
-def _of_json(text: Text) -> Iterator[tuple[Origin, str, list[_Thread]]]:
+def threads_of(text: str) -> list[Thread]:
+    """Return the threads of one process, by its last dump in a text."""
+    return next((threads for _, _, threads in _of_text(Text(Path(), text))), [])
+
+
+def _of_json(text: Text) -> Iterator[tuple[Origin, str, list[Thread]]]:
     """Yield the processes of what ``py-spy dump -j`` printed."""
-    by_process: dict[str, list[_Thread]] = {}
+    by_process: dict[str, list[Thread]] = {}
     try:
         for about in json.loads(text.content)[:_THREADS]:
             frames = [(str(f["filename"]), int(f["line"]), str(f["name"])) for f in about["frames"][:_FRAMES]]
-            thread = _Thread(str(about.get("thread_name") or ""), is_reversed=False)
+            thread = Thread(str(about.get("thread_name") or ""), is_reversed=False)
             for file, line, name in frames:
                 if _is_python(file):
                     thread.frames.append((file, line, name))
                 elif not thread.frames:
-                    thread.end.append(name)
+                    thread.native.append(name)
             by_process.setdefault(str(about.get("pid", "")), []).append(thread)
     except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
         return
     yield from ((origin_of(text.path), pid, threads) for pid, threads in by_process.items())
 
 
-def _of_text(text: Text) -> Iterator[tuple[Origin, str, list[_Thread]]]:
+def _of_text(text: Text) -> Iterator[tuple[Origin, str, list[Thread]]]:
     """Yield the processes of a text, the later dump of one process after the earlier one."""
-    current: dict[Origin, _Thread | None] = {}
-    process: dict[Origin, tuple[Origin, str, list[_Thread]]] = {}
+    current: dict[Origin, Thread | None] = {}
+    process: dict[Origin, tuple[Origin, str, list[Thread]]] = {}
     count = 0
     for origin, line in text.lines():
         if match := _PROCESS.match(line):
@@ -159,7 +181,7 @@ def _of_text(text: Text) -> Iterator[tuple[Origin, str, list[_Thread]]]:
             if count > _THREADS:
                 break
             about = match.groupdict()
-            current[origin] = thread = _Thread(about.get("name") or "", bool(about.get("last")))
+            current[origin] = thread = Thread(about.get("name") or "", bool(about.get("last")))
             _, _, threads = process.setdefault(origin, (origin, "", []))
             if line.startswith("Current") and threads:
                 threads.clear()  # faulthandler has written another dump
@@ -171,7 +193,7 @@ def _of_text(text: Text) -> Iterator[tuple[Origin, str, list[_Thread]]]:
     yield from process.values()
 
 
-def _add(thread: _Thread, line: str) -> bool:
+def _add(thread: Thread, line: str) -> bool:
     """Add a line to a thread; return whether the thread may go on behind it."""
     if match := _FRAME.fullmatch(line):
         file, number = match["file"] or match["at"], match["line"] or match["number"]
@@ -180,14 +202,14 @@ def _add(thread: _Thread, line: str) -> bool:
             if len(thread.frames) < _FRAMES:
                 thread.frames.append((file, int(number), name))
             if thread.is_reversed:
-                thread.end = []
+                thread.native, thread.source = [], []
         elif thread.is_reversed or not thread.frames:
-            thread.end.append(name)
+            thread.native.append(f"{name} ({file}:{number})")
         return True
     if thread.is_reversed and line[:1].isspace() and thread.frames:
-        thread.end.append(line.strip()[:400])
-    elif not thread.frames and (native := _NATIVE.fullmatch(line)):
-        thread.end.append(native["name"])
+        thread.source.append(line.strip()[:400])
+    elif not thread.frames and _NATIVE.fullmatch(line):
+        thread.native.append(line.strip())
     return line[:1].isspace() or not line
 
 
@@ -195,20 +217,19 @@ def _is_python(file: str) -> bool:
     return file.endswith(".py") or file.startswith("<")
 
 
-def _place(origin: Origin, threads: Sequence[_Thread]) -> Place | None:
+def _place(origin: Origin, threads: Sequence[Thread]) -> Place | None:
     """Return where a process is, by its main thread or by another one in a call; None for a helper of the job."""
     frames = [frame for thread in threads for frame in thread.frames]
     if not frames or any(_HELPER.search(file) for file, _, _ in frames):
         return None
     main = next((one for one in threads if one.name == "MainThread"), None)
     main = main or next((one for one in threads if one.frames and one.innermost[-1][2] == "<module>"), threads[-1])
-    site = _site(main.innermost)
     calls = [call for one in (main, *threads) if (call := _call(one)) is not None]
     operation, firm = next((call for call in calls if call[1]), calls[0] if calls else ("", True))
-    return Place(origin, operation, site, firm)
+    return Place(origin, operation, main.site, firm)
 
 
-def _call(thread: _Thread) -> tuple[str, bool] | None:
+def _call(thread: Thread) -> tuple[str, bool] | None:
     """Return the call that a thread is in and whether it is firm: the outermost; else what its innermost frame is."""
     at, loose = [f"{file} {name.rpartition('.')[2]}" for file, _, name in thread.innermost], None
     for frame in at[::-1]:
@@ -217,21 +238,9 @@ def _call(thread: _Thread) -> tuple[str, bool] | None:
             loose = found[1] or frame.rpartition(" ")[2], found[2]
             if found[2]:
                 return loose
-    text = "\n".join(thread.end[-64:])
+    text = "\n".join([*thread.native, *thread.source][-64:])
     waits = next(((operation, firm) for pattern, operation, firm in _WAITS if pattern.search(text)), None)
     return waits if waits is not None and (waits[1] or loose is None) else loose
-
-
-def _site(frames: Iterable[tuple[str, int, str]]) -> str:
-    """Return the innermost line of the program; py-spy prints paths without the folder of the library."""
-    outside = (
-        frame
-        for frame in frames
-        if not frame[0].startswith(("<", "torch/", "rankmesh/"))
-        and frame[0].partition("/")[0].removesuffix(".py") not in sys.stdlib_module_names
-    )
-    place = innermost(outside, lambda frame: frame[0])
-    return "" if place is None else f"{place[0]}:{place[1]} in {place[2]}"
 
 
 # -- findings --------------------------------------------------------------------------------------------------------

@@ -119,7 +119,7 @@ def _collectives(history: History, broken: Iterable[int]) -> Iterator[PendingCal
 def _last(history: History, group: KnownGroup, broken: Iterable[int]) -> dict[int, int | None]:
     """Return the last call of each member, as far as it is known."""
     return {
-        rank: (history.handed_over if rank in broken else history.last)(group, rank) if history.has(rank) else 0
+        rank: history.last(group, rank, handed_over=rank in broken) if history.has(rank) else 0
         for rank in group.members
     }
 

@@ -33,13 +33,12 @@ from typing import IO, Any
 
 from rankmesh.core.documents import Unreadable, parse_json
 from rankmesh.core.private import PrivateFolder
-from rankmesh.debug.doctor.sites import innermost
-from rankmesh.debug.watch.native import native_frame, native_stack
+from rankmesh.debug.doctor.stacks import threads_of
+from rankmesh.debug.watch.native import native_stack
 from rankmesh.errors import first_line
 
 __all__ = ["HostRanks", "Look"]
 
-_FRAME = re.compile(r'^  File "(.*)", line (\d+) in (.*)$', re.MULTILINE)
 _SIGNAL = signal.SIGUSR1
 _FOLDER = "watch-"
 # Bytes of a rank's file that are read, and characters of its stacks that are kept.
@@ -132,9 +131,11 @@ class HostRanks:
             return Look("stopped by a signal")
         text = self._stacks_of(rank, process) if about.get("signal") else ""
         native = native_stack(process)
-        frame = native_frame(native)
-        inside = f", in {frame[:200]}" if frame else ""
-        return Look(f"its process runs{_where(text)}{inside}", f"{text}{native[:_STACKS]}", alive=True)
+        # The main thread is the last that faulthandler writes, and the first that tools print.
+        site = next((thread.site for thread in threads_of(text)[-1:]), "")
+        frame = next((thread.native_frame for thread in threads_of(native)), "")
+        state = "its process runs" + (f", at {site}" if site else "") + (f", in {frame[:200]}" if frame else "")
+        return Look(state, f"{text}{native[:_STACKS]}", alive=True)
 
     def _stacks_of(self, rank: int, process: int) -> str:
         """Return the stacks of another rank, which its signal handler writes."""
@@ -220,14 +221,6 @@ def _space() -> str:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
-
-
-def _where(text: str) -> str:
-    """Return the line of the program in the stack of its main thread, which comes last."""
-    main = text.rpartition("hread 0x")[2] or text
-    frames = _FRAME.findall(main)
-    place = innermost(frames, lambda frame: str(frame[0]))
-    return "" if place is None else f", at {place[0]}:{place[1]} in {place[2]}"
 
 
 def _stat(process: int) -> list[str]:

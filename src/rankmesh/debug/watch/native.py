@@ -8,21 +8,17 @@ load (train.py:31)                   the line of the program
 
 from __future__ import annotations
 
-import re
 import shutil
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
-__all__ = ["LIMIT", "native_frame", "native_stack"]
+__all__ = ["LIMIT", "native_stack"]
 
 # Seconds that a tool may take: it stops the process meanwhile.
 LIMIT = 3.0
 _TOOLS = {"py-spy": ("dump", "--native", "--full-filenames", "--pid"), "pystack": ("remote", "--native")}
-# Frames of py-spy, the innermost first, and of pystack, the innermost last.
-_FIRST = re.compile(r"^Thread .*\n    (\S.* \(.*\))$", re.MULTILINE)
-_LAST = re.compile(r'^    \(C\) File "(.*)", line (\d+), in (.*?)(?: \(.*\))?\n*(?=\Z|\n\S)', re.MULTILINE)
 
 
 def native_stack(process: int) -> str:
@@ -36,15 +32,3 @@ def native_stack(process: int) -> str:
                 )
                 return printed.stdout.decode(errors="replace")
     return ""
-
-
-def native_frame(text: str) -> str:
-    r"""Return the innermost frame of the first thread of a stack, empty if that is Python's.
-
-    >>> native_frame('Thread 71 (active+gil)\n    spin (gil.c:3)\n    load (train.py:31)')
-    'spin (gil.c:3)'
-    """
-    if (first := _FIRST.search(text)) is not None:
-        return "" if re.search(r"\.py:\d+\)$|\(<", first[1]) else first[1]
-    last = _LAST.search(text)
-    return "" if last is None else f"{last[3]} ({last[1]}:{last[2]})"
