@@ -307,6 +307,24 @@ def test_a_member_that_stops_before_its_pairs_connect(capfd):
     capfd.readouterr()  # gloo writes why
 
 
+def test_a_cut_ends_the_wait_for_members_that_do_not_connect(capfd):
+    """One of 2 members only listens: the other one is back at the cut, and says so, 60 s before its limit."""
+    store, devices, limit = dist.HashStore(), GlooDevices(), timedelta(seconds=60)
+
+    def make(rank, base, devices):
+        part = dist.PrefixStore("group", base)
+        how = {"ranks": range(2), "rank": rank, "name": "group", "lazy": False, "device_types": ["cpu"]}
+        put_gloo_under(dist.ProcessGroup(part, rank, 2), devices, part, timeout=limit, within=limit, **how)
+
+    submit(partial(make, 0, _Stopped(store), GlooDevices()), "member-0")
+    waiting = submit(partial(make, 1, store, devices), "member-1")
+    store.wait(["group/gloo//0/1"], limit)  # gloo waits for the other one from here on
+    devices.cut()
+    with pytest.raises(NotJoined, match="before it was aborted"):
+        waiting.result(timeout=AT_ONCE)
+    capfd.readouterr()
+
+
 def _published(listening):
     """What gloo publishes of a device that listens there, as far as a cut reads it."""
     host, port = listening.getsockname()

@@ -25,11 +25,12 @@ from typing import NamedTuple
 
 __all__ = ["SNDBUFFORCE", "Drain", "cut", "duplicate_of"]
 
-# Seconds that messages under way have to arrive, and seconds between two looks at them.
-_ARRIVAL, _LOOK = 0.5, 0.002
-# A connection on which nothing arrived for this share of the time that is left to wait has no message under way.
+# Seconds that messages under way have to arrive, those while something still comes, and those between two looks.
+_ARRIVAL, _LONGEST, _LOOK = 0.5, 2.0, 0.002
+# A connection on which nothing arrived for this share of the time that is left to arrive has no message under way.
 _STILL = 0.04
-# Where struct tcp_info has the milliseconds since data arrived, tcpi_last_data_recv.
+# Where struct tcp_info has the milliseconds since data and since an acknowledgement arrived: tcpi_last_data_recv and
+# tcpi_last_ack_recv.
 _LAST_RECEIVED = 52
 # SO_SNDBUFFORCE, which the socket module does not name: beyond net.core.wmem_max, for who may administer the network.
 SNDBUFFORCE, _BUFFER = 32, 2**30
@@ -52,10 +53,10 @@ def cut(published: Collection[bytes], drain: Drain) -> None:
     polled while they are read here, and gloo ends the process where an event arrives for a closed one.
     """
     devices, ended = _devices(published), set[int]()
-    end, in_use = time.monotonic() + _ARRIVAL, True
+    began, in_use = time.monotonic(), True
     while in_use:
         found = {inode: one for inode, one in _connections(devices).items() if inode not in ended}
-        in_use, cut_now = _end_receives(found, end - time.monotonic())
+        in_use, cut_now = _end_receives(found, time.monotonic() - began)
         ended |= cut_now.keys()
         drain.take(cut_now, lambda: _connections(devices).keys())
         time.sleep(_LOOK)
@@ -114,8 +115,8 @@ def _listens_at(polled: _Polled, published: Collection[bytes]) -> bool:
     return False
 
 
-def _end_receives(found: Mapping[int, _Polled], left: float) -> tuple[bool, dict[int, socket.socket]]:
-    """End what arrives on connections, except on those in use while seconds are left; whether there are such."""
+def _end_receives(found: Mapping[int, _Polled], waited: float) -> tuple[bool, dict[int, socket.socket]]:
+    """End what arrives on connections, except on those in use after these seconds; whether there are such."""
     in_use, ended = False, {}
     for inode, polled in found.items():
         one = duplicate_of(polled.descriptor, inode)
@@ -123,7 +124,7 @@ def _end_receives(found: Mapping[int, _Polled], left: float) -> tuple[bool, dict
             continue
         with suppress(OSError):  # what is written is then under way for a shorter time, where this is permitted
             one.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _BUFFER)
-        if left > 0 and _is_in_use(one, polled.waits_to_write, _STILL * left):
+        if _is_in_use(one, polled.waits_to_write, waited):
             in_use = True
             one.close()
         else:
@@ -133,12 +134,15 @@ def _end_receives(found: Mapping[int, _Polled], left: float) -> tuple[bool, dict
     return in_use, ended
 
 
-def _is_in_use(one: socket.socket, waits_to_write: bool, within: float) -> bool:
-    """Whether a connection waits to write, has something to read, or had within the last seconds."""
+def _is_in_use(one: socket.socket, waits_to_write: bool, waited: float) -> bool:
+    """Whether a message is under way: written, to be read, or received in a moment; and still moving, in the end."""
     with suppress(OSError):
         one.getpeername()  # raises where it is not connected
-        (ago,) = struct.unpack_from("I", one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104), _LAST_RECEIVED)
-        return waits_to_write or ago < 1000 * within or bool(one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
+        known = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+        received, acknowledged = (ago / 1000 for ago in struct.unpack_from("II", known, _LAST_RECEIVED))
+        if waited < (_LONGEST if acknowledged < _ARRIVAL else _ARRIVAL):
+            within = _STILL * (_ARRIVAL - waited)
+            return waits_to_write or received < within or bool(one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     return False
 
 

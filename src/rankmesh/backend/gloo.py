@@ -12,6 +12,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import timedelta
 from functools import partial
@@ -54,6 +55,7 @@ class GlooDevices:
         # Gloo asks for it whenever it connects a group: it then reads the addresses of all members with one operation.
         os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
         self.drain, self.published = drain, set[bytes]()
+        self.next_cut: Future[None] = Future()
         self._shared: list[Any] = []
         self._cutting = threading.Lock()
 
@@ -77,6 +79,8 @@ class GlooDevices:
         from rankmesh.backend.cut import Drain, cut
 
         with self._cutting:
+            begun, self.next_cut = self.next_cut, Future()
+            begun.set_result(None)
             self.drain = self.drain or Drain()
             cut(self.published, self.drain)
 
@@ -120,7 +124,7 @@ def put_gloo_under(
     options._timeout = timeout
     options.global_ranks_in_group = list(ranks)
     options.group_name = name
-    addresses = _addresses(store)
+    addresses, cut = _addresses(store), devices.next_cut
 
     def make() -> Any:
         made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
@@ -131,15 +135,17 @@ def put_gloo_under(
 
     try:
         with _limited(store, within):
-            # On a thread, which is left behind where a member has died meanwhile: gloo waits PAIR_TIMEOUTS for it.
-            made = answered_within(submit(make, "rankmesh-gloo"), within.total_seconds())
+            # On a thread, which is left behind where a member has died meanwhile: gloo waits PAIR_TIMEOUTS for it, and
+            # its address is not known yet to who cuts its connections.
+            made = answered_within(submit(make, "rankmesh-gloo"), within.total_seconds(), unless=cut)
         keys = [f"0/{position}" for position in range(len(ranks))]
         left = max(end - time.monotonic(), 0.0)
         # So that one that never comes is named here, not at some later collective.
         if lazy and not _asked(partial(wait_for, addresses, keys, left), left):
             raise NotJoined(f"not all of its members asked for it within {within.total_seconds():.3g} s", ())
     except ChannelLost as error:
-        reason = f"not all of its members have connected within {within.total_seconds():.3g} s"
+        limit = "before it was aborted" if cut.done() else f"within {within.total_seconds():.3g} s"
+        reason = f"not all of its members have connected {limit}"
         raise NotJoined(reason, _seen(addresses, ranks)) from error
     except RuntimeError as error:
         raise NotJoined(str(error), _seen(addresses, ranks)) from error

@@ -19,11 +19,11 @@ import threading
 import time
 import traceback
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, wait
+from concurrent.futures import FIRST_COMPLETED, Future, wait
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
-from typing import ClassVar, TypeVar
+from typing import Any, ClassVar, TypeVar
 from weakref import WeakSet
 
 from torch.distributed import FileStore, PrefixStore, Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
@@ -111,10 +111,12 @@ def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:
     return made
 
 
-def answered_within(made: Future[_Result], seconds: float) -> _Result:
-    """Return what a submitted call returns, or raises; ``ChannelLost`` where it is not back in time."""
+def answered_within(made: Future[_Result], seconds: float, *, unless: Future[None] | None = None) -> _Result:
+    """Return what a submitted call returns, or raises; ``ChannelLost`` where it is not back in time or another is."""
     # Not the time-out of `result`: the call may raise one of its own, or come back just after it.
-    if not wait([made], seconds).done:
+    futures: list[Future[Any]] = [made] if unless is None else [made, unless]
+    wait(futures, seconds, FIRST_COMPLETED)
+    if not made.done():
         leave_behind(made)
         raise ChannelLost(f"no answer within {seconds:.3g} s")
     return made.result()
