@@ -45,14 +45,15 @@ def explained(
     number = min(differ, key=lambda one: names[one])
     name = names[number]
     odd, right, wrong = minority(gathered(everyone.groups, None if digests is None else int(digests[number])))
-    first: dict[str, Any] | None = None
+    first = None
     if everyone.rank in (right, wrong):
         first = _first(everyone, local(tensors[name]), shardings.get(name), right, wrong)
-    first = gathered(everyone.groups, first)[wrong]
-    first |= {side: _value(first[side]) for side in ("expected", "got")}
-    first["box"] = None if first["box"] is None else tuple((at, at + 1) for at in first["box"])
+    at, count, *sides = gathered(everyone.groups, first)[wrong]
+    box = None if at is None else tuple((low, low + 1) for low in at)
+    expected, got = (complex(*side) if isinstance(side, list) else side for side in sides)
     group = group_of(everyone.groups.plan, ranks)
-    values = {"tensor": name, "ranks": odd, "group": group, "step": step, "since": since, **first}
+    values = {"tensor": name, "ranks": odd, "group": group, "step": step, "since": since, "box": box}
+    values |= {"count": count, "expected": expected, "got": got}
     return Diverged(_sentence(values, right, wrong, len(differ)), tied=right in odd, **values)
 
 
@@ -70,9 +71,13 @@ def minority(digests: Mapping[int, int]) -> tuple[tuple[int, ...], int, int]:
     return tuple(digests) if tied else odd, right, odd[0]
 
 
-def _first(everyone: Everyone, tensor: Tensor, sharding: Sharding | None, right: int, wrong: int) -> dict[str, Any]:
-    """Return the first element in which the wrong rank's tensor differs from the right one's, as plain data."""
-    found: dict[str, Any] = {"box": None, "count": 0, "expected": None, "got": None}
+def _first(everyone: Everyone, tensor: Tensor, sharding: Sharding | None, right: int, wrong: int) -> list[object]:
+    """Return the first element in which the wrong rank's tensor differs from the right one's, as plain data.
+
+    Its place, how many elements differ, and both values.
+    """
+    place, count = None, 0
+    values: list[object] = [None, None]
     flat = tensor.contiguous().reshape(-1)
     length = max(1, _PIECE // flat.element_size())
     for start in range(0, len(flat), length):
@@ -83,12 +88,12 @@ def _first(everyone: Everyone, tensor: Tensor, sharding: Sharding | None, right:
         expected = torch.empty_like(piece)
         dist.recv(expected.view(torch.uint8), right, group=everyone.pg)
         differ = (expected.view(torch.uint8) != piece.view(torch.uint8)).view(len(piece), -1).any(1)
-        if differ.any() and not found["count"]:
+        if differ.any() and not count:
             first = int(differ.nonzero()[0])
-            found["box"] = None if sharding is None else _place(start + first, sharding, wrong)
-            found |= {"expected": _plain(expected[first].item()), "got": _plain(piece[first].item())}
-        found["count"] += int(differ.sum())
-    return found
+            place = None if sharding is None else _place(start + first, sharding, wrong)
+            values = [_plain(side[first].item()) for side in (expected, piece)]
+        count += int(differ.sum())
+    return [place, count, *values]
 
 
 def _place(position: int, sharding: Sharding, rank: int) -> list[int] | None:
@@ -108,10 +113,6 @@ def _place(position: int, sharding: Sharding, rank: int) -> list[int] | None:
 
 def _plain(value: object) -> object:
     return [value.real, value.imag] if isinstance(value, complex) else value
-
-
-def _value(plain: Any) -> complex | None:
-    return complex(*plain) if isinstance(plain, list) else plain
 
 
 def _sentence(values: Mapping[str, Any], right: int, wrong: int, tensors: int) -> str:

@@ -12,7 +12,7 @@ InstanceTopology, whose CapacityBlockId names the domain of an UltraServer.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 from rankmesh.errors import ClusterError
@@ -61,7 +61,7 @@ _INSTANCES: Mapping[str, int] = {
 }
 
 
-def is_nodes(data: Mapping[str, Any]) -> bool:
+def is_nodes(data: Mapping[str, object]) -> bool:
     """Return whether a document is what ``kubectl get nodes -o json`` prints, of one node or of several."""
     items = data.get("items")
     return data.get("kind") == "Node" or (isinstance(items, list) and data.get("kind") in ("List", "NodeList"))
@@ -118,7 +118,7 @@ def read_aws(data: Mapping[str, Any]) -> Machine:
     return Machine((("nvlink",) if domains else ()) + levels, sites)
 
 
-def read_switches(data: Mapping[str, Any]) -> Machine:
+def read_switches(data: Mapping[str, str | Iterable[object]]) -> Machine:
     """Return the machine of ``{host: switch}``, or of ``{host: [switch, the one above, ...]}``."""
     chains = {name: (value,) if isinstance(value, str) else tuple(map(str, value)) for name, value in data.items()}
     return Machine(outward(chains), {name: Site(chain) for name, chain in chains.items()})

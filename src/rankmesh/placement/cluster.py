@@ -332,7 +332,7 @@ class Cluster:
         return data if self.rank_map is None else data | {"rank_map": list(self.rank_map)}
 
     @classmethod
-    def from_dict(cls, data: Mapping[str, Any]) -> Cluster:
+    def from_dict(cls, data: Mapping[str, object]) -> Cluster:
         """Return the cluster of ``to_dict``, or of a document that people write. Raises ``ClusterError``.
 
         ```yaml
@@ -452,7 +452,7 @@ def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[L
 # -- documents ------------------------------------------------------------------------------------------------------
 
 
-def _of_document(data: Mapping[str, Any]) -> Cluster:
+def _of_document(data: Mapping[str, object]) -> Cluster:
     schema = data.get("schema", SCHEMA)
     if schema != SCHEMA or isinstance(schema, bool):
         raise ClusterError(
@@ -476,13 +476,13 @@ def _of_document(data: Mapping[str, Any]) -> Cluster:
     return Cluster(levels, hosts, None if rank_map is None else tuple(rank_map), notes)
 
 
-def _unnamed(rows: list[Mapping[str, Any]], levels: list[str]) -> tuple[str, ...]:
+def _unnamed(rows: list[Mapping[str, object]], levels: list[str]) -> tuple[str, ...]:
     """Return the outermost levels that no host names: all hosts are in one unit of them."""
     named = [number for number, level in enumerate(levels[1:], 1) if any(level in row for row in rows)]
     return tuple(levels[max(named, default=0) + 1 :])
 
 
-def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def _rows(data: Mapping[str, object], key: str) -> list[Mapping[str, Any]]:
     rows = data.get(key)
     if not isinstance(rows, list) or not rows or not all(isinstance(row, Mapping) for row in rows):
         raise ClusterError(f"{key} is {quoted(rows)}; {_FORM}; write a list of them", key=key)
@@ -510,7 +510,7 @@ def _hosts(row: Mapping[str, Any], levels: list[str], inner: int) -> Iterator[Ho
         yield Host(listed, row["devices"], places, inside)
 
 
-def _inside(row: Mapping[str, Any], level: str, name: object) -> list[int]:
+def _inside(row: Mapping[str, object], level: str, name: object) -> list[int]:
     units = row.get(level)
     if not isinstance(units, list):
         raise ClusterError(
@@ -521,7 +521,7 @@ def _inside(row: Mapping[str, Any], level: str, name: object) -> list[int]:
     return units
 
 
-def _place(row: Mapping[str, Any], level: str, name: object) -> str:
+def _place(row: Mapping[str, object], level: str, name: object) -> str:
     place = row.get(level)
     if not isinstance(place, str | int) or isinstance(place, bool) or place == "":
         raise ClusterError(
@@ -532,7 +532,7 @@ def _place(row: Mapping[str, Any], level: str, name: object) -> str:
     return str(place)
 
 
-def _known(row: Mapping[str, Any], known: set[str], what: str) -> None:
+def _known(row: Mapping[str, object], known: set[str], what: str) -> None:
     for key in row:
         if key not in known:
             raise ClusterError(

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 import numpy as np
 
@@ -158,11 +157,16 @@ class Measurement:
         }
 
 
-def measurement(plan: Plan, hosts: Sequence[str], backend: str, gathered: Mapping[int, Any]) -> Measurement:
+def measurement(
+    plan: Plan,
+    hosts: Sequence[str],
+    backend: str,
+    gathered: Mapping[int, Iterable[tuple[str, str, int, float, float | None]]],
+) -> Measurement:
     """Combine what each rank measured: rows of kind, collective, bytes, seconds at once, seconds alone or None."""
     times: dict[tuple[str, str, int], dict[int, tuple[float, float | None]]] = {}
-    for rank, rows in gathered.items():
-        for name, collective, size, together, isolated in rows:
+    for rank, measured in gathered.items():
+        for name, collective, size, together, isolated in measured:
             times.setdefault((name, collective, size), {})[rank] = together, isolated
     order = {name: number for number, name in enumerate(plan.kinds)}
     keys = sorted(times, key=lambda key: (order[key[0]], key[1], key[2]))

@@ -23,11 +23,10 @@ ones it is the least of those that were tried. The launcher's order stays unless
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from itertools import permutations
 from math import factorial
-from typing import Any
 
 import numpy as np
 
@@ -193,7 +192,7 @@ def place(
     cluster: Cluster,
     *,
     within: Mapping[str, str] | None = None,
-    traffic: Traffic | Mapping[str, Any] | None = None,
+    traffic: Traffic | Mapping[str, Iterable[Message | Mapping[str, object]]] | None = None,
     model: Transformer | None = None,
     training: Training | None = None,
     device: Device = DEVICES["h100"],
@@ -267,7 +266,7 @@ def _work(
     roles: Roles,
     model: Transformer | None,
     training: Training | None,
-    traffic: Traffic | Mapping[str, Any] | None,
+    traffic: Traffic | Mapping[str, Iterable[Message | Mapping[str, object]]] | None,
 ) -> tuple[Work | Traffic, tuple[str, ...]]:
     """Return what a step computes and sends, or what it sends alone; and a note where it is assumed."""
     if (model is None) != (training is None) or (model is not None and traffic is not None):

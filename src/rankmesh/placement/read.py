@@ -18,7 +18,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import Any
 
 from rankmesh.core.axes import parse_axes
 from rankmesh.core.documents import INDEX, Unreadable, parse, read_text, refused_as
@@ -67,7 +66,7 @@ def machine_of(path: Path) -> Machine:
         return _machine(text, data)
 
 
-def _document(path: Path) -> tuple[str, Any]:
+def _document(path: Path) -> tuple[str, object]:
     """Return the text of a file, and its data; None of a ``topology.conf`` and of a table of links."""
     with refused_as(ClusterError, str(path), _instead(str(path)), path=str(path)):
         text = read_text(path, INDEX.size)
@@ -85,7 +84,7 @@ def _instead(path: str) -> str:
     return f"a text of levels is read by Cluster.parse({quoted(path)})"
 
 
-def _machine(text: str, data: Any) -> Machine:
+def _machine(text: str, data: object) -> Machine:
     if is_conf(text):
         return read_conf(text)
     machine = _structured(text, data)
@@ -94,7 +93,7 @@ def _machine(text: str, data: Any) -> Machine:
     return machine
 
 
-def _structured(text: str, data: Any) -> Machine | None:
+def _structured(text: str, data: object) -> Machine | None:
     if isinstance(data, list) and data and all(isinstance(row, Mapping) and "topology" in row for row in data):
         return read_yaml(data, _names(text))
     if not isinstance(data, Mapping):

@@ -19,10 +19,9 @@ srun(1).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
-from typing import Any
 
 from rankmesh.core.host_names import host_list, task_counts
 from rankmesh.errors import ClusterError, quoted
@@ -235,7 +234,7 @@ def _lines(text: str) -> Iterator[tuple[int, dict[str, str]]]:
         kept, start = "", 0
 
 
-def read_yaml(data: list[Any], line_of: Mapping[str, int]) -> Machine:
+def read_yaml(data: list[object], line_of: Mapping[str, int]) -> Machine:
     """Return the machine of a ``topology.yaml``; ``line_of`` has the lines of names."""
     rows = [row for row in data if isinstance(row, Mapping)]
     default = [row for row in rows if row.get("cluster_default")]
@@ -259,14 +258,14 @@ def read_yaml(data: list[Any], line_of: Mapping[str, int]) -> Machine:
     )
 
 
-def _rows(data: Mapping[str, Any], key: str) -> list[Mapping[str, Any]]:
+def _rows(data: Mapping[str, object], key: str) -> list[Mapping[str, object]]:
     rows = data.get(key)
     if not isinstance(rows, list) or not all(isinstance(row, Mapping) for row in rows):
         raise ClusterError(f"{key} is {quoted(rows)}; topology.yaml lists them; fix the file", key=key)
     return rows
 
 
-def _sizes(values: list[Any], line: int) -> tuple[int, ...]:
+def _sizes(values: Iterable[object], line: int) -> tuple[int, ...]:
     texts = [str(value).strip() for value in values]
     if not all(re.fullmatch(r"[1-9][0-9]{0,8}", text) for text in texts):
         raise _refused(line, f"block sizes {quoted(', '.join(texts))} are not whole numbers of nodes")

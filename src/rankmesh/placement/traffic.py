@@ -24,7 +24,6 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
 from math import isfinite
 from pathlib import Path
-from typing import Any
 
 from rankmesh.core.documents import parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted, quoted_path
@@ -69,7 +68,7 @@ class Traffic(Mapping[str, tuple[Message, ...]]):
 
     _kinds: dict[str, tuple[Message, ...]]
 
-    def __init__(self, kinds: Mapping[str, Iterable[Message | Mapping[str, Any]]]) -> None:
+    def __init__(self, kinds: Mapping[str, Iterable[Message | Mapping[str, object]]]) -> None:
         if not isinstance(kinds, Mapping):
             raise PlacementError(f"{quoted(kinds)} is not traffic; {_FORM}", received=kinds)
         self._kinds = {str(name): tuple(_messages(name, rows)) for name, rows in kinds.items()}

@@ -35,11 +35,12 @@ import unittest
 from collections.abc import Callable, Generator, Iterator
 from contextlib import contextmanager
 from functools import wraps
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NoReturn
 
 import pytest
 
 if TYPE_CHECKING:
+    from rankmesh.sim.run import Ranks
     from rankmesh.testing.processes import RankTest
 
 __all__: list[str] = []
@@ -58,7 +59,7 @@ class _NotOnRanks(AttributeError):
 class _PerRank:
     """Stands for the value of the fixture `groups`, which each rank replaces by its own."""
 
-    def __getattr__(self, name: str) -> Any:
+    def __getattr__(self, name: str) -> NoReturn:
         raise _NotOnRanks(
             "the fixture 'groups' is used outside ranks; groups exist on ranks only; "
             "mark the test: @pytest.mark.ranks('tp=2,dp=2'), and use them in the test itself"
@@ -118,7 +119,7 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
+def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Generator[None, object, object]:
     """Run a marked test on ranks."""
     __tracebackhide__ = True
     mark = pyfuncitem.get_closest_marker("same_result") or pyfuncitem.get_closest_marker("ranks")
@@ -137,7 +138,7 @@ def pytest_pyfunc_call(pyfuncitem: pytest.Function) -> Iterator[Any]:
 
 
 @pytest.hookimpl(wrapper=True)
-def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, Any, Any]:
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
     """Without pytest's line on hidden frames: the failure of the rank shows what it did."""
     report = yield
     marked = item.get_closest_marker("ranks") or item.get_closest_marker("same_result")
@@ -227,8 +228,8 @@ def _seconds(config: pytest.Config, options: dict[str, Any], default: float) -> 
 
 
 def _simulate(
-    config: pytest.Config, function: Callable[..., object], spec: Any, options: dict[str, Any], *args: Any
-) -> Any:
+    config: pytest.Config, function: Callable[..., object], spec: Ranks, options: dict[str, Any], *args: object
+) -> list[object]:
     """Run on simulated ranks, in one order or several; what each rank returned at last."""
     __tracebackhide__ = True
     from rankmesh import sim
@@ -281,7 +282,7 @@ def _plugin_fixtures(item: pytest.Item) -> set[str]:
 
 # Of the session, as what they give is the same for every test: a function's own would be refused with @given.
 @pytest.fixture(scope="session")
-def groups() -> Any:
+def groups() -> _PerRank:
     """Return the live groups of the rank on which a test with ``@pytest.mark.ranks("tp=2,dp=2")`` runs."""
     return _PER_RANK
 
@@ -291,11 +292,11 @@ def ranks(request: pytest.FixtureRequest) -> Callable[..., list[Any]]:
     """Run a function on ranks: ``ranks(function, 4, *args)``, or with a layout, whose groups are its first argument."""
     config = request.config
 
-    def run(function: Callable[..., object], spec: Any, *args: object, **options: Any) -> list[Any]:
+    def run(function: Callable[..., object], spec: Ranks, *args: object, **options: Any) -> list[Any]:
         __tracebackhide__ = True
         mode = config.getoption("rankmesh")
         if mode == "sim":
-            return list(_simulate(config, function, spec, options, *args))
+            return _simulate(config, function, spec, options, *args)
         from rankmesh.testing.processes import run_function
 
         return run_function(function, spec, args, mode, _seconds(config, options, 60.0))

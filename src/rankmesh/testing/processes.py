@@ -40,7 +40,7 @@ from rankmesh.launch.table import torchrun_variables
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.devices import ranks_share
 from rankmesh.sim.calls import users_trace
-from rankmesh.sim.run import cut_by
+from rankmesh.sim.run import Ranks, cut_by
 
 __all__ = ["RankTest", "current", "rank_function", "rank_test", "run_function", "run_test"]
 
@@ -214,7 +214,7 @@ class RankTest:
         self._worlds = 0
         self.failed_at = 0.0
 
-    def run(self, test: Callable[..., None], spec: Any, wants_groups: bool) -> None:
+    def run(self, test: Callable[..., None], spec: Ranks, wants_groups: bool) -> None:
         """Run the test on this rank, with a world for each call, as hypothesis makes many."""
         __tracebackhide__ = True
         self._worlds += 1
@@ -249,7 +249,7 @@ def _world(place: Place, name: str) -> Iterator[None]:
         dist.destroy_process_group()
 
 
-def _call(function: Callable[..., object], spec: Any, args: Sequence[object]) -> object:
+def _call(function: Callable[..., object], spec: Ranks, args: Sequence[object]) -> object:
     __tracebackhide__ = True
     plan = cut_by(spec)
     if plan is None:
@@ -306,7 +306,7 @@ def _outcome(report: pytest.TestReport) -> str:
 
 
 def rank_function(
-    place: Place, environment: Mapping[str, str], file: str, name: str, spec: Any, args: Sequence[object]
+    place: Place, environment: Mapping[str, str], file: str, name: str, spec: Ranks, args: Sequence[object]
 ) -> None:
     """Call one function of a file on this rank, and leave its value or its error."""
     with _at(place, environment):
