@@ -79,7 +79,7 @@ HOSTILE = {
     "nested lists": b"\x80\x02" + b"]" * 100_000 + b"a" * 99_999 + b".",
     "nested json": b"[" * 200_000,
     "deep json": b'{"version": "2.1", "entries": ' + b"[" * 200_000,
-    "gzip bomb": gzip.compress(b'{"version": "' + bytes(200 * 2**20)),
+    "gzip bomb": b"",  # packed by the test
     "huge number": b'{"version": "2.1", "entries": [' + b"9" * 2**20 + b"]}",
     "huge long": b"\x80\x02\x8b" + struct.pack("<i", 2**24) + bytes(2**24 - 1) + b"\x7f.",
     "huge text": b'{"version": "' + b"x" * 2**24 + b'", "entries": []}',
@@ -100,7 +100,8 @@ HOSTILE = {
 def test_hostile_files(tmp_path):
     """Files that are no recordings are each named and left out, and the others are read; it does not take long."""
     write(tmp_path, hung())
-    for place, content in enumerate(HOSTILE.values(), 100):
+    bomb = {"gzip bomb": gzip.compress(b'{"version": "' + bytes(200 * 2**20), compresslevel=1)}
+    for place, content in enumerate((HOSTILE | bomb).values(), 100):
         (tmp_path / f"nccl_trace_rank_{place}").write_bytes(content)
     started = time.monotonic()
     found = doctor(tmp_path)
