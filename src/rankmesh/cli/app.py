@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+import inspect
+from collections.abc import Callable
+from dataclasses import is_dataclass
+from functools import wraps
 from importlib import import_module
 from typing import Annotated, Any
 
@@ -10,8 +14,8 @@ from typer.main import get_command
 
 from rankmesh import __version__
 from rankmesh.cli.console import write
-from rankmesh.cli.options import Debug
-from rankmesh.cli.shell import EXIT_CODES, Shell
+from rankmesh.cli.options import Debug, Json
+from rankmesh.cli.shell import EXIT_CODES, Answer, Shell
 
 __all__ = ["PANELS", "app"]
 
@@ -60,13 +64,42 @@ class _Commands(Shell):
 
 
 def _loaded(name: str) -> Any:
-    """Return the subcommand of this name, with its examples."""
-    module = import_module(f"rankmesh.cli.{name}")
-    shown = module.EXAMPLES.rstrip().replace("[", r"\[")
+    """Return the subcommand of this name; its docstring ends with examples."""
+    command = import_module(f"rankmesh.cli.{name}").command
+    text, _, examples = inspect.cleandoc(command.__doc__).partition("\n\n$ ")
+    epilog = "[bold]Examples[/]\n$ " + examples.replace("[", r"\[")
     one = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    epilog = f"[bold]Examples[/]\n{shown}"
-    one.command(name, epilog=epilog, rich_help_panel=_PANEL_OF[name])(module.command)
+    one.command(name, help=text, epilog=epilog, rich_help_panel=_PANEL_OF[name])(_with_options(command))
     return get_command(one)
+
+
+def _with_options(command: Callable[..., Answer | None]) -> Callable[..., None]:
+    """Return a function for typer: a dataclass among the parameters gives its fields, and an answer the option --json.
+
+    Typer reads the options off a signature, and a dataclass has one.
+    """
+    plain = inspect.signature(command, eval_str=True)
+    annotations: dict[str, type[Any]] = {name: given.annotation for name, given in plain.parameters.items()}
+    groups = {name: kind for name, kind in annotations.items() if is_dataclass(kind)}
+    made: list[inspect.Parameter] = []
+    for name, parameter in plain.parameters.items():
+        group = groups.get(name)
+        made += [parameter] if group is None else inspect.signature(group, eval_str=True).parameters.values()
+    adds_json = not ("json" in plain.parameters or plain.return_annotation is None)
+    if adds_json:
+        made.append(inspect.Parameter("json", inspect.Parameter.KEYWORD_ONLY, default=False, annotation=Json))
+
+    @wraps(command)
+    def run(**given: Any) -> None:
+        json = given.pop("json") if adds_json else given.get("json", False)
+        for name, group in groups.items():
+            given[name] = group(**{field: given.pop(field) for field in inspect.signature(group).parameters})
+        if (answer := command(**given)) is not None:
+            answer.print(json=json)
+
+    parameters = [one.replace(kind=inspect.Parameter.KEYWORD_ONLY) for one in made]
+    run.__signature__ = plain.replace(parameters=parameters)  # type: ignore[attr-defined]  # typer reads it
+    return run
 
 
 app = typer.Typer(

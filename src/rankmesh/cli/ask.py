@@ -6,20 +6,12 @@ from typing import Annotated, Any, Literal
 
 import typer
 
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import note, out, write_json
-from rankmesh.cli.options import Json
+from rankmesh.cli.columns import print_table
+from rankmesh.cli.console import note
+from rankmesh.cli.shell import Answer
 from rankmesh.errors import PlanError, extra
 
-__all__ = ["EXAMPLES", "command"]
-
-EXAMPLES = """\
-$ export RANKMESH_JOB_KEY_FILE=job.key
-$ rankmesh ask 10.0.0.1:40123 status
-$ rankmesh ask 10.0.0.1:40123 status --json
-$ rankmesh ask 10.0.0.1:40123 relayout tp=4,dp=2
-$ rankmesh ask 10.0.0.1:40123 relayout 'tp=4,dp=*'
-"""
+__all__ = ["command"]
 
 
 def command(
@@ -33,8 +25,7 @@ def command(
     spec: Annotated[
         str, typer.Argument(metavar="SPEC", help="The layout; a size of * keeps the number of ranks.")
     ] = "",
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Request the state of a running job, or another layout for it.
 
         The job runs under rm.survive. Every rank and every spare replies to processes that have the
@@ -45,6 +36,12 @@ def command(
         and call it again under the new plan. Spares take new ranks, and ranks that the plan lacks
         become spares. A layout that does not fit is refused, and the job goes on. The status shows
         the last change and its seconds.
+
+    $ export RANKMESH_JOB_KEY_FILE=job.key
+    $ rankmesh ask 10.0.0.1:40123 status
+    $ rankmesh ask 10.0.0.1:40123 status --json
+    $ rankmesh ask 10.0.0.1:40123 relayout tp=4,dp=2
+    $ rankmesh ask 10.0.0.1:40123 relayout 'tp=4,dp=*'
     """
     with extra("torch"):
         from rankmesh.survival.ask import request_layout, status
@@ -56,10 +53,7 @@ def command(
     elif spec:
         raise PlanError(f"status takes no layout, and {spec!r} was given; ask for relayout {spec}")
     found = status(address)
-    if json:
-        write_json(found)
-    else:
-        _print(found)
+    return Answer(lambda: found, lambda: _print(found))
 
 
 def _print(found: dict[str, Any]) -> None:
@@ -73,4 +67,4 @@ def _print(found: dict[str, Any]) -> None:
         "spares": len(found["spares"]),
         "last change": f"{change['what']}: {seconds}" if seconds else change["what"],
     }
-    print_columns(out(), [Column("what", list(rows)), Column("the job", [str(one) for one in rows.values()])])
+    print_table(("what", "the job"), [(name, str(value)) for name, value in rows.items()])

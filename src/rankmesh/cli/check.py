@@ -15,9 +15,9 @@ from typing import TYPE_CHECKING, Any
 import typer
 
 from rankmesh.cli import STARTED
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import error, note, out, progress_bar, write, write_json
-from rankmesh.cli.options import Backend, Json, Spec, Timeout, Variables, WorldSize, config_of, noted, source_of
+from rankmesh.cli.columns import print_table
+from rankmesh.cli.console import error, note, progress_bar, write, write_json
+from rankmesh.cli.options import Backend, Json, Reading, Spec, Timeout, config_of, noted, source_of
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
 from rankmesh.launch.started import Launch, started_by
@@ -27,13 +27,7 @@ from rankmesh.readers.source import Source
 if TYPE_CHECKING:
     from rankmesh.debug.verification.results import CheckResult
 
-__all__ = ["EXAMPLES", "ask_no_name_server", "command", "source_in_job"]
-
-EXAMPLES = """\
-$ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
-$ rankmesh check 'tp=2,dp=*,pp=2' --world-size 8
-$ torchrun --nproc-per-node 8 -m rankmesh check 'tp=2,dp=*'
-"""
+__all__ = ["ask_no_name_server", "command", "source_in_job"]
 
 _SHOWN = 8
 
@@ -42,15 +36,20 @@ def command(
     spec: Spec,
     backend: Backend = None,
     timeout: Timeout = 60.0,
-    world_size: WorldSize = None,
-    variables: Variables = None,
+    *,
+    reading: Reading,
     json: Json = False,
 ) -> None:
-    """Build every group on real processes and verify each one with collectives."""
+    """Build every group on real processes and verify each one with collectives.
+
+    $ rankmesh check megatron:world=16,tp=2,cp=2,pp=2,ep=2
+    $ rankmesh check 'tp=2,dp=*,pp=2' --world-size 8
+    $ torchrun --nproc-per-node 8 -m rankmesh check 'tp=2,dp=*'
+    """
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"--backend {backend!r} is unknown; use gloo, nccl or cpu:gloo,cuda:nccl")
     launch = started_by()
-    source = source_in_job(spec, world_size, variables, launch)
+    source = source_in_job(spec, reading, launch)
     plan = source.plan
     if launch.rank == 0:
         noted(source)
@@ -97,15 +96,15 @@ def ask_no_name_server(launch: Launch) -> None:
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
 
 
-def source_in_job(spec: str, world_size: int | None, variables: list[str] | None, launch: Launch) -> Source:
+def source_in_job(spec: str, reading: Reading, launch: Launch) -> Source:
     """Return the plan that the user means; the job fills a size that SPEC leaves open."""
     try:
-        return source_of(spec, world_size, variables)
+        return source_of(spec, reading.world_size, reading.variables)
     except RankmeshError:
-        if world_size is not None or launch.launcher == NO_LAUNCHER:
+        if reading.world_size is not None or launch.launcher == NO_LAUNCHER:
             raise
         with suppress(RankmeshError):
-            return source_of(spec, launch.world_size, variables)
+            return source_of(spec, launch.world_size, reading.variables)
         raise
 
 
@@ -122,15 +121,18 @@ def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
 
 def _print(result: CheckResult) -> None:
     kinds = result.kinds
-    columns = [
-        Column("group", [kind.name for kind in kinds]),
-        Column("size", [str(kind.size) for kind in kinds], right=True),
-        Column("proved", [f"{kind.proved} of {kind.groups}" for kind in kinds], right=True),
-        Column("ranks", [f"{kind.ranks} of {kind.expected}" for kind in kinds], right=True),
-        Column("slowest", [f"{kind.slowest * 1e3:.1f} ms" for kind in kinds], right=True),
-        Column("by", [", ".join(kind.operations) or "-" for kind in kinds]),
+    rows = [
+        (
+            kind.name,
+            kind.size,
+            f"{kind.proved} of {kind.groups}",
+            f"{kind.ranks} of {kind.expected}",
+            f"{kind.slowest * 1e3:.1f} ms",
+            ", ".join(kind.operations) or "-",
+        )
+        for kind in kinds
     ]
-    print_columns(out(), columns)
+    print_table(("group", ">size", ">proved", ">ranks", ">slowest", "by"), rows)
     groups, proved = sum(kind.groups for kind in kinds), sum(kind.proved for kind in kinds)
     write("")
     if result.ok:

@@ -8,17 +8,11 @@ from typing import Annotated, Literal
 import typer
 
 from rankmesh.cli.columns import bytes_text
-from rankmesh.cli.console import progress_bar, write, write_json
-from rankmesh.cli.options import Json
+from rankmesh.cli.console import progress_bar, write
+from rankmesh.cli.shell import Answer
 from rankmesh.errors import extra
 
-__all__ = ["EXAMPLES", "command"]
-
-EXAMPLES = """\
-$ rankmesh checkpoint convert ./Llama-3.1-8B ./llama-dcp --to dcp
-$ rankmesh checkpoint convert ./step-1000 ./model --to safetensors --leave-out 'optimizer.*'
-$ rankmesh checkpoint convert ./iter_0001000 ./weights --to dcp --leave-out 'optimizer.*' --leave-out '*_extra_state*'
-"""
+__all__ = ["command"]
 
 
 def command(
@@ -43,13 +37,16 @@ def command(
         list[str] | None,
         typer.Option(metavar="PATTERN", help="Names to leave out, such as 'optimizer.*'; may be repeated."),
     ] = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Convert a checkpoint to another format, without a GPU, a job or the program that wrote it.
 
     Every tensor keeps its name and its bits. Nothing is split, fused or renamed. A tensor that would need it, such as
     Megatron's fused tensors to safetensors, is refused by name before anything is written. Opening a checkpoint runs no
     code from it. Memory stays below 256 MiB and twice the largest chunk of the source, whatever the size of the model.
+
+    $ rankmesh checkpoint convert ./Llama-3.1-8B ./llama-dcp --to dcp
+    $ rankmesh checkpoint convert ./step-1000 ./model --to safetensors --leave-out 'optimizer.*'
+    $ rankmesh checkpoint convert ./iter_0001000 ./dcp --to dcp --leave-out 'optimizer.*' --leave-out '*_extra_state*'
     """
     with extra("files"):
         from rankmesh.transfer.convert import convert
@@ -57,7 +54,7 @@ def command(
     with progress_bar("converting", "bytes") as (progress, _):
         sizes = convert(source, target, to, leave_out=leave_out or (), progress=progress)
     total = sum(sizes.values())
-    if json:
-        write_json({"target": str(target), "format": to, "tensors": len(sizes), "bytes": total})
-    else:
-        write(f"wrote {len(sizes):,} tensors, {bytes_text(total)}, to {target} ({to})")
+    return Answer(
+        lambda: {"target": str(target), "format": to, "tensors": len(sizes), "bytes": total},
+        lambda: write(f"wrote {len(sizes):,} tensors, {bytes_text(total)}, to {target} ({to})"),
+    )

@@ -3,32 +3,22 @@
 from __future__ import annotations
 
 import os
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import Annotated
 
 import typer
 
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import note, out, write, write_json
-from rankmesh.cli.options import GpusPerNode, Hosts, Json, Timeout, cluster_of
+from rankmesh.cli.columns import print_table
+from rankmesh.cli.console import note, write
+from rankmesh.cli.options import GpusPerNode, Hosts, Timeout, cluster_of
+from rankmesh.cli.shell import Answer
 from rankmesh.errors import ClusterError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement import Cluster
 from rankmesh.placement.report import speed
 from rankmesh.placement.slurm import slurm_job
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["EXAMPLES", "command", "print_cluster"]
-
-EXAMPLES = """\
-$ rankmesh cluster host=8:450GB,nvlink=9,leaf=4:50GB
-$ rankmesh cluster topology.conf --hosts 'node[1-4]' --gpus-per-node 8 --json
-$ kubectl get nodes -o json > nodes.json; rankmesh cluster nodes.json
-$ nvidia-smi topo -m > topo.txt; rankmesh cluster topo.txt --hosts 'node[1-4]'
-$ srun rankmesh cluster
-$ torchrun --nproc-per-node 8 -m rankmesh cluster --json > cluster.json
-"""
+__all__ = ["command"]
 
 _SHOWN = 32
 
@@ -46,14 +36,21 @@ def command(
     hosts: Hosts = None,
     gpus_per_node: GpusPerNode = None,
     timeout: Timeout = 60.0,
-    json: Json = False,
-) -> None:
-    """Show the cluster: its levels, its hosts in natural order, and which ranks are where."""
+) -> Answer | None:
+    """Show the cluster: its levels, its hosts in natural order, and which ranks are where.
+
+    $ rankmesh cluster host=8:450GB,nvlink=9,leaf=4:50GB
+    $ rankmesh cluster topology.conf --hosts 'node[1-4]' --gpus-per-node 8 --json
+    $ kubectl get nodes -o json > nodes.json; rankmesh cluster nodes.json
+    $ nvidia-smi topo -m > topo.txt; rankmesh cluster topo.txt --hosts 'node[1-4]'
+    $ srun rankmesh cluster
+    $ torchrun --nproc-per-node 8 -m rankmesh cluster --json > cluster.json
+    """
     launch = started_by() if file is None else None
     if launch is not None and launch.world_size > 1:
         found = _asked(launch, timeout)
         if launch.rank:
-            return
+            return None
     elif file is None and "SLURM_JOB_NODELIST" not in os.environ:
         raise ClusterError(
             "no cluster is given, and this process is in no job that describes one; give a string (host=8,leaf=4) or a "
@@ -63,10 +60,7 @@ def command(
         found = cluster_of(file, hosts=hosts, gpus_per_node=gpus_per_node)
     for text in found.notes:
         note(f"note: {text}")
-    if json:
-        write_json(found.to_dict())
-    else:
-        print_cluster(out(), found)
+    return Answer(found.to_dict, lambda: _print(found))
 
 
 def _asked(launch: Launch, timeout: float) -> Cluster:
@@ -87,48 +81,36 @@ def _asked(launch: Launch, timeout: float) -> Cluster:
         return find(timeout=timeout)
 
 
-def print_cluster(console: Console, cluster: Cluster) -> None:
+def _print(cluster: Cluster) -> None:
     """Print the size, the levels with what they cost, and the hosts with their units and ranks."""
-    write(str(cluster))
-    write("")
-    levels = cluster.levels
-    uplinks = [level.uplink for level in levels]
-    units = [len(set(row.tolist())) for row in cluster.units]
-    columns = [
-        Column("level", [level.name for level in levels]),
-        Column("units", [f"{count:,}" for count in units], right=True),
-        Column("latency", [f"{level.latency * 1e6:.3g} µs" for level in levels], right=True),
-        Column("bandwidth", [speed(level.bandwidth) for level in levels], right=True),
+    write(f"{cluster}\n")
+    rows = [
+        (
+            level.name,
+            len(set(units.tolist())),
+            f"{level.latency * 1e6:.3g} µs",
+            speed(level.bandwidth),
+            ("default" if level.assumed else "given") if cluster.default_levels else "",
+            "" if level.uplink is None else speed(level.uplink),
+        )
+        for level, units in zip(cluster.levels, cluster.units, strict=True)
     ]
-    if cluster.default_levels:
-        given = ["default" if level.assumed else "given" for level in levels]
-        columns.append(Column("source", given))
-    if any(uplinks):
-        columns.append(Column("uplink", ["" if each is None else speed(each) for each in uplinks], right=True))
-    print_columns(console, columns)
+    print_table(("level", ">units", ">latency", ">bandwidth", "source", ">uplink"), rows)
     if cluster.default_levels:
         write("default: assumed, not measured (rankmesh measure --save)")
     write("")
-    print_columns(console, _hosts(cluster))
+    places = [level.name for level in cluster.levels[cluster.host_level + 1 :]]
+    print_table(("host", ">devices", *places, "ranks"), _hosts(cluster))
     if len(cluster.hosts) > _SHOWN:
         write(f"and {len(cluster.hosts) - _SHOWN:,} more hosts; --json lists them")
 
 
-def _hosts(cluster: Cluster) -> list[Column]:
-    hosts, start, ranks = cluster.hosts[:_SHOWN], 0, []
-    for host in hosts:
-        ranks.append(_range(cluster.ranks[start : start + host.devices].tolist()))
+def _hosts(cluster: Cluster) -> Iterator[tuple[str | int, ...]]:
+    start = 0
+    for host in cluster.hosts[:_SHOWN]:
+        ranks = cluster.ranks[start : start + host.devices].tolist()
         start += host.devices
-    places: list[Column] = [
-        Column(level.name, [host.places[number] for host in hosts])
-        for number, level in enumerate(cluster.levels[cluster.host_level + 1 :])
-    ]
-    return [
-        Column("host", [host.name for host in hosts]),
-        Column("devices", [f"{host.devices:,}" for host in hosts], right=True),
-        *places,
-        Column("ranks", ranks),
-    ]
+        yield (host.name, host.devices, *host.places, _range(ranks))
 
 
 def _range(ranks: list[int]) -> str:

@@ -12,21 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import out, write, write_json
-from rankmesh.cli.options import Json
-from rankmesh.cli.shell import ExitCode, Failed
+from rankmesh.cli.columns import print_table
+from rankmesh.cli.console import write
+from rankmesh.cli.shell import Answer, ExitCode, Failed
 from rankmesh.errors import extra, first_line, quoted
 
 if TYPE_CHECKING:
     from rankmesh.sim import Comparison
 
-__all__ = ["EXAMPLES", "command", "program_of"]
-
-EXAMPLES = """\
-$ rankmesh compare train.py:program --layouts tp=2 dp=2 tp=2,dp=2
-$ rankmesh compare package.train:program --layouts megatron:world=8,tp=2,cp=2 --json
-"""
+__all__ = ["command", "program_of"]
 
 _FORM = "name it as FILE:FUNCTION, such as train.py:program"
 
@@ -43,11 +37,13 @@ def command(
         float, typer.Option("--tolerance", min=0.0, help="Relative to a value's largest element; noise may allow more.")
     ] = 1e-6,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="How long to try repairs.")] = 60.0,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Run a program on simulated ranks under every layout, and report what differs first from one process, and why.
 
     The function calls rankmesh.sim.see(name, tensor) for what must be the same.
+
+    $ rankmesh compare train.py:program --layouts tp=2 dp=2 tp=2,dp=2
+    $ rankmesh compare package.train:program --layouts megatron:world=8,tp=2,cp=2 --json
     """
     chosen = [*(layouts or ()), *(more or ())]
     if not chosen:
@@ -59,12 +55,7 @@ def command(
         result = sim.compare(function, chosen, tolerance, seconds=seconds)
     except sim.RanksFailed as failed:
         raise Failed(str(failed), ExitCode.LOST_RANKS) from failed
-    if json:
-        write_json(result.to_dict())
-    else:
-        _print(result)
-    if not result.same:
-        raise Failed("", ExitCode.DIFFERENT)
+    return Answer(result.to_dict, lambda: _print(result), ExitCode.OK if result.same else ExitCode.DIFFERENT)
 
 
 def program_of(text: str) -> Callable[[Any], object]:
@@ -100,8 +91,6 @@ def _imported(place: str) -> Any:
 
 def _print(result: Comparison) -> None:
     (head, *heads), rows = result.table()
-    columns = [Column(head, [row[0] for row in rows])]
-    columns += [Column(name, [row[i + 1] for row in rows], right=True) for i, name in enumerate(heads)]
-    print_columns(out(), columns)
+    print_table((head, *(f">{name}" for name in heads)), rows)
     write("")
     write(result.report())

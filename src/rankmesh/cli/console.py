@@ -20,12 +20,13 @@ import re
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from textwrap import fill
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
     from rich.console import Console
 
-__all__ = ["error", "json_text", "note", "out", "progress_bar", "write", "write_json"]
+__all__ = ["error", "json_text", "note", "out", "progress_bar", "write", "write_filled", "write_json"]
 
 # The width without a terminal; lines stay readable in a log.
 _LOG_WIDTH = 140
@@ -55,6 +56,11 @@ def write(text: str) -> None:
     for start in range(0, len(text), _PIECE):
         sys.stdout.write(text[start : start + _PIECE])
     sys.stdout.write("\n")
+
+
+def write_filled(text: str) -> None:
+    """Write text to stdout in lines of at most the width of the terminal."""
+    write(fill(text, out().width))
 
 
 def write_json(data: object) -> None:

@@ -7,22 +7,14 @@ from typing import Annotated
 
 import typer
 
-from rankmesh.cli.console import note, write, write_json
-from rankmesh.cli.options import SPEC_HELP, Json, WorldSize, config_of, noted, source_of
-from rankmesh.cli.shell import ExitCode, Failed
+from rankmesh.cli.console import note, write
+from rankmesh.cli.options import SPEC_HELP, WorldSize, config_of, noted, source_of
+from rankmesh.cli.shell import Answer, ExitCode
 from rankmesh.debug.doctor import doctor
 from rankmesh.debug.doctor.diagnosis import report
 from rankmesh.debug.doctor.folder import is_evidence
 
-__all__ = ["EXAMPLES", "command"]
-
-EXAMPLES = """\
-$ rankmesh doctor recordings
-$ rankmesh doctor /tmp/nccl_traces megatron:world=64,tp=2,pp=2
-$ rankmesh doctor ras.txt recordings --layout megatron:world=64,tp=2,pp=2
-$ rankmesh doctor train.log stacks --layout tp=8,dp=4
-$ rankmesh doctor recordings --json
-"""
+__all__ = ["command"]
 
 _NOTES = 8
 # Names that no layout has.
@@ -47,9 +39,15 @@ def command(
     paths: _Paths,
     layout: _Layout = None,
     world_size: WorldSize = None,
-    json: Json = False,
-) -> None:
-    """Find why a job hangs: the rank, the group and the call that everyone waits for, from what the job left."""
+) -> Answer:
+    """Find why a job hangs: the rank, the group and the call that everyone waits for, from what the job left.
+
+    $ rankmesh doctor recordings
+    $ rankmesh doctor /tmp/nccl_traces megatron:world=64,tp=2,pp=2
+    $ rankmesh doctor ras.txt recordings --layout megatron:world=64,tp=2,pp=2
+    $ rankmesh doctor train.log stacks --layout tp=8,dp=4
+    $ rankmesh doctor recordings --json
+    """
     if layout is None and len(paths) > 1 and not is_evidence(paths[-1]) and paths[-1].suffix not in _LOGS:
         *paths, spec = paths
         layout = str(spec)
@@ -59,9 +57,9 @@ def command(
         note(text)
     if len(found.notes) > _NOTES:
         note(f"and {len(found.notes) - _NOTES} more notes; --json lists them")
-    if json:
-        write_json({**found.to_dict(), **config_of(source)})
-    else:
-        write(report(found))
-    if found.causes or found.waiting or found.findings:
-        raise Failed("", ExitCode.HUNG)
+    hangs = found.causes or found.waiting or found.findings
+    return Answer(
+        lambda: {**found.to_dict(), **config_of(source)},
+        lambda: write(report(found)),
+        ExitCode.HUNG if hangs else ExitCode.OK,
+    )

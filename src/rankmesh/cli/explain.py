@@ -6,26 +6,21 @@ from typing import Annotated
 
 import typer
 
-from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import Json, Spec, Variables, WorldSize, config_of, noted, source_of
+from rankmesh.cli.console import write
+from rankmesh.cli.options import Reading, Spec, config_of
+from rankmesh.cli.shell import Answer
 
-__all__ = ["EXAMPLES", "command"]
-
-EXAMPLES = """\
-$ rankmesh explain tp=2,dp=2 3
-"""
+__all__ = ["command"]
 
 
 def command(
     spec: Spec,
     rank: Annotated[int, typer.Argument(metavar="RANK", min=0, help="A global rank.")],
-    world_size: WorldSize = None,
-    variables: Variables = None,
-    json: Json = False,
-) -> None:
-    """Explain one rank: its place, its groups, its neighbours, and why."""
-    source = noted(source_of(spec, world_size, variables))
-    if json:
-        write_json({**source.plan.describe(rank), **config_of(source)})
-    else:
-        write(source.plan.explain(rank))
+    reading: Reading,
+) -> Answer:
+    """Explain one rank: its place, its groups, its neighbours, and why.
+
+    $ rankmesh explain tp=2,dp=2 3
+    """
+    source = reading.source(spec)
+    return Answer(lambda: {**source.plan.describe(rank), **config_of(source)}, lambda: write(source.plan.explain(rank)))

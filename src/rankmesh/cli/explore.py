@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh.cli.console import note, write_json
-from rankmesh.cli.options import Cluster, GpusPerNode, Json, Spec, Variables, WorldSize, cluster_of, noted, source_of
+from rankmesh.cli.options import Cluster, GpusPerNode, Json, Reading, Spec, cluster_of, source_of
 from rankmesh.cli.outputs import check_outputs, write_output
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.debug.doctor import doctor
@@ -17,15 +17,7 @@ from rankmesh.placement import Cluster as Machine
 from rankmesh.readers.source import Source
 from rankmesh.viz.explorer import fragment, given, page
 
-__all__ = ["EXAMPLES", "command", "explored"]
-
-EXAMPLES = """\
-$ rankmesh explore megatron:world=64,tp=2,pp=2,ep=4
-$ rankmesh explore tp=4,dp=4 -g 4 --open
-$ rankmesh explore llama3-405b --cluster 'host=8,leaf=32,spine=*' --html layout.html
-$ rankmesh explore plan.json --measured measured.json --html measured.html
-$ rankmesh explore train.sh --recordings /tmp/nccl_traces --open
-"""
+__all__ = ["command", "explored"]
 
 
 def explored(
@@ -78,12 +70,19 @@ def command(
         Path | None, typer.Option(metavar="DIR", help="Also show which ranks hang, from the recordings here.")
     ] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
-    world_size: WorldSize = None,
-    variables: Variables = None,
+    *,
+    reading: Reading,
     json: Json = False,
 ) -> None:
-    """Write one page to play with a layout: sizes, order, hosts, groups. It needs no server and no network."""
-    source = noted(source_of(spec, world_size, variables))
+    """Write one page to play with a layout: sizes, order, hosts, groups. It needs no server and no network.
+
+    $ rankmesh explore megatron:world=64,tp=2,pp=2,ep=4
+    $ rankmesh explore tp=4,dp=4 -g 4 --open
+    $ rankmesh explore llama3-405b --cluster 'host=8,leaf=32,spine=*' --html layout.html
+    $ rankmesh explore plan.json --measured measured.json --html measured.html
+    $ rankmesh explore train.sh --recordings /tmp/nccl_traces --open
+    """
+    source = reading.source(spec)
     data = explored(source, gpus_per_node=gpus_per_node, cluster=cluster, measured=measured, recordings=recordings)
     check_outputs({"--html": html}, json=json)
     write_output(html, page(data))

@@ -11,16 +11,12 @@ from typing import Annotated
 
 import typer
 
-from rankmesh.cli.console import write, write_json
-from rankmesh.cli.options import GroupName, Json, Spec, Variables, WorldSize, config_of, noted, source_of
+from rankmesh.cli.console import write
+from rankmesh.cli.options import Reading, Spec, config_of, source_of
+from rankmesh.cli.shell import Answer
 from rankmesh.readers.source import Source
 
-__all__ = ["EXAMPLES", "KindGroups", "command", "kind_groups"]
-
-EXAMPLES = """\
-$ rankmesh groups tp=2,cp=2,dp=2 dp
-$ rankmesh groups llama3-405b tp --rank 16383
-"""
+__all__ = ["KindGroups", "command", "kind_groups"]
 
 
 @dataclass(frozen=True)
@@ -47,19 +43,22 @@ def kind_groups(spec: str | Source, name: str, *, rank: int | None = None) -> Ki
 
 def command(
     spec: Spec,
-    name: GroupName,
+    name: Annotated[str, typer.Argument(metavar="NAME", help="A kind of group, such as dp_cp.")],
+    *,
     rank: Annotated[
         int | None,
         typer.Option("--rank", "-r", min=0, metavar="R", help="Only the group that this rank is in."),
     ] = None,
-    world_size: WorldSize = None,
-    variables: Variables = None,
-    json: Json = False,
-) -> None:
-    """List the groups of one kind: number and ranks, one group a line."""
-    source = noted(source_of(spec, world_size, variables))
+    reading: Reading,
+) -> Answer:
+    """List the groups of one kind: number and ranks, one group a line.
+
+    $ rankmesh groups tp=2,cp=2,dp=2 dp
+    $ rankmesh groups llama3-405b tp --rank 16383
+    """
+    source = reading.source(spec)
     found = kind_groups(source, name, rank=rank)
-    if json:
-        write_json({**asdict(found), **config_of(source)})
-    else:
-        write("\n".join(f"{number}: {ranks}" for number, ranks in enumerate(found.groups, found.first)))
+    return Answer(
+        lambda: {**asdict(found), **config_of(source)},
+        lambda: write("\n".join(f"{number}: {ranks}" for number, ranks in enumerate(found.groups, found.first))),
+    )

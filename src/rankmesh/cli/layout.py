@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import note, out, write_json
-from rankmesh.cli.options import Json
+from rankmesh.cli.columns import print_table
+from rankmesh.cli.console import note, write_filled
 from rankmesh.cli.patterns import patterns, reasons
+from rankmesh.cli.shell import Answer
 from rankmesh.core.documents import parse_json, read_text, refused_as
 from rankmesh.errors import LayoutError, MissingExtra, first_line, quoted
 from rankmesh.readers.models import CONFIGS
@@ -21,13 +21,7 @@ if TYPE_CHECKING:
     from rankmesh.core.sharding import Sharding
     from rankmesh.transfer.layouts.layout import Layout
 
-__all__ = ["EXAMPLES", "command", "config_of", "cut_text"]
-
-EXAMPLES = """\
-$ rankmesh layout ./Llama-3.1-8B --side vllm:tp=8
-$ rankmesh layout config.json --side transformers:tp=2,fsdp=4 --json
-$ rankmesh layout qwen3-8b --side megatron:tp=4,pp=2
-"""
+__all__ = ["command", "config_of", "cut_text"]
 
 
 def config_of(model: Path) -> Mapping[str, Any]:
@@ -63,13 +57,16 @@ def command(
             metavar="SIDE", help="The framework and its sizes: vllm:tp=8,pp=2; transformers:tp=2,fsdp=4; ep=1, dp=2."
         ),
     ],
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Print how a framework shards every weight of a model, from its own loader run without weights.
 
     The framework runs as every rank in turn, in this process; without it, rankmesh's own table answers for common
     models. Equal layers are one line; tensors without a sharding are listed with the reason. rankmesh transfer reads
     what --json prints.
+
+    $ rankmesh layout ./Llama-3.1-8B --side vllm:tp=8
+    $ rankmesh layout config.json --side transformers:tp=2,fsdp=4 --json
+    $ rankmesh layout qwen3-8b --side megatron:tp=4,pp=2
     """
     from rankmesh.transfer.layouts.known import known
     from rankmesh.transfer.layouts.sides import layout
@@ -83,14 +80,10 @@ def command(
             raise
         note(f"note: from rankmesh's own table, as {first_line(error)}")
         found = table
-    if json:
-        write_json(found.to_dict())
-        return
-    _print(found)
+    return Answer(found.to_dict, lambda: _print(found))
 
 
 def _print(found: Layout) -> None:
-    console = out()
     equal: dict[tuple[str, ...], list[str]] = {}
     for name, sharding in found.shardings.items():
         data: dict[str, Any] = sharding.to_dict()
@@ -100,12 +93,10 @@ def _print(found: Layout) -> None:
         row = (" x ".join(map(str, sharding.shape)), sharding.dtype, cut_text(sharding), "; ".join(notes))
         equal.setdefault(row, []).append(name)
     rows = [(pattern, *row) for row, names in equal.items() for pattern in patterns(names)]
-    heads = ("tensor", "shape", "dtype", "cut by", "where")
     if rows:
-        cells = list(zip(*rows, strict=True))
-        print_columns(console, [Column(head, column) for head, column in zip(heads, cells, strict=True)])
+        print_table(("tensor", "shape", "dtype", "cut by", "where"), rows)
     for line in reasons(found.refused):
-        console.print(f"refused: {line}", markup=False)
+        write_filled(f"refused: {line}")
 
 
 def cut_text(sharding: Sharding) -> str:

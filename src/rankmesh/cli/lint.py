@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import Enum
 from pathlib import PurePath
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 import typer
 
@@ -16,31 +15,19 @@ from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import PlanError
 from rankmesh.readers.lint import CODES, Finding, lint_files
 
-__all__ = ["EXAMPLES", "Format", "command", "shown"]
-
-EXAMPLES = """\
-$ rankmesh lint scripts configs
-$ rankmesh lint train.sh --json
-$ rankmesh lint . --format sarif > lint.sarif
-"""
+__all__ = ["Format", "command", "shown"]
 
 _SCHEMA = "https://json.schemastore.org/sarif-2.1.0.json"
 
 
-class Format(str, Enum):
-    """How findings are printed."""
-
-    text = "text"
-    json = "json"
-    github = "github"
-    sarif = "sarif"
+Format = Literal["text", "json", "github", "sarif"]
 
 
 def command(
     paths: Annotated[list[str], typer.Argument(metavar="PATH...", help="Files and folders.")],
     format: Annotated[  # noqa: A002  - the name of the option
         Format, typer.Option(help="github: workflow commands, which annotate a pull request; sarif: SARIF 2.1.0.")
-    ] = Format.text,
+    ] = "text",
     json: Json = False,
 ) -> None:
     """Find layouts that cannot run in scripts, training configs and containers. Runs no code.
@@ -48,6 +35,10 @@ def command(
         Prints file:line, a code, the problem and a fix; exits with 1 if there is a finding. The
         comment # rankmesh: ignore[CODE] ignores a code on its line, or alone on a line in the file.
     A file without a layout is skipped. A layout that only a run decides is a note on stderr.
+
+    $ rankmesh lint scripts configs
+    $ rankmesh lint train.sh --json
+    $ rankmesh lint . --format sarif > lint.sarif
     """
     try:
         found = lint_files(paths)
@@ -55,7 +46,7 @@ def command(
         raise Failed(str(error), ExitCode.USAGE) from error
     for line in found.notes:
         note(f"note: {line}")
-    if text := shown(found.findings, Format.json if json else format):
+    if text := shown(found.findings, "json" if json else format):
         write(text)
     if found.findings:
         raise typer.Exit(ExitCode.DIFFERENT)
@@ -63,11 +54,11 @@ def command(
 
 def shown(findings: Sequence[Finding], form: Format) -> str:
     """Return findings in a format."""
-    if form is Format.json:
+    if form == "json":
         return json_text([finding.to_dict() for finding in findings])
-    if form is Format.sarif:
+    if form == "sarif":
         return json_text(_sarif(findings))
-    return "\n".join(map(_workflow_command if form is Format.github else str, findings))
+    return "\n".join(map(_workflow_command if form == "github" else str, findings))
 
 
 def _workflow_command(finding: Finding) -> str:

@@ -11,11 +11,7 @@ from typing import Any
 from rankmesh import __version__
 from rankmesh.errors import RankmeshError, extra
 
-__all__ = ["EXAMPLES", "command", "made_server"]
-
-EXAMPLES = """\
-$ rankmesh mcp
-"""
+__all__ = ["command", "made_server"]
 
 
 def show(spec: str, world_size: int | None = None) -> dict[str, Any]:
@@ -91,5 +87,7 @@ def command() -> None:
 
     The server reads the files that it is given and runs none of them. An agent starts it
     and connects to it over stdin and stdout. Needs the extra mcp.
+
+    $ rankmesh mcp
     """
     made_server().run()

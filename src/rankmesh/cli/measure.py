@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json as jsons
+import json
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -11,21 +11,10 @@ from typing import Annotated
 import typer
 
 from rankmesh.cli.check import ask_no_name_server, source_in_job
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import out, progress_bar, write, write_json
-from rankmesh.cli.options import (
-    CLUSTER_HELP,
-    Backend,
-    Json,
-    Kinds,
-    Spec,
-    Timeout,
-    Variables,
-    WorldSize,
-    cluster_of,
-    noted,
-    words_of,
-)
+from rankmesh.cli.columns import print_table, ranks_text
+from rankmesh.cli.console import progress_bar, write
+from rankmesh.cli.options import CLUSTER_HELP, Backend, Kinds, Reading, Spec, Timeout, cluster_of, noted, words_of
+from rankmesh.cli.shell import Answer
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.plan import Plan
 from rankmesh.errors import extra, quoted
@@ -34,14 +23,7 @@ from rankmesh.placement import Cluster
 from rankmesh.placement.measured import Measurement, calibrated
 from rankmesh.placement.report import duration, speed
 
-__all__ = ["EXAMPLES", "command", "sizes_of"]
-
-EXAMPLES = """\
-$ rankmesh measure tp=2,dp=2 --sizes 4KiB,1MiB
-$ srun rankmesh measure plan.json --json > measured.json
-$ torchrun --nproc-per-node 8 -m rankmesh measure tp=8 --json
-$ srun rankmesh measure 'tp=8,dp=*' --cluster cluster.json --save measured-cluster.json
-"""
+__all__ = ["command", "sizes_of"]
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 
@@ -73,13 +55,18 @@ def command(
     ] = None,
     backend: Backend = None,
     timeout: Timeout = 120.0,
-    world_size: WorldSize = None,
-    variables: Variables = None,
-    json: Json = False,
-) -> None:
-    """Time the collectives of every kind of group on real processes; name slow groups and slow hosts."""
+    *,
+    reading: Reading,
+) -> Answer | None:
+    """Time the collectives of every kind of group on real processes; name slow groups and slow hosts.
+
+    $ rankmesh measure tp=2,dp=2 --sizes 4KiB,1MiB
+    $ srun rankmesh measure plan.json --json > measured.json
+    $ torchrun --nproc-per-node 8 -m rankmesh measure tp=8 --json
+    $ srun rankmesh measure 'tp=8,dp=*' --cluster cluster.json --save measured-cluster.json
+    """
     launch = started_by()
-    source = source_in_job(spec, world_size, variables, launch)
+    source = source_in_job(spec, reading, launch)
     if launch.rank == 0:
         noted(source)
     ask_no_name_server(launch)
@@ -92,14 +79,11 @@ def command(
         )
         stop()
     if launch.rank:
-        return
+        return None
     if save is not None:
         machine = _machine(cluster, found, source.plan)
-        write_file(save, jsons.dumps(calibrated(machine, source.plan, found).to_dict(), indent=2) + "\n")
-    if json:
-        write_json(found.to_dict())
-    else:
-        _print(found)
+        write_file(save, json.dumps(calibrated(machine, source.plan, found).to_dict(), indent=2) + "\n")
+    return Answer(found.to_dict, lambda: _print(found))
 
 
 def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
@@ -112,24 +96,26 @@ def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
 
 
 def _print(found: Measurement) -> None:
-    rows = found.rows
-    columns = [
-        Column("group", [row.name for row in rows]),
-        Column("collective", [row.collective for row in rows]),
-        Column("bytes", [f"{row.bytes:,}" for row in rows], right=True),
-        Column("at once", [duration(row.seconds) for row in rows], right=True),
-        Column("alone", [duration(row.isolated) for row in rows], right=True),
-        Column("algbw", [speed(row.algbw) for row in rows], right=True),
-        Column("busbw", [speed(row.busbw) for row in rows], right=True),
-        Column("slowest group", [_group(row.slowest.ranks, found) for row in rows]),
+    rows = [
+        (
+            row.name,
+            row.collective,
+            row.bytes,
+            duration(row.seconds),
+            duration(row.isolated),
+            speed(row.algbw),
+            speed(row.busbw),
+            _group(row.slowest.ranks, found),
+        )
+        for row in found.rows
     ]
-    print_columns(out(), columns)
+    print_table(("group", "collective", ">bytes", ">at once", ">alone", ">algbw", ">busbw", "slowest group"), rows)
     write("")
     slow = found.slow_hosts
     write(f"slow hosts: {', '.join(slow)}" if slow else "no host stands out")
 
 
 def _group(ranks: Sequence[int], found: Measurement) -> str:
-    listed = ", ".join(map(str, ranks[:4])) + (", …" if len(ranks) > 4 else "")
     hosts = found.hosts_of(ranks)
-    return f"[{listed}] on {', '.join(hosts[:3])}{' …' if len(hosts) > 3 else ''}"
+    listed = ranks_text(ranks[:4], len(ranks))
+    return f"{listed} on {', '.join(hosts[:3])}{' …' if len(hosts) > 3 else ''}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -40,15 +41,8 @@ CLUSTER_HELP = (
 )
 
 
-def spec_argument(metavar: str, help: str = SPEC_HELP) -> Any:  # noqa: A002  - typer's own name for it
-    """Return the argument of a layout."""
-    return typer.Argument(metavar=metavar, help=help)
-
-
-Spec = Annotated[str, spec_argument("SPEC")]
-GroupName = Annotated[str, typer.Argument(metavar="NAME", help="A kind of group, such as dp_cp.")]
+Spec = Annotated[str, typer.Argument(metavar="SPEC", help=SPEC_HELP)]
 Kinds = Annotated[list[str] | None, typer.Option(metavar="NAME", help="Only these kinds (tp,pp); may be repeated.")]
-PresetName = Annotated[str | None, typer.Argument(metavar="NAME", help="One preset in detail.")]
 WorldSize = Annotated[
     int | None,
     typer.Option(
@@ -104,6 +98,18 @@ Debug = Annotated[
 
 
 # -- what they mean --------------------------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Reading:
+    """The options by which a SPEC is read."""
+
+    world_size: WorldSize = None
+    variables: Variables = None
+
+    def source(self, spec: str | Source) -> Source:
+        """Return the plan of a SPEC; note on stderr which lines of a training config were read."""
+        return noted(source_of(spec, self.world_size, self.variables))
 
 
 def source_of(spec: str | Source, world_size: int | None = None, variables: Iterable[str] | None = None) -> Source:

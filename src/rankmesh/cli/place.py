@@ -7,22 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from rankmesh.cli.console import note, write, write_json
-from rankmesh.cli.options import (
-    GpusPerNode,
-    Hosts,
-    Json,
-    RequiredCluster,
-    Spec,
-    Variables,
-    WorldSize,
-    cluster_of,
-    noted,
-    source_of,
-    words_of,
-)
+from rankmesh.cli.console import note, write
+from rankmesh.cli.options import GpusPerNode, Hosts, Reading, RequiredCluster, Spec, cluster_of, words_of
+from rankmesh.cli.shell import Answer
 from rankmesh.cli.shell import save as write_file
-from rankmesh.cli.training import MODEL_HELP, Trained, trained, with_training
+from rankmesh.cli.training import MODEL_HELP, Trained, TrainingOptions, trained
 from rankmesh.errors import quoted
 from rankmesh.placement import Traffic, place
 from rankmesh.placement.report import lines
@@ -32,14 +21,7 @@ if TYPE_CHECKING:
     from rankmesh.core.plan import Plan
     from rankmesh.placement import Cluster
 
-__all__ = ["EXAMPLES", "command", "within_of"]
-
-EXAMPLES = """\
-$ rankmesh place dp=4,tp=8 --cluster host=8,leaf=4 --within tp=host
-$ rankmesh place megatron:world=288,tp=8,ep=9 --cluster host=8,nvlink=9,leaf=4 --within tp=host,ep=nvlink --json
-$ rankmesh place tp=8,dp=16,pp=2 --cluster host=8,leaf=32 --model llama3-70b --batch 256 --sequence 8192
-$ rankmesh place plan.json --cluster cluster.json --traffic traffic.json --save placed.json --hostfile placed.hosts
-"""
+__all__ = ["command", "within_of"]
 
 
 def within_of(text: str) -> dict[str, str]:
@@ -59,7 +41,6 @@ def within_of(text: str) -> dict[str, str]:
     return found
 
 
-@with_training
 def command(
     spec: Spec,
     cluster: RequiredCluster,
@@ -75,7 +56,8 @@ def command(
     model: Annotated[
         str | None, typer.Option("--model", "-m", metavar="FILE", help=f"{MODEL_HELP} Default: a usual transformer.")
     ] = None,
-    options: Any = None,
+    *,
+    options: TrainingOptions,
     hosts: Hosts = None,
     gpus_per_node: GpusPerNode = None,
     backend: Annotated[
@@ -87,20 +69,23 @@ def command(
     hostfile: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the host of each rank in this order, for SLURM_HOSTFILE.")
     ] = None,
-    world_size: WorldSize = None,
-    variables: Variables = None,
-    json: Json = False,
-) -> None:
+    reading: Reading,
+) -> Answer:
     """Find the rank order of a layout whose step is predicted to be the quickest; show before, after, and why.
 
     Communication that overlaps with computation costs nothing, as in search. With a traffic file instead of a model,
     all communication costs.
+
+    $ rankmesh place dp=4,tp=8 --cluster host=8,leaf=4 --within tp=host
+    $ rankmesh place megatron:world=288,tp=8,ep=9 --cluster host=8,nvlink=9,leaf=4 --within tp=host,ep=nvlink --json
+    $ rankmesh place tp=8,dp=16,pp=2 --cluster host=8,leaf=32 --model llama3-70b --batch 256 --sequence 8192
+    $ rankmesh place plan.json --cluster cluster.json --traffic traffic.json --save placed.json --hostfile placed.hosts
     """
-    source = noted(source_of(spec, world_size, variables))
+    source = reading.source(spec)
     machine = cluster_of(cluster, source.plan.world_size, hosts, gpus_per_node, placed_on=source.hosts)
     if model is not None and traffic is not None:
         raise typer.BadParameter("--model and --traffic both say what a step sends; give one of the two")
-    unused = [name for name, value in options.items() if value is not None and name != "device_name"]
+    unused = [name for name, value in vars(options).items() if value is not None and name != "device_name"]
     if model is None and unused:
         raise typer.BadParameter(f"--{unused[0].replace('_', '-')} is of a model; add --model FILE")
     work = {} if model is None else _work(source.plan, machine, trained(model, options))
@@ -111,12 +96,10 @@ def command(
         write_file(save, found.to_json() + "\n")
     if hostfile is not None:
         write_file(hostfile, "".join(f"{name}\n" for name in found.hostfile()))
-    if json:
-        write_json(found.to_dict())
-    else:
-        write("\n".join(lines(found, None if save is None else str(save), None if hostfile is None else str(hostfile))))
-    for text in found.notes:
-        note(f"note: {text}")
+    written = [None if file is None else str(file) for file in (save, hostfile)]
+    return Answer(
+        found.to_dict, lambda: write("\n".join(lines(found, *written))), notes=[f"note: {text}" for text in found.notes]
+    )
 
 
 def _work(plan: Plan, machine: Cluster, given: Trained) -> dict[str, Any]:

@@ -7,20 +7,16 @@
 from __future__ import annotations
 
 from dataclasses import asdict
-from typing import Any
+from typing import Annotated, Any
 
-from rankmesh.cli.columns import Column, print_columns, print_facts
-from rankmesh.cli.console import out, write_json
-from rankmesh.cli.options import Json, PresetName
+import typer
+
+from rankmesh.cli.columns import print_facts, print_table
+from rankmesh.cli.shell import Answer
 from rankmesh.core import presets
 from rankmesh.readers.source import read
 
-__all__ = ["EXAMPLES", "command", "preset_row"]
-
-EXAMPLES = """\
-$ rankmesh presets
-$ rankmesh presets llama3-405b
-"""
+__all__ = ["command", "preset_row"]
 
 
 def preset_row(name: str) -> dict[str, Any]:
@@ -31,26 +27,20 @@ def preset_row(name: str) -> dict[str, Any]:
     return {**asdict(preset), "sizes": sizes, "world_size": mesh.size}
 
 
-def command(name: PresetName = None, json: Json = False) -> None:
-    """List the published layouts, or one of them in detail; any SPEC may be a preset's name."""
+def command(
+    name: Annotated[str | None, typer.Argument(metavar="NAME", help="One preset in detail.")] = None,
+) -> Answer:
+    """List the published layouts, or one of them in detail; any SPEC may be a preset's name.
+
+    $ rankmesh presets
+    $ rankmesh presets llama3-405b
+    """
     rows = list(map(preset_row, presets.names() if name is None else [name]))
-    if json:
-        write_json(rows if name is None else rows[0])
-    elif name is None:
-        _print_table(rows)
-    else:
-        _print_one(rows[0])
-
-
-def _print_table(rows: list[dict[str, Any]]) -> None:
-    columns = [
-        Column("name", [row["name"] for row in rows]),
-        Column("world", [f"{row['world_size']:,}" for row in rows], right=True),
-        Column("spec", [row["spec"] for row in rows]),
-        Column("title", [row["title"] for row in rows]),
-        Column("source", [row["source"] for row in rows]),
-    ]
-    print_columns(out(), columns)
+    if name is not None:
+        return Answer(lambda: rows[0], lambda: _print_one(rows[0]))
+    heads = ("name", ">world", "spec", "title", "source")
+    cells = [(row["name"], row["world_size"], row["spec"], row["title"], row["source"]) for row in rows]
+    return Answer(lambda: rows, lambda: print_table(heads, cells))
 
 
 def _print_one(row: dict[str, Any]) -> None:
@@ -62,4 +52,4 @@ def _print_one(row: dict[str, Any]) -> None:
         "source": row["source"],
         "note": row["note"],
     }
-    print_facts(out(), lines.items())
+    print_facts(lines.items())

@@ -6,37 +6,24 @@
 
 from __future__ import annotations
 
-import json as json_text
-from enum import Enum
+import json
 from importlib.resources import files
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal, get_args
 
 import typer
 
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import out, write, write_json
-from rankmesh.cli.options import Json
+from rankmesh.cli.columns import print_table
+from rankmesh.cli.console import write
+from rankmesh.cli.shell import Answer
 
-__all__ = ["EXAMPLES", "Document", "command", "schema"]
+__all__ = ["Document", "command", "schema"]
 
-EXAMPLES = """\
-$ rankmesh schema
-$ rankmesh schema plan > plan.schema.json
-"""
-
-
-class Document(str, Enum):
-    """A kind of file that has a schema."""
-
-    plan = "plan"
-    cluster = "cluster"
-    traffic = "traffic"
-    tensors = "tensors"
+Document = Literal["plan", "cluster", "traffic", "tensors"]
 
 
 def schema(name: str) -> dict[str, Any]:
     """Return the JSON Schema (2020-12) of one kind of file."""
-    found: dict[str, Any] = json_text.loads(_text(name))
+    found: dict[str, Any] = json.loads(_text(name))
     return found
 
 
@@ -46,18 +33,17 @@ def _text(name: str) -> str:
 
 def command(
     name: Annotated[Document | None, typer.Argument(metavar="NAME", help="plan, cluster, traffic or tensors.")] = None,
-    json: Json = False,
-) -> None:
+) -> Answer | None:
     """Print the JSON Schema of a file that rankmesh reads, so that an editor checks the file.
 
     Without NAME, list the schemas. A file that a schema refuses is refused by rankmesh too.
     Sizes that do not fit together are found only when the file is read.
+
+    $ rankmesh schema
+    $ rankmesh schema plan > plan.schema.json
     """
     if name is not None:
-        write(_text(name.value).rstrip())
-        return
-    titles = {document.value: schema(document.value)["title"] for document in Document}
-    if json:
-        write_json(titles)
-    else:
-        print_columns(out(), [Column("name", list(titles)), Column("describes", list(titles.values()))])
+        write(_text(name).rstrip())
+        return None
+    titles = {document: schema(document)["title"] for document in get_args(Document)}
+    return Answer(lambda: titles, lambda: print_table(("name", "describes"), titles.items()))

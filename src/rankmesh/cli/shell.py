@@ -19,19 +19,19 @@ import errno
 import os
 import sys
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from enum import IntEnum
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import typer
 from typer.core import TyperGroup
 
-from rankmesh.cli.console import error, note
+from rankmesh.cli.console import error, note, write_json
 from rankmesh.errors import AgreementError, ConnectError, MissingExtra, RankmeshError, quoted
 
-__all__ = ["DEBUG", "EXIT_CODES", "ExitCode", "Failed", "Shell", "outcome", "save"]
+__all__ = ["DEBUG", "EXIT_CODES", "Answer", "ExitCode", "Failed", "Shell", "outcome", "save"]
 
 DEBUG = "RANKMESH_DEBUG"
 
@@ -68,6 +68,30 @@ class ExitCode(IntEnum):
 
 
 EXIT_CODES = "\n".join(f"{code.value:>3}  {code.meaning}" for code in ExitCode)
+
+
+class Answer(NamedTuple):
+    """What a subcommand found: ``data`` returns what --json prints, ``show`` prints it for people.
+
+    Then ``notes`` go to stderr, and the command exits with ``code`` and, of another than 0, the line ``problem``.
+    """
+
+    data: Callable[[], object]
+    show: Callable[[], None]
+    code: ExitCode = ExitCode.OK
+    problem: str = ""
+    notes: Sequence[str] = ()
+
+    def print(self, *, json: bool) -> None:
+        """Print the answer, and raise ``Failed`` for another status than 0."""
+        if json:
+            write_json(self.data())
+        else:
+            self.show()
+        for text in self.notes:
+            note(text)
+        if self.code:
+            raise Failed(self.problem, self.code)
 
 
 class Failed(Exception):

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import wraps
-from inspect import Parameter, signature
 from math import inf
 from typing import Annotated, Any
 
@@ -19,84 +17,59 @@ from rankmesh.placement.model import ATTENTION, CONTEXT, PRECISION, RECOMPUTE, S
 from rankmesh.placement.search import FREE
 from rankmesh.readers.model import read_model
 
-__all__ = ["MODEL_HELP", "Trained", "speed_of", "trained", "with_training"]
+__all__ = ["MODEL_HELP", "Trained", "TrainingOptions", "speed_of", "trained"]
 
 MODEL_HELP = "config.json, a Megatron script, numbers, llama3-8b."
 _SUCH_AS = {"batch": 256, "sequence": 4096}
 
 
-def _count(name: str, text: str) -> Any:
-    return Annotated[int | None, typer.Option(name, min=1, metavar="N", help=text)]
+def _count(text: str) -> Any:
+    return typer.Option(min=1, metavar="N", help=text)
 
 
-def _known(name: str, words: tuple[str, ...], text: str) -> Any:
-    return Annotated[str | None, typer.Option(name, metavar="WORD", help=f"{text}: {', '.join(words)}.")]
+def _known(words: tuple[str, ...], text: str) -> Any:
+    return typer.Option(metavar="WORD", help=f"{text}: {', '.join(words)}.")
 
 
-# The options by the names of the fields of Training, and some of the model and its device.
-_OPTIONS: Mapping[str, Any] = {
-    "batch": _count("--batch", "Sequences in one step."),
-    "sequence": _count("--sequence", "Tokens in a sequence."),
-    "vocabulary": _count("--vocabulary", "Rows of the embedding, with its padding."),
-    "microbatch": _count("--microbatch", "Sequences in one pass; default: the best of 1, 2, 4, 8."),
-    "virtual_stages": _count("--virtual-stages", "Parts of each pipeline stage (interleaved); default: the best."),
-    "schedule": _known("--schedule", SCHEDULE, "Pipeline schedule"),
-    "recompute": _known("--recompute", RECOMPUTE, "Activations to recompute; default: as few as fit"),
-    "sequence_parallel": Annotated[
-        bool | None,
-        typer.Option("--sequence-parallel/--no-sequence-parallel", help="Where tp is above 1; default: yes."),
-    ],
-    "zero": Annotated[
+@dataclass(frozen=True)
+class TrainingOptions:
+    """The options of a model and its training, which have the names of the fields of ``Training``; and of its device.
+
+    None is an option that is not given.
+    """
+
+    batch: Annotated[int | None, _count("Sequences in one step.")] = None
+    sequence: Annotated[int | None, _count("Tokens in a sequence.")] = None
+    vocabulary: Annotated[int | None, _count("Rows of the embedding, with its padding.")] = None
+    microbatch: Annotated[int | None, _count("Sequences in one pass; default: the best of 1, 2, 4, 8.")] = None
+    virtual_stages: Annotated[int | None, _count("Parts of each pipeline stage (interleaved); default: the best.")] = (
+        None
+    )
+    schedule: Annotated[str | None, _known(SCHEDULE, "Pipeline schedule")] = None
+    recompute: Annotated[str | None, _known(RECOMPUTE, "Activations to recompute; default: as few as fit")] = None
+    sequence_parallel: Annotated[bool | None, typer.Option(help="Where tp is above 1; default: yes.")] = None
+    zero: Annotated[
         int | None,
-        typer.Option(
-            "--zero", min=0, max=3, metavar="0-3", help="Sharded: optimizer (1), gradients (2), weights (3, FSDP)."
-        ),
-    ],
-    "replicate": _count("--replicate", "Copies of the shards (HSDP)."),
-    "precision": _known("--precision", PRECISION, "Precision of matrix products"),
-    "attention": _known("--attention", ATTENTION, "Attention kernel"),
-    "context": _known("--context", CONTEXT, "Context parallel attention"),
-    "overlap": Annotated[
+        typer.Option(min=0, max=3, metavar="0-3", help="Sharded: optimizer (1), gradients (2), weights (3, FSDP)."),
+    ] = None
+    replicate: Annotated[int | None, _count("Copies of the shards (HSDP).")] = None
+    precision: Annotated[str | None, _known(PRECISION, "Precision of matrix products")] = None
+    attention: Annotated[str | None, _known(ATTENTION, "Attention kernel")] = None
+    context: Annotated[str | None, _known(CONTEXT, "Context parallel attention")] = None
+    overlap: Annotated[
+        str | None, typer.Option(metavar="LIST", help="Overlapped communication, of dp,cp,pp,tp,ep; default: dp,cp,pp.")
+    ] = None
+    device_name: Annotated[str, typer.Option("--device", metavar="NAME", help=f"One of {', '.join(DEVICES)}.")] = "h100"
+    memory: Annotated[
+        float | None, typer.Option(min=0.1, metavar="GB", help="Memory of a device; default: its own.")
+    ] = None
+    speed: Annotated[
         str | None,
         typer.Option(
-            "--overlap", metavar="LIST", help="Overlapped communication, of dp,cp,pp,tp,ep; default: dp,cp,pp."
-        ),
-    ],
-    "device_name": Annotated[str, typer.Option("--device", metavar="NAME", help=f"One of {', '.join(DEVICES)}.")],
-    "memory": Annotated[
-        float | None, typer.Option("--memory", min=0.1, metavar="GB", help="Memory of a device; default: its own.")
-    ],
-    "speed": Annotated[
-        str | None,
-        typer.Option(
-            "--speed",
             metavar="TFLOPS|N%|FILE",
             help="Speed of one device: 400, 40% of its peak, or measure --json; default: modelled.",
         ),
-    ],
-}
-_DEFAULTS = {"device_name": "h100"}
-
-
-def with_training(command: Callable[..., None]) -> Callable[..., None]:
-    """Give a command all these options in the place of its parameter ``options``, which gets them as a mapping."""
-
-    @wraps(command)
-    def with_options(**given: Any) -> None:
-        options = {name: given.pop(name) for name in _OPTIONS}
-        command(**given, options=options)
-
-    made: list[Parameter] = []
-    plain = signature(command, eval_str=True)
-    for parameter in plain.parameters.values():
-        if parameter.name != "options":
-            made.append(parameter)
-            continue
-        for name, annotation in _OPTIONS.items():
-            default = _DEFAULTS.get(name)
-            made.append(Parameter(name, Parameter.POSITIONAL_OR_KEYWORD, default=default, annotation=annotation))
-    with_options.__signature__ = plain.replace(parameters=made)  # type: ignore[attr-defined]  # typer reads it
-    return with_options
+    ] = None
 
 
 @dataclass(frozen=True)
@@ -112,9 +85,9 @@ class Trained:
     speed_from: str
 
 
-def trained(model: str, options: Mapping[str, Any]) -> Trained:
-    """Return what a model and the options that ``with_training`` adds mean; None is an option that is not given."""
-    fields = {**options}
+def trained(model: str, options: TrainingOptions) -> Trained:
+    """Return what a model and the options of its training mean."""
+    fields = dict(vars(options))
     vocabulary, name, memory, speed = (fields.pop(key) for key in ("vocabulary", "device_name", "memory", "speed"))
     if fields["overlap"] is not None:
         fields["overlap"] = tuple(name for name in fields["overlap"].split(",") if name)

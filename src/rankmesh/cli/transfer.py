@@ -5,16 +5,17 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import Annotated, Any
 
 import numpy as np
 import typer
 
-from rankmesh.cli.columns import Column, bytes_text, print_columns, print_facts
-from rankmesh.cli.console import out, write_json
+from rankmesh.cli.columns import bytes_text, print_facts, print_table
+from rankmesh.cli.console import write, write_filled
 from rankmesh.cli.layout import config_of, cut_text
-from rankmesh.cli.options import LIMIT, Cluster, Json, WorldSize, cluster_of, noted, source_of, spec_argument
+from rankmesh.cli.options import LIMIT, Cluster, WorldSize, cluster_of, noted, source_of
 from rankmesh.cli.patterns import patterns, reasons
+from rankmesh.cli.shell import Answer
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.sharding import Sharding
@@ -26,18 +27,7 @@ from rankmesh.transfer.planning.cost import links, seconds
 from rankmesh.transfer.planning.tensors_file import read_tensors
 from rankmesh.transfer.planning.transfer import Transfer
 
-if TYPE_CHECKING:
-    from rich.console import Console
-
-__all__ = ["EXAMPLES", "command"]
-
-EXAMPLES = """\
-$ rankmesh transfer --model llama3-8b megatron:tp=4,pp=2 vllm:tp=8
-$ rankmesh transfer --model qwen3-30b-a3b transformers:fsdp=8 sglang:tp=8,ep=8 --cluster host=8
-$ rankmesh transfer trainer.json engine.json       # each written by rankmesh layout --json
-$ rankmesh transfer tp=4,dp=2,pp=2 tp=2,dp=4 --tensors tensors.json
-$ rankmesh transfer tp=8,dp=8,pp=16 tp=8,dp=64 --offset 1024 --tensors tensors.json --cluster host=8,leaf=192
-"""
+__all__ = ["command"]
 
 _SIDE_HELP = (
     "With --model a framework and its sizes (megatron:tp=4,pp=2; vllm:tp=8; sglang:tp=8,ep=8; transformers:tp=2,fsdp=4)"
@@ -48,8 +38,8 @@ Shardings = Mapping[str, Sharding]
 
 
 def command(
-    source: Annotated[str, spec_argument("SOURCE", _SIDE_HELP)],
-    target: Annotated[str, spec_argument("TARGET", "The layout to move to, in the same form.")],
+    source: Annotated[str, typer.Argument(metavar="SOURCE", help=_SIDE_HELP)],
+    target: Annotated[str, typer.Argument(metavar="TARGET", help="The layout to move to, in the same form.")],
     model: Annotated[
         Path | None,
         typer.Option("--model", "-m", metavar="MODEL", help="A name (llama3-8b), a config.json, or its folder."),
@@ -68,14 +58,19 @@ def command(
     cluster: Cluster = None,
     ranks: Annotated[int, typer.Option(min=0, metavar="N", help="List the N busiest ranks.")] = 16,
     world_size: WorldSize = None,
-    json: Json = False,
-) -> None:
+) -> Answer:
     """Plan what moves between two layouts: bytes by rank and by level, the least possible, the busiest ranks.
 
     A rank receives only the elements that it does not have, each from one of the nearest ranks that have it. The
     busiest sender sends as little as possible. With --model, common models need no installed framework: rankmesh
     contains their shardings. Both sides begin at rank 0, as when a trainer and an engine share their GPUs; --offset
     puts the target on other ranks.
+
+    $ rankmesh transfer --model llama3-8b megatron:tp=4,pp=2 vllm:tp=8
+    $ rankmesh transfer --model qwen3-30b-a3b transformers:fsdp=8 sglang:tp=8,ep=8 --cluster host=8
+    $ rankmesh transfer trainer.json engine.json       # each written by rankmesh layout --json
+    $ rankmesh transfer tp=4,dp=2,pp=2 tp=2,dp=4 --tensors tensors.json
+    $ rankmesh transfer tp=8,dp=8,pp=16 tp=8,dp=64 --offset 1024 --tensors tensors.json --cluster host=8,leaf=192
     """
     left_out: dict[str, str] = {}
     placed_on: Sequence[str] = ()
@@ -92,10 +87,7 @@ def command(
     if world > LIMIT:
         raise LayoutError(f"the layouts have {world:,} ranks, but the command plans up to {LIMIT:,}; give smaller ones")
     moves = Transfer(ours, theirs, None if cluster is None else cluster_of(cluster, world, placed_on=placed_on))
-    if json:
-        write_json(_as_data(moves) | {"left_out": left_out})
-    else:
-        _print(out(), moves, ranks, left_out)
+    return Answer(lambda: _as_data(moves) | {"left_out": left_out}, lambda: _print(moves, ranks, left_out))
 
 
 def _layouts(source: str, target: str, model: Path | None, offset: int) -> tuple[Shardings, Shardings, dict[str, str]]:
@@ -194,7 +186,7 @@ def _placed(sharding: Sharding) -> str:
     return cut_text(sharding) + (f" at {', '.join(sharding.at)}" if sharding.at else "")
 
 
-def _print(console: Console, moves: Transfer, ranks: int, left_out: Mapping[str, str]) -> None:
+def _print(moves: Transfer, ranks: int, left_out: Mapping[str, str]) -> None:
     (sender, sent), (receiver, received) = _busiest(moves.outgoing), _busiest(moves.incoming)
     whole = sum(sharding.bytes for sharding in moves.target.values())
     facts = [
@@ -214,26 +206,22 @@ def _print(console: Console, moves: Transfer, ranks: int, left_out: Mapping[str,
             )
         facts.append(("predicted", f"{seconds(moves.flows, moves.cluster):.3g} s by the cluster's bandwidths"))
     facts.append(("digest", moves.digest))
-    print_facts(console, facts)
-    equal = _equal(moves)
-    console.print()
-    print_columns(
-        console,
-        [
-            Column("tensors", [one["names"] for one in equal]),
-            Column("shape", [" x ".join(map(str, one["shape"])) for one in equal]),
-            Column("cut by", [f"{one['source']} → {one['target']}" for one in equal]),
-            Column("moved", [bytes_text(one["moved"]) for one in equal], right=True),
-        ],
-    )
+    print_facts(facts)
+    write("")
+    rows = [
+        (
+            one["names"],
+            " x ".join(map(str, one["shape"])),
+            f"{one['source']} → {one['target']}",
+            bytes_text(one["moved"]),
+        )
+        for one in _equal(moves)
+    ]
+    print_table(("tensors", "shape", "cut by", ">moved"), rows)
     for line in reasons(left_out):
-        console.print(f"left out: {line}", markup=False)
+        write_filled(f"left out: {line}")
     order = np.argsort(-(moves.outgoing + moves.incoming), kind="stable")[:ranks].tolist()
     if order:
-        console.print()
-        sizes = {"sends": moves.outgoing, "receives": moves.incoming}
-        columns = [Column("rank", [str(rank) for rank in order], right=True)]
-        columns += [
-            Column(head, [bytes_text(int(of[rank])) for rank in order], right=True) for head, of in sizes.items()
-        ]
-        print_columns(console, columns)
+        write("")
+        sizes = [(str(rank), *(bytes_text(int(of[rank])) for of in (moves.outgoing, moves.incoming))) for rank in order]
+        print_table((">rank", ">sends", ">receives"), sizes)

@@ -12,13 +12,7 @@ import typer
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.debug.watch.setting import SWITCH, setting
 
-__all__ = ["EXAMPLES", "command"]
-
-EXAMPLES = """\
-$ rankmesh watch -- torchrun --nproc-per-node 8 train.py
-$ rankmesh watch --after 120 --dir /shared/hangs -- srun python train.py
-$ export RANKMESH=watch:after=120,then=exit     # the same, in a launch script
-"""
+__all__ = ["command"]
 
 
 def command(
@@ -33,7 +27,12 @@ def command(
         str, typer.Option(metavar="WORD", help="After a diagnosis: log, abort (NCCL's calls), exit (status 7).")
     ] = "log",
 ) -> None:
-    """Run a command with RANKMESH=watch: if its ranks hang, one of them logs which rank is the cause, and where."""
+    """Run a command with RANKMESH=watch: if its ranks hang, one of them logs which rank is the cause, and where.
+
+    $ rankmesh watch -- torchrun --nproc-per-node 8 train.py
+    $ rankmesh watch --after 120 --dir /shared/hangs -- srun python train.py
+    $ export RANKMESH=watch:after=120,then=exit     # the same, in a launch script
+    """
     options = {"dir": "" if folder is None else str(folder.absolute()), "after": after or "", "then": then}
     value = "watch:" + ",".join(f"{name}={option}" for name, option in options.items() if option)
     setting({SWITCH: value})

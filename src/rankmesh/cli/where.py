@@ -4,27 +4,30 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import platform
+import resource
+import socket
+import struct
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
+from datetime import datetime, timezone
 from typing import Any
 
-from rankmesh.cli.columns import Column, print_columns
-from rankmesh.cli.console import out, write_json
-from rankmesh.cli.machine import machine
+from rankmesh import __version__
+from rankmesh.cli.columns import print_table
+from rankmesh.cli.console import write, write_json
 from rankmesh.cli.options import Json
-from rankmesh.cli.shell import ExitCode, Failed
-from rankmesh.errors import ConnectError
+from rankmesh.cli.shell import Answer, ExitCode
+from rankmesh.errors import ConnectError, RankmeshError, first_line
 from rankmesh.launch.address import resolved
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import MPI, NO_LAUNCHER
 
-__all__ = ["EXAMPLES", "Whereabouts", "command", "where"]
-
-EXAMPLES = """\
-$ rankmesh where
-$ srun rankmesh where --json
-$ mpirun -np 4 rankmesh where
-"""
+__all__ = ["Whereabouts", "command", "where"]
+_VARIABLES = ("NCCL_", "TORCH_NCCL_", "TORCH_DISTRIBUTED_", "GLOO_", "RANKMESH", "CUDA_VISIBLE_DEVICES")
+# Of Linux: the request for the IPv4 address of an interface, and the bytes of the address in its reply.
+_SIOCGIFADDR, _ADDRESS = 0x8915, slice(20, 24)
 
 
 @dataclass(frozen=True)
@@ -86,19 +89,99 @@ def _missing(launch: Launch) -> str:
     return ""
 
 
-def command(json: Json = False) -> None:
-    """Show what started this process, its rank, host and devices, and the evidence for each."""
+def machine(environment: Mapping[str, str] = os.environ) -> dict[str, Any]:
+    """Return facts of this machine for the report of a fault; without torch its entries are None.
+
+    >>> sorted(machine())[:4]
+    ['clock', 'cuda', 'groups', 'interfaces']
+    """
+    return {
+        "rankmesh": __version__,
+        "python": platform.python_version(),
+        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        **_torch(),
+        "interfaces": _interfaces(),
+        "limits": {
+            "open files": _limit(resource.RLIMIT_NOFILE),
+            "locked memory": _limit(resource.RLIMIT_MEMLOCK),
+            "processes": _limit(resource.RLIMIT_NPROC),
+        },
+        "shared_memory": _free("/dev/shm"),  # noqa: S108  - asked for its size
+        "clock": datetime.now(timezone.utc).isoformat(timespec="milliseconds"),
+        "variables": {
+            name: value
+            for name, value in sorted(environment.items())
+            if name.startswith(_VARIABLES) and not name.endswith("KEY")
+        },
+    }
+
+
+def _torch() -> dict[str, str | None]:
+    """Return the versions of torch, CUDA and NCCL, and how this torch's groups are made."""
+    try:
+        import torch
+    except ModuleNotFoundError:
+        return {"torch": None, "cuda": None, "nccl": None, "groups": None}
+    nccl = None
+    with suppress(RuntimeError, AttributeError):
+        nccl = ".".join(map(str, torch.cuda.nccl.version())) if torch.cuda.is_available() else None
+    return {"torch": torch.__version__, "cuda": torch.version.cuda, "nccl": nccl, "groups": _groups()}
+
+
+def _groups() -> str:
+    try:
+        from rankmesh.backend.releases import missing
+
+        reason = missing()
+    except RankmeshError as error:
+        return f"none: {first_line(error)}"
+    return "by their members" if reason is None else f"through torch's public API: {reason}"
+
+
+def _interfaces() -> dict[str, str]:
+    """Return the network interfaces that have an IPv4 address: what GLOO_SOCKET_IFNAME may name."""
+    found: dict[str, str] = {}
+    try:
+        from fcntl import ioctl
+    except ModuleNotFoundError:
+        return found
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as query:
+        for _, name in socket.if_nameindex():
+            with suppress(OSError):  # without an address
+                answer = ioctl(query, _SIOCGIFADDR, struct.pack("256s", name.encode()[:15]))
+                found[name] = socket.inet_ntoa(answer[_ADDRESS])
+    return found
+
+
+def _limit(which: int) -> int | None:
+    """Return a limit of this process, None for none."""
+    soft = resource.getrlimit(which)[0]
+    return None if soft == resource.RLIM_INFINITY else soft
+
+
+def _free(place: str) -> int | None:
+    """Return the free bytes of a file system, None where there is none."""
+    try:
+        found = os.statvfs(place)
+    except OSError:
+        return None
+    return found.f_bavail * found.f_frsize
+
+
+def command(json: Json = False) -> Answer:
+    """Show what started this process, its rank, host and devices, and the evidence for each.
+
+    $ rankmesh where
+    $ srun rankmesh where --json
+    $ mpirun -np 4 rankmesh where
+    """
     try:
         found = where()
     except ConnectError as error:
         _show_evidence(error, json)
         raise
-    if json:
-        write_json(found.to_dict())
-    else:
-        _print(found)
-    if found.missing:
-        raise Failed(f"missing is {found.missing}", ExitCode.NO_JOB)
+    code = ExitCode.NO_JOB if found.missing else ExitCode.OK
+    return Answer(found.to_dict, lambda: _print(found), code, f"missing is {found.missing}")
 
 
 def _show_evidence(error: ConnectError, json: bool) -> None:
@@ -106,7 +189,7 @@ def _show_evidence(error: ConnectError, json: bool) -> None:
     if json:
         write_json({"missing": str(error), "evidence": dict(evidence)})
     elif evidence:
-        print_columns(out(), [Column("variable", list(evidence)), Column("value", list(evidence.values()))])
+        print_table(("variable", "value"), evidence.items())
 
 
 def _print(found: Whereabouts) -> None:
@@ -122,12 +205,8 @@ def _print(found: Whereabouts) -> None:
     evidence = [", ".join(f"{name}={launch.evidence[name]}" for name in launch.facts.get(fact, ())) for fact in rows]
     evidence[0] = evidence[0] or ("no launcher's variables" if launch.launcher == NO_LAUNCHER else "")
     evidence[3] = evidence[3] or "what the machine calls itself"
-    columns = [
-        Column("what", list(rows)),
-        Column("this process", list(rows.values())),
-        Column("evidence", [line or "-" for line in evidence]),
-    ]
-    print_columns(out(), columns)
+    lines = [(*row, text or "-") for row, text in zip(rows.items(), evidence, strict=True)]
+    print_table(("what", "this process", "evidence"), lines)
     about = found.machine
     versions = {
         "software": f"rankmesh {about['rankmesh']}, Python {about['python']}, {about['system']}",
@@ -137,8 +216,8 @@ def _print(found: Whereabouts) -> None:
         "limits": ", ".join(f"{name} {_many(number)}" for name, number in about["limits"].items()),
         "clock": about["clock"],
     }
-    out().print()
-    print_columns(out(), [Column("machine", list(versions)), Column("value", list(versions.values()))])
+    write("")
+    print_table(("machine", "value"), versions.items())
 
 
 def _many(number: int | None) -> str:

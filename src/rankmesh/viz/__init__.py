@@ -3,7 +3,6 @@
 ```
 overview        the facts that every way of showing a plan has in common
 communicators   which groups use which communicator, for all ranks at once
-tables          an overview as columns of text for the terminal
 sheet           where each rank of a mesh is drawn, and a mesh as text
 svg             a mesh as a picture, coloured by the groups of a kind
 explorer        one page to play with a layout, and to share it
