@@ -58,6 +58,8 @@ nitpick_ignore_regex = [
     (r"py:class", r"(AxesLike|PickLike|GivenOptions|RankParameters|Cut)"),
     # Loaded when they are first used, so known to type checkers alone.
     (r"py:class", r"(RankFacts|Config)"),
+    # What `to_dict` writes: `rankmesh schema` describes it.
+    (r"py:class", r"(rankmesh\.core\.sharding\.)?ShardingData"),
     # What the world owns, and gives to the live groups that it makes.
     (r"py:class", r"(rankmesh\.runtime\.connection\.)?Connection"),
     # How a stored box is read: a field of a documented class that nobody passes.
