@@ -15,18 +15,18 @@ from pathlib import Path
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.causes import CAUSES, Cause
 from rankmesh.debug.doctor.evidence import Finding, merged
-from rankmesh.debug.doctor.failures import findings_of_failures, is_secondary
+from rankmesh.debug.doctor.failures import Failure, findings_of_failures, is_secondary
 from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, history_of
-from rankmesh.debug.doctor.nccl import findings_of_nccl
+from rankmesh.debug.doctor.nccl import NcclLog, findings_of_nccl
 from rankmesh.debug.doctor.order import departure, divergences
-from rankmesh.debug.doctor.ras import contradictions, findings_of_reports
+from rankmesh.debug.doctor.ras import Report, contradictions, findings_of_reports
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
-from rankmesh.debug.doctor.stacks import findings_of_stacks, places_of
+from rankmesh.debug.doctor.stacks import Place, findings_of_stacks, places_of
 from rankmesh.debug.doctor.waits import Waits, waits_of
-from rankmesh.debug.doctor.watchdog import findings_of_logs, size_of_job
+from rankmesh.debug.doctor.watchdog import Log, findings_of_logs, size_of_job
 from rankmesh.errors import in_words
 
 __all__ = ["Diagnosis", "diagnose", "doctor", "report", "summary"]
@@ -140,19 +140,20 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
     given = [paths] if isinstance(paths, str | Path) else paths
     found = read_paths([Path(path) for path in given])
     diagnosis = diagnose(found.recordings, plan)
-    totals = () if found.recordings else (*(report.total for report in found.reports), size_of_job(found.logs, plan))
-    size = max([diagnosis.world_size, *totals])
-    size = size if found.recordings else max(size, found.size)
-    known = places_of(found.places, size)[0]
+    reports, logs, places = found.of(Report), found.of(Log), found.of(Place)
+    size = diagnosis.world_size
+    if not found.recordings:
+        size = max([size, found.size, size_of_job(logs, plan), *(report.total for report in reports)])
+    known = places_of(places, size)[0]
     every = (
-        *findings_of_failures(found.failures, size),
-        *findings_of_reports(found.reports, plan),
-        *findings_of_logs(found.logs, plan),
-        *findings_of_stacks(found.places, size),
-        *findings_of_nccl(found.nccl, plan),
+        *findings_of_failures(found.of(Failure), size),
+        *findings_of_reports(reports, plan),
+        *findings_of_logs(logs, plan),
+        *findings_of_stacks(places, size),
+        *findings_of_nccl(found.of(NcclLog), plan),
     )
     findings, disagreements = merged(every, {rank: place.site for rank, place in known.items() if place.site})
-    notes = (*found.notes, *contradictions(found.reports, found.recordings), *disagreements)
+    notes = (*found.notes, *contradictions(reports, found.recordings), *disagreements)
     return replace(diagnosis, findings=findings, world_size=size, notes=notes)
 
 

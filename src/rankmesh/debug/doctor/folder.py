@@ -20,7 +20,9 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import chain
 from pathlib import Path
+from typing import TypeVar
 
 from rankmesh.debug.doctor.failures import Failure, failures_of
 from rankmesh.debug.doctor.nccl import NcclLog, nccl_log_of
@@ -28,7 +30,7 @@ from rankmesh.debug.doctor.ras import Report, is_report, read_report
 from rankmesh.debug.doctor.reader import read_files
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.stacks import Place, stacks_of
-from rankmesh.debug.doctor.texts import Text, head_of, origin_of, text_of
+from rankmesh.debug.doctor.texts import head_of, origin_of, text_of
 from rankmesh.debug.doctor.watchdog import Log, log_of
 from rankmesh.errors import RecordingError, first_of, in_words
 
@@ -47,21 +49,26 @@ _SHOWN, _DEPTH, _FILES = 4, 6, 1 << 16
 _KNOWN = "reports of ncclras, logs with lines of torch's watchdog or of NCCL, dumps of stacks, errors of torchrun"
 
 
+# What is read of a report or a text.
+Evidence = Report | Log | Place | Failure | NcclLog
+_Kind = TypeVar("_Kind", bound=Evidence)
+
+
 @dataclass(frozen=True)
 class Found:
-    """The recordings of one job by rank, all other evidence by its kind, and notes on what was left out.
+    """The recordings of one job by rank, all other evidence, and notes on what was left out.
 
     ``size``: how many ranks the job has at least, by the ranks in names of files, even of files without evidence.
     """
 
     recordings: dict[int, Recording]
     notes: tuple[str, ...] = ()
-    reports: tuple[Report, ...] = ()
-    logs: tuple[Log, ...] = ()
-    places: tuple[Place, ...] = ()
-    failures: tuple[Failure, ...] = ()
-    nccl: tuple[NcclLog, ...] = ()
+    evidence: tuple[Evidence, ...] = ()
     size: int = 0
+
+    def of(self, kind: type[_Kind]) -> list[_Kind]:
+        """Return the evidence of a kind."""
+        return [one for one in self.evidence if isinstance(one, kind)]
 
 
 @dataclass(frozen=True)
@@ -107,10 +114,14 @@ class _File:
 def read_paths(paths: Sequence[Path]) -> Found:
     """Return what is in these files and folders; ``RecordingError`` when none of it can be used."""
     files = [file for path in paths for file in _files(path)]
-    reports, notes = _reports(sorted(file.path for file in files if file.is_report))
-    texts, earlier = _of_last_attempt([file for file in files if not file.may_be_recording and not file.is_report])
-    evidence = {file: one for file in texts if (one := _evidence(text_of(file.path))) is not None}
-    unused = [file for file in files if file not in evidence and file not in earlier and not file.is_report]
+    evidence, notes, earlier = dict[_File, tuple[Evidence, ...]](), list[str](), _of_earlier_attempts(files)
+    for file in files:
+        if file not in earlier:
+            try:
+                evidence[file] = _evidence(file)
+            except RecordingError as error:
+                notes.append(str(error))
+    unused = [file for file in files if not (evidence.get(file) or file in earlier or file.is_report)]
     recordings, refused = read_files([(file.path, file.rank) for file in unused if file.is_named])
     notes += refused
     if earlier:
@@ -118,16 +129,9 @@ def read_paths(paths: Sequence[Path]) -> Found:
     if names := [file.path.name for file in unused if not file.is_named]:
         notes.append(f"not used: {first_of(names, _SHOWN)}, neither recordings nor {_KNOWN}")
     found = chosen(recordings, notes) if recordings else Found({}, tuple(notes))
-    if recordings or reports or evidence:
-        return replace(
-            found,
-            reports=tuple(reports),
-            logs=tuple(one.log for one in evidence.values() if one.log is not None),
-            places=tuple(place for one in evidence.values() for place in one.places),
-            failures=tuple(failure for one in evidence.values() for failure in one.failures),
-            size=max((rank + 1 for file in files if (rank := origin_of(file.path).rank) is not None), default=0),
-            nccl=tuple(one.nccl for one in evidence.values() if one.nccl is not None),
-        )
+    if recordings or any(evidence.values()):
+        size = max((rank + 1 for file in files if (rank := origin_of(file.path).rank) is not None), default=0)
+        return replace(found, evidence=tuple(chain.from_iterable(evidence.values())), size=size)
     where, why = ", ".join(repr(str(path)) for path in paths[:4]), f"; {notes[0]}" if notes else ""
     raise RecordingError(
         f"{where} holds no recording that can be read{why}; a recording is a file of torch's flight recorder whose "
@@ -137,29 +141,22 @@ def read_paths(paths: Sequence[Path]) -> Found:
     )
 
 
-@dataclass(frozen=True)
-class _Evidence:
-    """What a text holds of each kind of evidence."""
-
-    log: Log | None
-    places: tuple[Place, ...]
-    failures: tuple[Failure, ...]
-    nccl: NcclLog | None
-
-
-def _evidence(text: Text) -> _Evidence | None:
-    """Return the evidence that a text holds; None if it holds none."""
-    one = _Evidence(log_of(text), stacks_of(text), failures_of(text), nccl_log_of(text))
-    return one if one.log or one.places or one.failures or one.nccl else None
+def _evidence(file: _File) -> tuple[Evidence, ...]:
+    """Return what a report or a text holds; ``RecordingError`` for a report that cannot be read."""
+    if file.is_report:
+        return (read_report(file.path),)
+    if file.may_be_recording:
+        return ()
+    text = text_of(file.path)
+    return (*log_of(text), *stacks_of(text), *failures_of(text), *nccl_log_of(text))
 
 
-def _of_last_attempt(files: Sequence[_File]) -> tuple[list[_File], list[_File]]:
-    """Return the files of torchrun's last attempt and of no attempt, then the files of earlier attempts."""
+def _of_earlier_attempts(files: Sequence[_File]) -> set[_File]:
+    """Return the reports and texts of attempts before torchrun's last one."""
     matches = {file: re.search(r"/attempt_(\d{1,6})/", file.path.as_posix()) for file in files}
-    attempts = {file: int(match[1]) for file, match in matches.items() if match}
+    attempts = {file: int(match[1]) for file, match in matches.items() if match and not file.may_be_recording}
     last = max(attempts.values(), default=0)
-    earlier = [file for file in files if attempts.get(file, last) < last]
-    return [file for file in files if attempts.get(file, last) == last], earlier
+    return {file for file, attempt in attempts.items() if attempt < last}
 
 
 def is_evidence(path: Path) -> bool:
@@ -170,16 +167,6 @@ def is_evidence(path: Path) -> bool:
     if path.suffix.lower() != ".json":
         return path.is_file() and file.rank is not None
     return _IS_RECORDING.search(file.head) is not None or _IS_ERROR.search(file.head) is not None
-
-
-def _reports(paths: Sequence[Path]) -> tuple[list[Report], list[str]]:
-    reports, refused = [], []
-    for path in paths:
-        try:
-            reports.append(read_report(path))
-        except RecordingError as error:  # noqa: PERF203  - each file of its own
-            refused.append(str(error))
-    return reports, refused
 
 
 def _files(path: Path) -> list[_File]:

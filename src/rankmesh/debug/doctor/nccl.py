@@ -65,8 +65,8 @@ class NcclLog:
     errors: tuple[tuple[_Process, str], ...]
 
 
-def nccl_log_of(text: Text) -> NcclLog | None:
-    """Return what the lines of NCCL in a text say; None if it has none."""
+def nccl_log_of(text: Text) -> tuple[NcclLog, ...]:
+    """Return what the lines of NCCL in a text say; nothing if it has none."""
     lines = "\n".join(text.lines_with(" NCCL "))
     inits = dict.fromkeys(
         Init(_process(m), m["id"] or "", int(m["rank"]), int(m["size"]), m["state"] == "COMPLETE")
@@ -75,7 +75,7 @@ def nccl_log_of(text: Text) -> NcclLog | None:
     )
     versions = {_process(m): m["version"] for m in _VERSION.finditer(lines)}
     errors = tuple((_process(m), m["what"]) for m in _WARN.finditer(lines) if _NETWORK.search(m["what"]))
-    return NcclLog(text.path.name, tuple(inits), versions, errors) if inits or versions or errors else None
+    return (NcclLog(text.path.name, tuple(inits), versions, errors),) if inits or versions or errors else ()
 
 
 def _process(line: re.Match[str]) -> _Process:

@@ -133,8 +133,8 @@ class Log:
     is_partial: bool = False
 
 
-def log_of(text: Text) -> Log | None:
-    """Return the lines of the watchdog in a text; None if it has none."""
+def log_of(text: Text) -> tuple[Log, ...]:
+    """Return the lines of the watchdog in a text; nothing if it has none."""
     rank, found, is_partial = origin_of(text.path).rank, dict[Status, None](), text.is_cut
     for line in text.lines_with(_MARK):
         is_partial = is_partial or _FOLDED.search(line) is not None
@@ -142,7 +142,7 @@ def log_of(text: Text) -> Log | None:
         if len(found) > _LINES:
             is_partial = True
             break
-    return Log(text.path.name, tuple(found), is_partial) if found else None
+    return (Log(text.path.name, tuple(found), is_partial),) if found else ()
 
 
 def _statuses(line: str, of_file: int | None) -> Iterator[Status]:
