@@ -204,50 +204,38 @@ def _below(folder: Path) -> list[Path]:
 
 
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:
-    """Choose one recording for each rank: of the largest job, its last attempt, watch and dump request."""
-    notes, current = list(refused), recordings
-    for choose, others in _CHOICES:
-        before, current = current, choose(current)
-        _note(notes, before, current, others)
-    newest: dict[int, Recording] = {}
-    for recording in sorted(current, key=_newest):
-        newest[recording.rank] = recording
-    _note(notes, current, list(newest.values()), "which there is a newer one")
-    return Found(dict(sorted(newest.items())), tuple(notes))
+    """Choose one recording for each rank: of the largest job, its last attempt, watch and dump request.
+
+    Those that no watch wrote are of any watch, and those of programs that have ended of any request.
+    """
+    notes, kept = list(refused), recordings
+
+    def keep(chosen: list[Recording], others: str) -> None:
+        nonlocal kept
+        left, kept = {id(one) for one in kept} - {id(one) for one in chosen}, chosen
+        if ranks := sorted(one.rank for one in recordings if id(one) in left):
+            notes.append(f"left out: {len(ranks)} of {others} ({in_words(ranks)})")
+
+    run, _ = Counter(one.run for one in kept).most_common(1)[0]
+    keep([one for one in kept if one.run == run], "another job")
+    attempt = max(one.attempt for one in kept)
+    keep([one for one in kept if one.attempt == attempt], "an earlier attempt")
+    session = max(kept, key=lambda one: one.written if one.session else -1).session
+    keep([one for one in kept if one.session in (session, "")], "an earlier watch")
+    request = max((one.request for one in kept if one.session and not one.ended), default=0)
+    asked = [one for one in kept if one.request == request or one.ended or not one.session]
+    keep(asked, "an earlier time that all ranks were asked")
+    newest = max(kept, key=_last_call)
+    keep([one for one in kept if not _is_older(one, newest)], "an earlier attempt, over before the others began")
+    by_age = sorted(kept, key=lambda one: (one.from_rank, one.written, _last_call(one)))
+    found = {one.rank: one for one in by_age}
+    keep(list(found.values()), "which there is a newer one")
+    return Found(dict(sorted(found.items())), tuple(notes))
 
 
-def _newest(recording: Recording) -> tuple[bool, int, int]:
-    return recording.from_rank, recording.written, int(recording.created[-1]) if len(recording) else 0
-
-
-def _of_one_job(recordings: list[Recording]) -> list[Recording]:
-    """Return the recordings of the job that has most of them."""
-    run, _ = Counter(recording.run for recording in recordings).most_common(1)[0]
-    return [recording for recording in recordings if recording.run == run]
-
-
-def _of_one_attempt(recordings: list[Recording]) -> list[Recording]:
-    """Return the recordings of the last attempt."""
-    last = max(recording.attempt for recording in recordings)
-    return [recording for recording in recordings if recording.attempt == last]
-
-
-def _of_one_watch(recordings: list[Recording]) -> list[Recording]:
-    """Return the recordings of the watch that wrote last, and those that no watch wrote."""
-    last = max(recordings, key=lambda recording: recording.written if recording.session else -1).session
-    return [recording for recording in recordings if recording.session in (last, "")]
-
-
-def _of_one_request(recordings: list[Recording]) -> list[Recording]:
-    """Return the recordings of the last dump request, of programs that have ended, and those that no watch wrote."""
-    last = max((one.request for one in recordings if one.session and not one.ended), default=0)
-    return [one for one in recordings if one.request == last or one.ended or not one.session]
-
-
-def _of_one_time(recordings: list[Recording]) -> list[Recording]:
-    """Return the recordings that are not of an earlier attempt (``_is_older``)."""
-    newest = max(recordings, key=lambda recording: int(recording.created[-1]) if len(recording) else 0)
-    return [recording for recording in recordings if not _is_older(recording, newest)]
+def _last_call(recording: Recording) -> int:
+    """Return when a rank made its last call, 0 for none."""
+    return int(recording.created[-1]) if len(recording) else 0
 
 
 def _is_older(one: Recording, newest: Recording) -> bool:
@@ -261,16 +249,6 @@ def _is_older(one: Recording, newest: Recording) -> bool:
     return False
 
 
-# The choices, in order, and how a note calls the recordings that are left out.
-_CHOICES = (
-    (_of_one_job, "another job"),
-    (_of_one_attempt, "an earlier attempt"),
-    (_of_one_watch, "an earlier watch"),
-    (_of_one_request, "an earlier time that all ranks were asked"),
-    (_of_one_time, "an earlier attempt, over before the others began"),
-)
-
-
 def _call_times(recording: Recording) -> dict[str, dict[int, int]]:
     """Return when the last calls of each group were made."""
     times: dict[str, dict[int, int]] = {}
@@ -278,10 +256,3 @@ def _call_times(recording: Recording) -> dict[str, dict[int, int]]:
         name = recording.groups[recording.group[row]].name
         times.setdefault(name, {})[int(recording.number[row])] = int(recording.created[row])
     return times
-
-
-def _note(notes: list[str], before: list[Recording], after: list[Recording], what: str) -> None:
-    kept = {id(recording) for recording in after}
-    ranks = sorted(recording.rank for recording in before if id(recording) not in kept)
-    if ranks:
-        notes.append(f"left out: {len(ranks)} of {what} ({in_words(ranks)})")

@@ -26,10 +26,10 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import chain
 from pathlib import Path
-from queue import SimpleQueue
 from typing import Any, BinaryIO
 
 from rankmesh.core.documents import Unreadable, open_regular
@@ -109,27 +109,21 @@ def parsed(data: bytes) -> object:
 
 def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording], list[str]]:
     """Return the recordings in these files, each given with the rank in its name, and why others could not be read."""
-    readers = [_Reader() for _ in range(max(1, min(os.cpu_count() or 1, len(files) // _EACH)))]
-    free: SimpleQueue[_Reader] = SimpleQueue()
-    for reader in readers:
-        free.put(reader)
-
-    def read(file: tuple[Path, int | None]) -> Recording | str:
-        reader = free.get()
-        try:
-            return reader.read(*file)
-        finally:
-            free.put(reader)
-
-    try:
-        with ThreadPoolExecutor(len(readers)) as threads:
-            answers = list(threads.map(read, files))
-    finally:
-        for reader in readers:
-            reader.end()
+    count = max(1, min(os.cpu_count() or 1, len(files) // _EACH))
+    with ThreadPoolExecutor(count) as threads:
+        answers = list(chain.from_iterable(threads.map(_answers, (files[first::count] for first in range(count)))))
     found = [answer for answer in answers if isinstance(answer, Recording)]
     refused = [answer for answer in answers if isinstance(answer, str)]
     return sorted(found, key=lambda recording: (recording.rank, recording.path)), sorted(refused)
+
+
+def _answers(files: Iterable[tuple[Path, int | None]]) -> list[Recording | str]:
+    """Return what one reader finds in these files."""
+    reader = _Reader()
+    try:
+        return [reader.read(*file) for file in files]
+    finally:
+        reader.end()
 
 
 def _here(path: Path, rank: int | None) -> Recording | str:

@@ -17,6 +17,7 @@ import linecache
 import sys
 import threading
 from collections.abc import Iterator
+from itertools import islice
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -58,18 +59,17 @@ def threads() -> dict[str, list[str]]:
     names = {thread.ident: thread.name for thread in threading.enumerate()}
     here = threading.get_ident()
     return {
-        f"{names.get(ident, 'thread')} ({ident})": _lines(frame)
+        f"{names.get(ident, 'thread')} ({ident})": [_line(each) for each in islice(_outwards(frame), _DEPTH)]
         for ident, frame in sys._current_frames().items()
         if ident != here
     }
 
 
-def _lines(frame: FrameType | None) -> list[str]:
-    lines: list[str] = []
-    while frame is not None and len(lines) < _DEPTH:
-        lines.append(_line(frame))
+def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
+    """Yield a frame and its callers."""
+    while frame is not None:
+        yield frame
         frame = frame.f_back
-    return lines
 
 
 def _line(frame: FrameType | None) -> str:
@@ -118,21 +118,19 @@ def _users(frame: FrameType | None) -> FrameType | None:
 
 def _outside(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames that are neither torch's nor ours, nor of the standard library, innermost first."""
-    while frame is not None:
-        name = frame.f_code.co_filename
+    for each in _outwards(frame):
+        name = each.f_code.co_filename
         if not name.startswith((_TORCH, _OURS)) and not is_library(name):
-            yield frame
-        frame = frame.f_back
+            yield each
 
 
 def _found(frame: FrameType | None) -> FrameType | None:
     """Return the outermost function of torch.distributed, or of ours that waits, in which this thread is."""
     found = None
-    while frame is not None:
-        file, name = frame.f_code.co_filename, frame.f_code.co_name
+    for each in _outwards(frame):
+        file, name = each.f_code.co_filename, each.f_code.co_name
         if (file == _CALLS and name in _KNOWN) or _COLLECTIVES.get(name) == file:
-            found = frame
-        frame = frame.f_back
+            found = each
     return found
 
 
