@@ -17,8 +17,9 @@ from rankmesh.debug.doctor.causes import CAUSES, Cause
 from rankmesh.debug.doctor.evidence import Finding, merged
 from rankmesh.debug.doctor.failures import Failure, findings_of_failures, is_secondary
 from rankmesh.debug.doctor.folder import read_paths
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup
-from rankmesh.debug.doctor.history import History, PendingCall, history_of
+from rankmesh.debug.doctor.history import History, history_of
 from rankmesh.debug.doctor.nccl import NcclLog, findings_of_nccl
 from rankmesh.debug.doctor.order import departure, divergences
 from rankmesh.debug.doctor.ras import Report, contradictions, findings_of_reports
@@ -223,10 +224,7 @@ def _ordered(history: History, waits: Waits, causes: list[Cause]) -> list[Cause]
 
 def _reached(history: History, waits: Waits, cause: Cause) -> set[int]:
     """Return the ranks that wait because of a cause, directly or behind others; and those that it ended."""
-    for_whom: dict[int, list[PendingCall]] = {}
-    for call in waits.calls:
-        for rank in call.missing:
-            for_whom.setdefault(rank, []).append(call)
+    for_whom = grouped((rank, call) for call in waits.calls for rank in call.missing)
     reached = {call for call in waits.calls if call.group is cause.group and call.number >= cause.call}
     ranks = set(cause.ranks) & waits.of_rank.keys()
     if cause.cause in _DIVERGED:

@@ -19,6 +19,7 @@ from datetime import datetime
 from pathlib import Path
 
 from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import in_words
@@ -162,9 +163,7 @@ def findings_of_failures(failures: Sequence[Failure], world_size: int = 0) -> tu
         origin: rank if rank is None or origin.rank is not None else rank + min(begins) if len(begins) == 1 else None
         for origin, rank in zip(origins, ranked(origins, world_size), strict=True)
     }
-    by_rank: dict[int | None, list[Failure]] = {}
-    for failure in failures:
-        by_rank.setdefault(rank_of[failure.origin], []).append(failure)
+    by_rank = grouped((rank_of[failure.origin], failure) for failure in failures)
     followed = {rank for rank, found in by_rank.items() if not all(one.is_primary for one in found)}
     primary = {rank: found for rank, found in by_rank.items() if rank is not None and rank not in followed}
     if not failures:

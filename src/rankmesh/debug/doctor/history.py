@@ -33,6 +33,7 @@ import numpy as np
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.calls import Signature
 from rankmesh.debug.doctor.columns import Bools, GroupName, Ints
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup, known_groups
 from rankmesh.debug.doctor.recording import Recording
 
@@ -111,10 +112,7 @@ class History:
     @cached_property
     def families(self) -> Mapping[Hashable, Sequence[KnownGroup]]:
         """The groups that have calls by their family."""
-        found: dict[Hashable, list[KnownGroup]] = {}
-        for group in self.tracks:
-            found.setdefault(group.family, []).append(group)
-        return found
+        return grouped((group.family, group) for group in self.tracks)
 
     def last(self, group: KnownGroup, rank: int, *, handed_over: bool = False) -> int | None:
         """Return the number of the last call of a group that a rank has entered, 0 for none, None if unknown.

@@ -18,6 +18,7 @@ from dataclasses import dataclass
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import group_of_plan
 from rankmesh.debug.doctor.texts import Text
 from rankmesh.errors import first_of, in_words
@@ -113,9 +114,7 @@ def _in_words(process: _Process, names: Mapping[_Process, int]) -> str:
 
 def _versions(versions: Mapping[_Process, str], names: Mapping[_Process, int], source: str) -> Iterator[Finding]:
     """Yield a finding if processes of the job run different versions of NCCL."""
-    parts: dict[str, list[_Process]] = {}
-    for process, version in versions.items():
-        parts.setdefault(version, []).append(process)
+    parts = grouped((version, process) for process, version in versions.items())
     if len(parts) < 2:
         return
     by_size = sorted(parts.items(), key=lambda part: len(part[1]))

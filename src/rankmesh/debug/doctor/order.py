@@ -22,6 +22,7 @@ import numpy as np
 from rankmesh.debug.doctor.calls import Signature, difference, odd_ones
 from rankmesh.debug.doctor.causes import Cause
 from rankmesh.debug.doctor.columns import Ints
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
 from rankmesh.errors import in_words
@@ -156,9 +157,7 @@ def _divergence(history: History, group: KnownGroup, number: int, calls: dict[in
     usual = sorted(set(calls) - set(odd))
     what = difference([calls[rank] for rank in sorted(calls)])
     ordered = _in_another_order(history, group, number, odd, usual, calls)
-    groups: dict[str, list[int]] = {}
-    for rank, call in sorted(calls.items()):
-        groups.setdefault(str(call), []).append(rank)
+    groups = grouped((str(call), rank) for rank, call in sorted(calls.items()))
     made = ", ".join(f"{in_words(ranks)} made {text}" for text, ranks in sorted(groups.items(), key=lambda g: g[1]))
     more = f"; {ordered}" if ordered else ""
     return Cause(

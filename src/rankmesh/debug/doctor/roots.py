@@ -14,8 +14,10 @@ is, that rank is the cause. Else the cycle is a deadlock.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from rankmesh.debug.doctor.causes import Cause, cause_of, wait_in
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall
 from rankmesh.debug.doctor.order import went_past
@@ -27,6 +29,9 @@ __all__ = ["roots"]
 _SHOWN = 8
 # They have a root, which torch's flight recorder does not keep.
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
+
+# Who waits, and what for.
+_Node = int | PendingCall
 
 
 def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -> Iterator[Cause]:
@@ -50,9 +55,7 @@ def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
                 known = worst.get(rank)
                 if known is None or _before(call, known):
                     worst[rank] = call
-    together: dict[tuple[str, PendingCall], list[int]] = {}
-    for rank, call in sorted(worst.items()):
-        together.setdefault((_why(history, rank, call), call), []).append(rank)
+    together = grouped(((_why(history, rank, call), call), rank) for rank, call in sorted(worst.items()))
     for (why, call), ranks in together.items():
         yield cause_of(history, why, ranks, call, _EVIDENCE[why](history, ranks, call))
 
@@ -121,42 +124,30 @@ def _broken(history: History, waits: Waits) -> Iterator[Cause]:
 
 
 def _cycles(waits: Waits) -> list[list[int]]:
-    """Return the sets of ranks that wait for each other: Tarjan's strongly connected components, without recursion."""
-    index: dict[object, int] = {}
-    low: dict[object, int] = {}
-    stack: list[object] = []
-    on_stack: set[object] = set()
-    found: list[list[int]] = []
+    """Return the sets of ranks that wait for each other: Kosaraju's strongly connected components."""
+    after: dict[Any, Sequence[_Node]] = {**waits.of_rank, **{call: call.missing for call in waits.calls}}
+    before = grouped((step, node) for node, steps in after.items() for step in steps)
+    seen = set[_Node]()
+    order = [node for start in after for node in _reached(start, after, seen)]
+    seen.clear()
+    parts = [_reached(node, before, seen) for node in reversed(order)]
+    cycles = (sorted(node for node in part if isinstance(node, int)) for part in reversed(parts))
+    return [ranks for ranks in cycles if len(ranks) > 1]
 
-    def after(node: object) -> Sequence[object]:
-        return node.missing if isinstance(node, PendingCall) else waits.of_rank.get(node, ())  # type: ignore[call-overload]
 
-    for start in waits.of_rank:
-        work: list[tuple[object, Iterator[object]]] = [(start, iter(after(start)))] if start not in index else []
-        while work:
-            node, rest = work[-1]
-            if node not in index:
-                index[node] = low[node] = len(index)
-                stack.append(node)
-                on_stack.add(node)
-            step = next(rest, None)
-            if step is not None:
-                if step not in index:
-                    work.append((step, iter(after(step))))
-                elif step in on_stack:
-                    low[node] = min(low[node], index[step])
-                continue
-            work.pop()
-            if work:
-                low[work[-1][0]] = min(low[work[-1][0]], low[node])
-            if low[node] == index[node]:
-                component: list[object] = []
-                while not component or (component[-1] is not node and component[-1] != node):
-                    component.append(stack.pop())
-                    on_stack.discard(component[-1])
-                ranks = sorted(part for part in component if isinstance(part, int))
-                if len(ranks) > 1:
-                    found.append(ranks)
+def _reached(start: _Node, after: Mapping[_Node, Sequence[_Node]], seen: set[_Node]) -> list[_Node]:
+    """Return what is reached from a node and has not been seen, each behind what is reached from it."""
+    found, work = list[_Node](), [start] if start not in seen else []
+    rest = {start: iter(after.get(start, ()))}
+    seen.add(start)
+    while work:
+        step = next((node for node in rest[work[-1]] if node not in seen), None)
+        if step is None:
+            found.append(work.pop())
+        else:
+            seen.add(step)
+            rest[step] = iter(after.get(step, ()))
+            work.append(step)
     return found
 
 

@@ -21,6 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import first_of, in_words
@@ -290,9 +291,7 @@ def findings_of_stacks(places: Sequence[Place], world_size: int = 0) -> tuple[Fi
 
 def _in_words(known: Mapping[int, Place], others: Sequence[Place]) -> Iterator[str]:
     """Yield who is where, the fewest ranks first."""
-    parts: dict[tuple[str, str], list[int]] = {}
-    for rank, place in known.items():
-        parts.setdefault((place.call, place.site), []).append(rank)
+    parts = grouped(((place.call, place.site), rank) for rank, place in known.items())
     ordered = sorted(parts.items(), key=lambda part: (part[0][0] != "", len(part[1])))
     for (call, site), ranks in ordered[:_SHOWN]:
         where = f"{'in ' + call if call else 'in no collective'}{', at ' + site if site else ''}"

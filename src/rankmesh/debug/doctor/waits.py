@@ -30,6 +30,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from rankmesh.debug.doctor.columns import Bools, Ints
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
 from rankmesh.debug.doctor.recording import InCall
@@ -68,11 +69,12 @@ def waits_of(history: History) -> Waits:
     """Return the unfinished calls of a history, and those that failed."""
     broken = _broken(history)
     calls = [*_collectives(history, broken), *_exchanges(history, broken), *_unrecorded(history)]
-    of_rank: dict[int, list[PendingCall]] = {}
-    for call in calls:
-        for rank in call.waiting:
-            if not history.recordings[rank].is_running or (call.failed and _is_certain(history, call)):
-                of_rank.setdefault(rank, []).append(call)
+    of_rank = grouped(
+        (rank, call)
+        for call in calls
+        for rank in call.waiting
+        if not history.recordings[rank].is_running or (call.failed and _is_certain(history, call))
+    )
     kept = tuple(call for call in calls if any(call in of_rank.get(rank, ()) for rank in call.waiting))
     labels = Counter(group.label for group in {call.group for call in kept})
     for call in kept:
@@ -94,15 +96,13 @@ def _is_certain(history: History, call: PendingCall) -> bool:
 def _collectives(history: History, broken: Iterable[int]) -> Iterator[PendingCall]:
     for group, tracks in history.tracks.items():
         last = _last(history, group, broken)
-        pending: dict[int, list[int]] = {}
         failed = {} if history.on_device(group) else _failed(history, group, last)
-        for rank, track in tracks.items():
-            if rank in broken:
-                continue
-            for number in track.numbers[track.pending][:_FIRST].tolist():
-                pending.setdefault(number, []).append(rank)
-        for rank, number in failed.items():
-            pending.setdefault(number, []).append(rank)
+        unfinished = (
+            (number, rank)
+            for rank, track in tracks.items()
+            for number in ([] if rank in broken else track.numbers[track.pending][:_FIRST].tolist())
+        )
+        pending = grouped((*unfinished, *((number, rank) for rank, number in failed.items())))
         for number, ranks in sorted(pending.items()):
             missing = tuple(rank for rank, seen in last.items() if seen is not None and seen < number)
             yield PendingCall(

@@ -31,9 +31,11 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from operator import itemgetter
 
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding, all_known, ranks_in_words
+from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import DEFAULT, group_at
 from rankmesh.debug.doctor.texts import Text, origin_of
 from rankmesh.errors import first_of, in_words
@@ -299,13 +301,10 @@ def _last_attempt(logs: Iterable[Log]) -> list[Status]:
 def _groups(lines: Sequence[Status], plan: Plan | None) -> list[_Group]:
     """Return the groups with their members, each with all its lines."""
     found: dict[LogGroup | None, dict[tuple[int, int | None], list[Status]]] = {}
-    at: dict[tuple[object, ...], set[LogGroup]] = {}
-    for line in lines:
-        if line.group is not None and line.number is not None:
-            at.setdefault(_call_of(line), set()).add(line.group)
+    at = grouped((_call_of(line), line.group) for line in lines if line.group is not None and line.number is not None)
     for line in lines:
         group = line.group
-        if group is None and len(named := at.get(_call_of(line), set())) == 1:
+        if group is None and len(named := set(at.get(_call_of(line), ()))) == 1:
             [group] = named
         elif group is None and named:
             continue  # of one of several groups, each of which has a line of its own
@@ -378,13 +377,12 @@ def _finding(each: _Group, suspects: set[int], source: str) -> Finding:
 
 def _different(each: _Group) -> dict[Work, list[_Member]]:
     """Return the members by their call at the first number at which calls differ; empty where none do."""
-    by_number: dict[int, dict[Work, list[_Member]]] = {}
-    for member in each.members:
-        for work in member.works:
-            same = by_number.setdefault(work.number, {})
-            like = next((other for other in same if _signature(other) == _signature(work)), work)
-            same.setdefault(like, []).append(member)
-    return next((parts for _, parts in sorted(by_number.items(), key=lambda of: of[0]) if len(parts) > 1), {})
+    by_number = grouped((work.number, (work, member)) for member in each.members for work in member.works)
+    for _, made in sorted(by_number.items(), key=itemgetter(0)):
+        first = {_signature(work): work for work, _ in reversed(made)}
+        if len(first) > 1:
+            return grouped((first[_signature(work)], member) for work, member in made)
+    return {}
 
 
 def _signature(work: Work) -> tuple[object, ...]:
@@ -395,9 +393,9 @@ def _signature(work: Work) -> tuple[object, ...]:
 
 def _waits(each: _Group) -> Iterator[str]:
     """Yield who waits in which call."""
-    parts: dict[tuple[int, str], list[_Member]] = {}
-    for member in each.waiting:
-        parts.setdefault((member.call or 0, member.work.operation if member.work else ""), []).append(member)
+    parts = grouped(
+        ((member.call or 0, member.work.operation if member.work else ""), member) for member in each.waiting
+    )
     for (number, operation), members in sorted(parts.items(), key=lambda part: part[0])[:_SHOWN]:
         verb = "waits" if len(members) == 1 else "wait"
         what = f", {_described([member.work for member in members if member.work])}" if operation else ""
