@@ -206,7 +206,7 @@ def _below(folder: Path) -> list[Path]:
 def chosen(recordings: list[Recording], refused: list[str]) -> Found:
     """Choose one recording for each rank: of the largest job, its last attempt, watch and dump request.
 
-    Those that no watch wrote are of any watch, and those of programs that have ended of any request.
+    A recording that no watch wrote belongs to any watch, and one of a program that has ended to any request.
     """
     notes, kept = list(refused), recordings
 
