@@ -188,7 +188,7 @@ class ParallelContext(AbstractContextManager["ParallelContext"]):
         dp_rank: int | slice | Sequence[int],
         cp_rank: int | slice | Sequence[int],
         tp_rank: int | slice | Sequence[int],
-    ) -> Any:
+    ) -> np.int64 | NDArray[np.int64]:
         """Return the global rank at a position, ``numpy.int64``; an array of ranks where slices or lists are given.
 
         They index ``world_rank_matrix`` as in numpy. ``LayoutError`` for a position outside (nanotron counts negative

@@ -13,7 +13,7 @@ class ModelParallel(Getters):                                of this rank's grou
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
@@ -40,36 +40,36 @@ class Getters:
                 value.__module__ = cls.__module__
 
 
-def group_of(kind: str) -> Callable[[Any], ProcessGroup]:
+def group_of(kind: str) -> Callable[[Getters], ProcessGroup]:
     """Return a getter of the process group."""
     return _getter(kind, lambda group: group.pg, "ProcessGroup", f"The process group ``{kind}`` that this rank is in.")
 
 
-def ranks_of(kind: str) -> Callable[[Any], list[int]]:
+def ranks_of(kind: str) -> Callable[[Getters], list[int]]:
     """Return a getter of the members, in the order of their positions."""
     return _getter(
         kind, lambda group: list(group.ranks), "list[int]", f"The global ranks of this rank's group ``{kind}``."
     )
 
 
-def size_of(kind: str) -> Callable[[Any], int]:
+def size_of(kind: str) -> Callable[[Getters], int]:
     """Return a getter of the number of members."""
     return _getter(kind, lambda group: group.size, "int", f"How many ranks are in this rank's group ``{kind}``.")
 
 
-def rank_in(kind: str) -> Callable[[Any], int]:
+def rank_in(kind: str) -> Callable[[Getters], int]:
     """Return a getter of this rank's position among the members."""
     return _getter(kind, lambda group: group.rank, "int", f"The position of this rank in its group ``{kind}``.")
 
 
-def first_of(kind: str) -> Callable[[Any], int]:
+def first_of(kind: str) -> Callable[[Getters], int]:
     """Return a getter of the first member, from which the group broadcasts."""
     return _getter(
         kind, lambda group: group.first, "int", f"The global rank of the first member of this rank's ``{kind}``."
     )
 
 
-def _getter(kind: str, answer: Callable[[LiveGroup], _Answer], form: str, meaning: str) -> Callable[[Any], _Answer]:
+def _getter(kind: str, answer: Callable[[LiveGroup], _Answer], form: str, meaning: str) -> Callable[[Getters], _Answer]:
     def getter(self):  # type: ignore[no-untyped-def]
         return answer(self._group(kind))
 

@@ -52,7 +52,7 @@ _KNOWN_PACKAGES = ("rankmesh.dialects.",)
 _KEY = 624
 
 State = TypeVar("State")
-Names = dict[str, Any]
+Names = dict[str, object]
 
 
 class PerRank(Generic[State]):

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from types import ModuleType
-from typing import Any, TypeVar
+from typing import TypeVar
 
 import torch.distributed as dist
 
@@ -33,11 +33,11 @@ _KINDS = ("tp", "cp", "pp", "dp")
 class AssignedGroup:
     """One kind's group that a program assigned to ezpz's globals; torch answers for its size and rank."""
 
-    group: Any = None
+    group: dist.ProcessGroup | None = None
     members: Sequence[int] | None = None
 
     @property
-    def pg(self) -> Any:
+    def pg(self) -> dist.ProcessGroup:
         """The process group that was assigned."""
         return _there(self.group, "group")
 

@@ -19,7 +19,7 @@ do, is asked for the groups instead, with the enumeration that Megatron-Core wou
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from math import prod
 from numbers import Integral
@@ -99,7 +99,7 @@ class HyperCommGrid:
         self.shape = shape[:]
         self.dim_names = dim_names[:]
         self.backend = backend
-        self._pgs: dict[Key, Any] = {}
+        self._pgs: dict[Key, dist.ProcessGroup | None] = {}
         self._mesh = _mesh(shape, dim_names, rank_offset)
         self._views = {_BASE_VIEW_NAME: _RankViewSpec(_BASE_VIEW_NAME, shape[:], dim_names[:], [])}
         self._live: dict[Key, LiveGroups] = {}
@@ -145,9 +145,9 @@ class HyperCommGrid:
             self._pgs[key], _ = dist.new_subgroups_by_enumeration(ranks, backend=self.backend, **kwargs)
         else:
             self._pgs[key] = self._create(ordered, key, owner, kwargs)
-        return self._pgs[key]  # type: ignore[no-any-return]
+        return self._pgs[key]
 
-    def _create(self, dims: list[str], key: Key, view: str | None, options: dict[str, Any]) -> Any:
+    def _create(self, dims: list[str], key: Key, view: str | None, options: dict[str, Any]) -> dist.ProcessGroup | None:
         description = options.pop("group_desc", None)
         spec = GroupSpec("pg", dims, view=view, **_options_for(self.backend, options))
         plan = Plan(self._mesh, [spec], world_size=self._world_size, name="hyper_comm_grid")
@@ -160,7 +160,7 @@ class HyperCommGrid:
             registries.describe(pg, str(description))
         return pg
 
-    def get_pg(self, dims: str | list[str], *, view: str | None = None) -> Any:
+    def get_pg(self, dims: str | list[str], *, view: str | None = None) -> dist.ProcessGroup | None:
         """Return the group along these dimensions that ``create_pg`` made; ``KeyError`` where it did not.
 
         ``NotHere`` on a rank outside the grid; None, as Megatron-Core gives there, under ``install()``.
@@ -257,7 +257,7 @@ def _mesh(shape: list[int], dim_names: list[str], offset: int) -> Mesh:
 # -- what a grid refuses ----------------------------------------------------------------------------------------------
 
 
-def _check_named(shape: list[Any], dim_names: list[str], what: str) -> None:
+def _check_named(shape: Sequence[object], dim_names: list[str], what: str) -> None:
     """Refuse sizes and names that are not a factorisation."""
     if len(shape) != len(dim_names):
         raise LayoutError(f"len(shape) {shape} != len(dim_names) {dim_names} of {what}; name each dimension once")

@@ -127,7 +127,7 @@ def _release(theirs: dict[str, ModuleType]) -> releases.Release:
     return release
 
 
-def _peer(name: str) -> Any:
+def _peer(name: str) -> ModuleType:
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # Megatron suggests what else could be installed
         try:

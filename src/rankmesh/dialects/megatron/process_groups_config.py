@@ -58,13 +58,13 @@ _WHOLE = ("dp_cp_gtp_remat", "expt_dp_gtp_remat")
 _ALWAYS = ("dp", "dp_cp", "intra_dp_cp", "dp_cp_gtp_remat")
 
 
-def _of_state(state: ModuleType, name: str) -> Any:
+def _of_state(state: ModuleType, name: str) -> ProcessGroup | list[ProcessGroup] | None:
     """Return one field of a collection from a parallel state; None where it has no such group."""
     kind = _KINDS.get(name, name)
     return state.rankmesh_state.given(kind, name in _ALWAYS, whole=name in _WHOLE) if kind in BY_KIND else None
 
 
-def _size(group: Any) -> str:
+def _size(group: ProcessGroup | list[ProcessGroup] | tuple[ProcessGroup, ...] | None) -> str:
     return str([each.size() for each in group] if isinstance(group, list | tuple) else group and group.size())
 
 
@@ -174,7 +174,7 @@ class MultiModuleProcessGroupCollection:
     (MultiModuleProcessGroupCollection(modules=[encoder, llm], language_model_module_name='llm'), 2, True)
     """
 
-    module_pgs: Dict[str, Any]  # noqa: UP006
+    module_pgs: Dict[str, ProcessGroupCollection]  # noqa: UP006
     language_model_module_name: Optional[str] = None  # noqa: UP045
 
     def __post_init__(self) -> None:
@@ -183,7 +183,7 @@ class MultiModuleProcessGroupCollection:
         if self.language_model_module_name is not None:
             self.get_module_collection(self.language_model_module_name, "language_model_module_name")
 
-    def get_language_model_collection(self) -> Any:
+    def get_language_model_collection(self) -> ProcessGroupCollection:
         """Return the process groups of the language model; ``PlanError`` where this rank has none."""
         if self.language_model_module_name is None:
             raise PlanError(
@@ -199,7 +199,7 @@ class MultiModuleProcessGroupCollection:
         """Return whether this rank has a part of the language model."""
         return self.language_model_module_name is not None
 
-    def get_module_collection(self, module_name: str, what: str = "Module") -> Any:
+    def get_module_collection(self, module_name: str, what: str = "Module") -> ProcessGroupCollection:
         """Return the process groups of one module; ``UnknownModule`` for a name that there is not."""
         if module_name not in self.module_pgs:
             raise UnknownModule(
@@ -212,21 +212,21 @@ class MultiModuleProcessGroupCollection:
     def __len__(self) -> int:
         return len(self.module_pgs)
 
-    def __getitem__(self, module_name: str) -> Any:
+    def __getitem__(self, module_name: str) -> ProcessGroupCollection:
         return self.get_module_collection(module_name)
 
-    def __iter__(self) -> Iterator[Any]:
+    def __iter__(self) -> Iterator[ProcessGroupCollection]:
         return iter(self.module_pgs.values())
 
     def keys(self) -> KeysView[str]:
         """Return the names of the modules."""
         return self.module_pgs.keys()
 
-    def values(self) -> ValuesView[object]:
+    def values(self) -> ValuesView[ProcessGroupCollection]:
         """Return their collections."""
         return self.module_pgs.values()
 
-    def items(self) -> ItemsView[str, object]:
+    def items(self) -> ItemsView[str, ProcessGroupCollection]:
         """Return name and collection of each."""
         return self.module_pgs.items()
 

@@ -92,7 +92,7 @@ class State:
         self.in_pieces = dense, experts
         self.pieces, self.expert_pieces = dense or self.has_pieces, experts or self.has_pieces
 
-    def given(self, kind: str, check: bool = True, *, whole: bool = False) -> Any:
+    def given(self, kind: str, check: bool = True, *, whole: bool = False) -> ProcessGroup | list[ProcessGroup] | None:
         """Return the process group of a kind, an absent one being an error where it is checked.
 
         ``whole``: with the ranks that hold other pieces of each weight, where getters take these.

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import replace
 from types import ModuleType
-from typing import Any
 
 import torch
 
 from rankmesh.errors import LayoutError, first_line, quoted
+from rankmesh.runtime.live import LiveGroups
 from rankmesh.sim.comparison.blame import find
 from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, reference_of
 from rankmesh.sim.comparison.result import Comparison, Difference
@@ -24,7 +24,7 @@ _DIVERGED = ("deadlock", "unmatched", "mismatch")
 
 
 def compare(
-    program: Callable[[Any], object],
+    program: Callable[[LiveGroups], object],
     layouts: Iterable[LayoutLike],
     tolerance: float = 1e-6,
     *,

@@ -6,9 +6,8 @@ A second run of the reference permutes what every matrix product and sum adds up
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 
@@ -71,7 +70,13 @@ class PermutedReductions(TorchDispatchMode):
     0.0
     """
 
-    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+    def __torch_dispatch__(
+        self,
+        func: Callable[..., object],
+        types: Iterable[type],
+        args: tuple[object, ...] = (),
+        kwargs: dict[str, object] | None = None,
+    ) -> object:
         """Run one operation of torch; a DTensor's operation is dispatched again as one of its shard."""
         if any(kind.__name__ == "DTensor" for kind in types):
             return NotImplemented

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from rankmesh.errors import UnknownAxis, UnknownGroup
+from rankmesh.runtime.live import LiveGroups
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.noise import PermutedReductions
 from rankmesh.sim.comparison.session import Reference, Session, Stopped
@@ -19,7 +20,7 @@ from rankmesh.sim.run import quiet_torch, run
 
 __all__ = ["Runner"]
 
-Program = Callable[[Any], object]
+Program = Callable[[LiveGroups], object]
 
 
 @dataclass
@@ -34,7 +35,7 @@ class Runner:
     def run(self, session: Session, *, permuted: bool = False) -> None:
         """Run the program in a session; ``RanksFailed`` names the layout under which ranks failed."""
 
-        def program(groups: object) -> None:
+        def program(groups: LiveGroups) -> None:
             with PermutedReductions() if permuted else nullcontext():  # type: ignore[no-untyped-call]  # its base is
                 self.program(groups)
 

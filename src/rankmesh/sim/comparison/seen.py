@@ -142,7 +142,9 @@ def _see_module(name: str, module: torch.nn.Module, optimizer: torch.optim.Optim
                 see(f"{name}.{parameter}.{kept}", state, *([cut] if state.shape == value.shape else []), **options)
 
 
-def see_activations(module: torch.nn.Module, table: Table | None = None, name: str = "") -> AbstractContextManager[Any]:
+def see_activations(
+    module: torch.nn.Module, table: Table | None = None, name: str = ""
+) -> AbstractContextManager[object]:
     """See the output of every part of a module when it has run, until the result is closed.
 
     ``table`` has cuts (or Shardings) by the part's name or a pattern of it, as in ``sim.see(table=)``; only parts that

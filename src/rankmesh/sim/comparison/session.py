@@ -12,7 +12,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
-from typing import Any
 
 import torch
 
@@ -280,7 +279,7 @@ class Session(Observer):
 
     # -- repairs of gradients -----------------------------------------------------------------------------------
 
-    def applied(self, site: Site, groups: Sequence[object], node: Any) -> None:
+    def applied(self, site: Site, groups: Sequence[object], node: torch.autograd.graph.Node) -> None:
         """Record the backward pass of a function, or sum the gradient of it that the repair sums."""
         context, repair = current_context(), self.repair
         if context is None:

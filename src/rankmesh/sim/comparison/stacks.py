@@ -86,7 +86,7 @@ class Gradient:
 
 
 # Called with a backward pass, the process groups that the function got, and its node of the graph.
-Applied = Callable[[Site, list[object], Any], None]
+Applied = Callable[[Site, list[object], torch.autograd.graph.Node], None]
 
 
 def stack_here(pg: object) -> Stack:
@@ -140,7 +140,7 @@ def forward_passes_recorded(applied: Applied) -> Iterator[None]:
     """Have what an ``autograd.Function`` makes keep the lines that called it, for its backward pass."""
     apply: Any = torch.autograd.Function.__dict__["apply"]
 
-    def recorded(cls: Any, *args: Any, **kwargs: Any) -> Any:
+    def recorded(cls: type[torch.autograd.Function], /, *args: object, **kwargs: object) -> object:
         result = apply.__get__(None, cls)(*args, **kwargs)
         outputs = result if isinstance(result, tuple) else (result,)
         nodes = {one.grad_fn for one in outputs if isinstance(one, torch.Tensor) and one.grad_fn is not None}
@@ -160,7 +160,7 @@ def forward_passes_recorded(applied: Applied) -> Iterator[None]:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
 
 
-def _backward(function: Any) -> Site | None:
+def _backward(function: type[torch.autograd.Function]) -> Site | None:
     """Return the last line of a function's backward pass; None where it is not the user's."""
     code = getattr(function.backward, "__code__", None)
     if code is None or not is_users_file(code.co_filename):
