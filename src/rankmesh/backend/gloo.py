@@ -56,10 +56,10 @@ class GlooDevices:
         os.environ.setdefault("GLOO_ENABLE_STORE_V2_API", "1")
         self.drain, self.published = drain, set[bytes]()
         self.next_cut: Future[None] = Future()
-        self._shared: list[Any] = []
+        self._shared: list[c10d.ProcessGroupGloo.Device] = []
         self._cutting = threading.Lock()
 
-    def of(self, *, lazily: bool) -> tuple[list[Any], bool]:
+    def of(self, *, lazily: bool) -> tuple[list[c10d.ProcessGroupGloo.Device], bool]:
         """Return the devices for one more group, and whether they are new."""
         if not lazily and self._shared:
             return self._shared, False
@@ -69,7 +69,7 @@ class GlooDevices:
         made = [gloo.create_device(interface=name, lazy_init=lazily) for name in named]
         return made or [gloo.create_default_device(lazy_init=lazily)], True
 
-    def keep(self, made: list[Any], addresses: Iterable[bytes], *, lazily: bool) -> None:
+    def keep(self, made: list[c10d.ProcessGroupGloo.Device], addresses: Iterable[bytes], *, lazily: bool) -> None:
         """Keep new devices at the addresses that gloo has published."""
         self.published.update(addresses)
         self._shared = self._shared if lazily else made
@@ -108,7 +108,7 @@ def put_gloo_under(
     eager_size: int | None = None,
     lazy: bool,
     device_types: Sequence[str],
-) -> Any:
+) -> c10d.ProcessGroupGloo:
     """Put gloo under a process group, whose pairs connect now or when they first talk; the backend that was made.
 
     ``within`` is how long members that connect now, or that request a ``lazy`` group, wait for each other. Members of a
@@ -126,7 +126,7 @@ def put_gloo_under(
     options.group_name = name
     addresses, cut = _addresses(store), devices.next_cut
 
-    def make() -> Any:
+    def make() -> c10d.ProcessGroupGloo:
         made = c10d.ProcessGroupGloo(addresses, rank, len(ranks), options)
         if is_new:
             published = [addresses.get(f"{number}/{rank}") for number in range(len(of_group))]

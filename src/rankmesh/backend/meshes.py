@@ -104,7 +104,7 @@ def _named(mesh: Any, groups: Sequence[dist.ProcessGroup | None]) -> DeviceMesh:
 
 def _register(root: DeviceMesh, groups: Sequence[dist.ProcessGroup | None]) -> None:
     """Let the root find the groups; torch 2.10 asks its registry of all groups instead."""
-    known: dict[str, Any] = getattr(root, "_pg_registry", {})
+    known: dict[str, dist.ProcessGroup] = getattr(root, "_pg_registry", {})
     known.update({pg.group_name: pg for pg in groups if pg is not None})
 
 

@@ -115,7 +115,7 @@ class Communicator:
 class Batch:
     """Calls that were started together on a GPU: done once the GPU has done them, not once it is to do them."""
 
-    def __init__(self, works: Sequence[Any], device: torch.device) -> None:
+    def __init__(self, works: Sequence[dist.Work], device: torch.device) -> None:
         self._works, self._device, self._done = works, device, False
 
     def wait(self, timeout: timedelta) -> None:

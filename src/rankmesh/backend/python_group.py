@@ -41,10 +41,10 @@ class PythonGroup(dist.ProcessGroup):
     def _reduce_scatter_base(self, *given: Any, **named: Any) -> dist.Work:
         return self.reduce_scatter_single(*given, **named)
 
-    def _start_coalescing(self, device: Any = None) -> None:
+    def _start_coalescing(self, device: object = None) -> None:
         self.start_together()
 
-    def _end_coalescing(self, device: Any = None) -> dist.Work:
+    def _end_coalescing(self, device: object = None) -> dist.Work:
         return self.end_together()
 
     def _set_sequence_number_for_group(self) -> None:

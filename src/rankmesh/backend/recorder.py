@@ -86,7 +86,7 @@ def frames_are_ready() -> bool:
     return "torch._inductor.standalone_compile" in sys.modules
 
 
-def call_facts(frame: FrameType) -> dict[str, Any]:
+def call_facts(frame: FrameType) -> dict[str, str | int]:
     """Group, peer, root and reduction of a call of ``torch.distributed``, from the local variables of its function."""
     given = dict(frame.f_locals)
     if not dist.is_initialized():
@@ -95,7 +95,7 @@ def call_facts(frame: FrameType) -> dict[str, Any]:
     group = group if isinstance(group, dist.ProcessGroup) else dist.group.WORLD
     if group is None:
         return {}
-    facts: dict[str, Any] = {"group": str(group.group_name)}
+    facts: dict[str, str | int] = {"group": str(group.group_name)}
     one = next((given[name] for name in ("group_src", "group_dst") if isinstance(given.get(name), int)), None)
     if one is not None:
         facts["root"] = facts["peer"] = dist.get_global_rank(group, one)
@@ -108,7 +108,7 @@ def call_facts(frame: FrameType) -> dict[str, Any]:
     return facts
 
 
-def group_in_creation(frame: FrameType | None) -> dict[str, Any]:
+def group_in_creation(frame: FrameType | None) -> dict[str, object]:
     """Return the process group that a thread creates, by its innermost frame, and how many there were; else nothing."""
     while frame is not None:
         if frame.f_code.co_name == "_new_process_group_helper" and frame.f_code.co_filename == c10d.__file__:

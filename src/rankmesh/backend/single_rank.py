@@ -24,7 +24,7 @@ from typing import Any, NoReturn
 
 import torch
 import torch.distributed as dist
-from torch._C._distributed_c10d import FakeProcessGroup, HashStore, Work
+from torch._C._distributed_c10d import Backend, FakeProcessGroup, HashStore, Work
 
 from rankmesh.backend.registries import register
 from rankmesh.errors import ConnectError
@@ -172,7 +172,7 @@ class SingleRankGroup(dist.ProcessGroup):
 class _LocalBackend:
     """The fake backend, which takes pools of memory as NCCL's does: nobody else reads them, so none is registered."""
 
-    def __init__(self, fake: Any) -> None:
+    def __init__(self, fake: object) -> None:
         self._fake = fake
 
     def register_mem_pool(self, pool: object, symm: bool = False) -> None:
@@ -204,13 +204,14 @@ def single_rank_group(*, rank: int, name: str, desc: str, backend: str) -> dist.
     return pg
 
 
-def fake_backend(rank: int, size: int) -> Any:
+def fake_backend(rank: int, size: int) -> Backend:
     """Torch's fake backend, whose collectives return at once; torch 2.9 gave it a function that makes it."""
     make: Any = getattr(FakeProcessGroup, "_create_internal", FakeProcessGroup)
-    return make(rank, size)
+    made: Backend = make(rank, size)
+    return made
 
 
-def put_under(pg: dist.ProcessGroup, made: Any, device_types: Iterable[str]) -> None:
+def put_under(pg: dist.ProcessGroup, made: Backend, device_types: Iterable[str]) -> None:
     """Let a process group use torch's fake backend on these devices."""
     kind = dist.ProcessGroup.BackendType.CUSTOM
     pg._set_default_backend(kind)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any, Protocol
 
 import torch
@@ -92,10 +93,10 @@ class Rank(Protocol):
     def is_observed(self) -> bool:
         """Whether someone observes the calls: then each kind of group has its own process group, also on one rank."""
 
-    def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> Any:
+    def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> dist.ProcessGroup:
         """Return a process group of these ranks; with ``meet`` its members wait for each other."""
 
-    def rendezvous(self) -> tuple[Any, int, int]:
+    def rendezvous(self) -> tuple[Store, int, int]:
         """Return store, rank and world size, for a rank that initialises the world itself."""
 
     def refuse(self, operation: str) -> None:
@@ -160,7 +161,7 @@ def registries_by_thread() -> Iterator[None]:
 class _Worlds:
     """Torch's registrations: of the rank that this thread is, else the process's own."""
 
-    def __init__(self, outside: Any, current: Callable[[], Rank | None]) -> None:
+    def __init__(self, outside: c10d._World, current: Callable[[], Rank | None]) -> None:
         vars(self).update(_outside=outside, this_rank=current)
 
     def __getattr__(self, name: str) -> Any:
@@ -170,29 +171,29 @@ class _Worlds:
             return None
         return getattr(self._outside if rank is None else rank.world, name)
 
-    def __setattr__(self, name: str, value: Any) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
         rank = self.this_rank()
         setattr(self._outside if rank is None else rank.world, name, value)
 
 
-def _is_being_imported(property_: Any) -> bool:
+def _is_being_imported(property_: FrameType) -> bool:
     """Whether the body of a module, or of a class in it, asks for the world while the module is imported."""
     caller = property_.f_back
     return property_.f_code.co_name == "WORLD" and any(
         frame is not None
         and frame.f_code.co_name == "<module>"
         and getattr(frame.f_globals.get("__spec__"), "_initializing", False)
-        for frame in (caller, caller.f_back)
+        for frame in (caller, caller and caller.f_back)
     )
 
 
 class _MeshIdentity:
     """An attribute of DeviceMesh that torch sets to None, and compares."""
 
-    def __get__(self, mesh: Any, kind: type) -> Any:
+    def __get__(self, mesh: DeviceMesh | None, kind: type) -> object:
         return None if mesh is None else vars(mesh).get("_thread_id")
 
-    def __set__(self, mesh: Any, value: Any) -> None:
+    def __set__(self, mesh: DeviceMesh, value: object) -> None:
         rank = this_rank()
         vars(mesh)["_thread_id"] = value if rank is None else rank.identity
 
@@ -205,12 +206,12 @@ def _for_ranks(original: Callable[..., object], instead: Callable[..., object]) 
     return hook
 
 
-def _maker(original: Any) -> Any:
+def _maker(original: Callable[..., object]) -> Callable[..., object]:
     """Return torch's maker of process groups, which asks the simulation for the groups of ranks."""
 
     def hook(
         size: int, rank: int, members: Sequence[int], backend: Any, store: Store, name: Any, *rest: object, **more: Any
-    ) -> Any:
+    ) -> object:
         if not is_rank():
             return original(size, rank, members, backend, store, name, *rest, **more)
         if name in c10d._world.pg_names.values():
@@ -225,7 +226,9 @@ def _maker(original: Any) -> Any:
     return hook
 
 
-def simulated(ranks: Sequence[int], name: str, desc: str, backend: Any, store: Store, *, meet: bool) -> Any:
+def simulated(
+    ranks: Sequence[int], name: str, desc: str, backend: str, store: Store, *, meet: bool
+) -> dist.ProcessGroup:
     """Return a process group of this thread's rank, registered; the thread is a rank."""
     members, this = list(ranks), this_rank()
     if this is None:
@@ -243,10 +246,9 @@ class ThreadBackend(MemberBackend):
         """Return the group, whose members are threads of this process; one of one rank where its calls are observed."""
         if len(request.ranks) == 1 and self.shares:
             return super().create(request, deadline)
-        pg: dist.ProcessGroup = simulated(
+        return simulated(
             request.ranks, request.name, request.desc, request.kind.backend, self._default.store, meet=False
         )
-        return pg
 
     @property
     def shares(self) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from datetime import timedelta
 from functools import partial, wraps
-from typing import Any
+from typing import Any, TypeVar
 
 import torch.distributed as dist
 from torch._C._distributed_c10d import PrefixStore, Store
@@ -26,6 +26,10 @@ from rankmesh.errors import PlanError, in_words
 __all__ = ["WorldGroup"]
 
 _NAME = "0"
+
+_Function = TypeVar("_Function", bound=Callable[..., object])
+# Torch's maker of process groups.
+_Maker = Callable[..., tuple[dist.ProcessGroup, object]]
 
 
 class WorldGroup:
@@ -89,11 +93,13 @@ class WorldGroup:
         if calling is not None:
             self._replaced.append(_Replaced(DeviceMesh, "__init__", partial(_refusing_meshes, calling)))
 
-    def _observing(self, calling: int | None, make: Callable[..., Any]) -> Callable[..., Any]:
+    def _observing(self, calling: int | None, make: _Maker) -> _Maker:
         """Return the function that makes torch's groups: it refuses spares, and knows the connections of each group."""
 
         @wraps(make)
-        def observed(size: int, rank: int, ranks: Sequence[int], *args: Any, **named: Any) -> Any:
+        def observed(
+            size: int, rank: int, ranks: Sequence[int], *args: object, **named: object
+        ) -> tuple[dist.ProcessGroup, object]:
             if not self._replaced:  # the world is left
                 return make(size, rank, ranks, *args, **named)
             if calling is not None:
@@ -132,7 +138,7 @@ class WorldGroup:
 class _Replaced:
     """A function of torch in whose place another one is, until it is restored."""
 
-    def __init__(self, owner: Any, name: str, instead: Callable[[Callable[..., Any]], Callable[..., Any]]) -> None:
+    def __init__(self, owner: object, name: str, instead: Callable[[_Function], _Function]) -> None:
         self._owner, self._name, self._before = owner, name, getattr(owner, name)
         self._ours = instead(self._before)
         setattr(owner, name, self._ours)
@@ -147,7 +153,7 @@ def _refusing_meshes(calling: int, make: Callable[..., None]) -> Callable[..., N
     """Return what makes a ``DeviceMesh``: one of all the world takes the default group, and makes none."""
 
     @wraps(make)
-    def refused(mesh: DeviceMesh, /, *args: Any, **named: Any) -> None:
+    def refused(mesh: DeviceMesh, /, *args: object, **named: object) -> None:
         make(mesh, *args, **named)
         if int(mesh.mesh.max()) >= calling:
             _refuse(mesh.mesh.flatten().tolist(), calling)
