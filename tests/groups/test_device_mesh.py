@@ -46,6 +46,23 @@ def test_a_device_mesh_over_our_groups(ranks):
         assert (seen["full"], seen["total"]) == (True, 2.0)
 
 
+def _connected_twice(me, plan):
+    results = []
+    for _ in range(2):
+        with rm.connect(plan) as groups:
+            mesh = groups.device_mesh("tp")
+            total = DTensor.from_local(torch.full((2, 2), 1.0 + me.rank), mesh, [Shard(0)]).sum()
+            results.append(total.full_tensor().item())
+            del mesh, total
+    return results
+
+
+def test_a_device_mesh_over_groups_that_are_connected_again(ranks):
+    """2 ranks: torch's caches know a mesh by its ranks, and do not lead to the groups that are closed."""
+    plan = rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp")])
+    assert ranks(2, _connected_twice, plan) == [[12.0, 12.0]] * 2
+
+
 def _shuffled(me, plan):
     with rm.connect(plan) as groups:
         mesh = groups.device_mesh("dp", "tp")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -17,7 +18,7 @@ from rankmesh.errors import ConnectError
 if TYPE_CHECKING:
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["device_mesh", "flatten", "forget_meshes", "strided_shard", "unfold"]
+__all__ = ["device_mesh", "flatten", "forget_meshes", "forget_shardings", "strided_shard", "unfold"]
 
 
 def device_mesh(
@@ -110,6 +111,37 @@ def _register(root: DeviceMesh, groups: Sequence[dist.ProcessGroup | None]) -> N
 
 def forget_meshes() -> None:
     """Empty torch's caches of meshes: they know a mesh by its ranks, and have the position of the rank that made it."""
+    forget_shardings()
+    if _RESOURCES is not None:
+        _RESOURCES.__init__()
+
+
+def forget_shardings() -> None:
+    """Empty torch's caches of how operations shard DTensors, on this thread and on the one of its GPU's backward pass.
+
+    They know a mesh by its ranks. On a new mesh of the same ranks torch would call the groups of the one before.
+    """
+    _forget_shardings_here()
+    if torch.cuda.is_initialized():
+        forget: Any = _ForgetInBackward.apply
+        with suppress(RuntimeError):  # of a device that fails
+            forget(torch.zeros((), device="cuda", requires_grad=True)).backward()
+
+
+class _ForgetInBackward(torch.autograd.Function):
+    """Nothing, but in its backward pass it empties the caches of the thread that runs it."""
+
+    @staticmethod
+    def forward(_context: Any, given: torch.Tensor) -> torch.Tensor:
+        return given.clone()
+
+    @staticmethod
+    def backward(_context: Any, gradient: torch.Tensor) -> torch.Tensor:
+        _forget_shardings_here()
+        return gradient
+
+
+def _forget_shardings_here() -> None:
     from torch.distributed.tensor import DTensor
 
     propagate: Any = DTensor._op_dispatcher.sharding_propagator.propagate_op_sharding
@@ -117,5 +149,3 @@ def forget_meshes() -> None:
     in_native = getattr(torch._C, "_clear_DTensor_sharding_propagator_cache", None)  # torch 2.10 and newer
     if in_native is not None:
         in_native()
-    if _RESOURCES is not None:
-        _RESOURCES.__init__()

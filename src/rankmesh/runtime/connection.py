@@ -8,6 +8,7 @@ plan.of(rank) ── canonical groups ── process groups          one for eac
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable
 from functools import partial
@@ -94,6 +95,10 @@ class Connection:
             return
         for handle in self._every.values():
             handle.forget()
+        if "torch.distributed.tensor" in sys.modules:
+            from rankmesh.backend.meshes import forget_shardings
+
+            forget_shardings()
         failed = {}
         for name in reversed([name for name in self.local if name in self.made]):
             try:
