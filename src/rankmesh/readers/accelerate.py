@@ -15,7 +15,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from math import prod
-from typing import Any
 
 from rankmesh.errors import PlanError
 from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refused, settle
@@ -32,7 +31,7 @@ _MARKS = {"compute_environment", "distributed_type", "megatron_lm_config"}
 _PARALLELISM, _MEGATRON = "parallelism_config", "megatron_lm_config"
 
 
-def _word(entry: Entry, path: str) -> Any:
+def _word(entry: Entry, path: str) -> object:
     return entry.value
 
 

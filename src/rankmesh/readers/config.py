@@ -56,7 +56,7 @@ class Config:
             [f"{self.path}: read as {self.title}", *(f"{place(self.path, line)}: {text}" for line, text in rows)]
         )
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain data with stable keys."""
         return {
             "format": self.format,
@@ -222,7 +222,7 @@ def is_script(text: str, path: str) -> bool:
     return path.endswith((".sh", ".bash", ".slurm", ".sbatch")) or (first.startswith("#!") and "sh" in first)
 
 
-def plan_of(recipe: str, arguments: Mapping[str, Any]) -> Plan:
+def plan_of(recipe: str, arguments: Mapping[str, object]) -> Plan:
     """Return the plan of a recipe's arguments, ``world_size`` among them."""
     return _FORMATS[recipe].plan(arguments["world_size"], **{k: v for k, v in arguments.items() if k != "world_size"})
 

@@ -47,12 +47,12 @@ def entries(text: str, path: str) -> list[Entry]:
         return []
 
 
-def _json_mapping(text: str) -> dict[str, Any] | None:
+def _json_mapping(text: str) -> dict[str, object] | None:
     parsed = parse_json(text)
     return parsed if isinstance(parsed, dict) else None
 
 
-class _Pairs(list[tuple[str, Any]]):
+class _Pairs(list[tuple[str, object]]):
     """A JSON object with the order and the repetitions of its keys."""
 
 
@@ -64,7 +64,7 @@ def _walk_json(text: str, _: object) -> Iterator[Entry]:
     return _json_entries(json.loads(text, object_pairs_hook=_Pairs), (), 1, lines)
 
 
-def _json_entries(value: Any, path: tuple[str, ...], line: int, lines: Iterator[int]) -> Iterator[Entry]:
+def _json_entries(value: object, path: tuple[str, ...], line: int, lines: Iterator[int]) -> Iterator[Entry]:
     if not isinstance(value, _Pairs):
         yield Entry(path, _plain(value, lines), line)
         return
@@ -72,14 +72,14 @@ def _json_entries(value: Any, path: tuple[str, ...], line: int, lines: Iterator[
         yield from _json_entries(inner, (*path, name), next(lines), lines)
 
 
-def _plain(value: Any, lines: Iterator[int]) -> Any:
+def _plain(value: object, lines: Iterator[int]) -> object:
     """Return a value without its order of keys, whose lines are passed."""
     if isinstance(value, _Pairs):
         return {name: _plain(inner, lines) for name, inner in value if next(lines)}
     return [_plain(inner, lines) for inner in value] if isinstance(value, list) else value
 
 
-def _walk_toml(text: str, parsed: dict[str, Any]) -> Iterator[Entry]:
+def _walk_toml(text: str, parsed: dict[str, object]) -> Iterator[Entry]:
     """Return each value with the line of its key, or of the first table, inline too, that it is in."""
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
@@ -102,13 +102,13 @@ def _walk_toml(text: str, parsed: dict[str, Any]) -> Iterator[Entry]:
     return iter(sorted(found_entries, key=lambda entry: entry.line))
 
 
-def _names(key: dict[str, Any]) -> tuple[str, ...]:
+def _names(key: dict[str, object]) -> tuple[str, ...]:
     """Return the names of a key, which one or several mappings in each other have."""
     ((name, inner),) = key.items()
     return (name, *(_names(inner) if isinstance(inner, dict) else ()))
 
 
-def _leaves(value: Any, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], Any]]:
+def _leaves(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, ...], object]]:
     if isinstance(value, dict):
         for name, inner in value.items():
             yield from _leaves(inner, (*path, name))

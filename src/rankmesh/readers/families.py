@@ -46,7 +46,7 @@ class _Family:
     """
 
     architecture: str
-    defaults: Mapping[str, Any] = field(default_factory=dict)
+    defaults: Mapping[str, object] = field(default_factory=dict)
     full_every: int = 1
     gated: bool = True
 
@@ -105,7 +105,7 @@ FAMILIES: Mapping[str, _Family] = {
 _CHUNK = 64
 
 
-def model_type(config: Mapping[str, Any]) -> object:
+def model_type(config: Mapping[str, object]) -> object:
     """Return the ``model_type`` of a ``config.json``, else the type of the class in ``architectures``, None if unknown.
 
     >>> model_type({"architectures": ["LlamaForCausalLM"]}), model_type({"hidden_size": 64})
@@ -166,7 +166,7 @@ def transformer(config: Mapping[str, Any]) -> dict[str, Any]:
     return found
 
 
-def latent_attention(data: Mapping[str, Any], hidden: int, heads: int) -> dict[str, int]:
+def latent_attention(data: Mapping[str, object], hidden: int, heads: int) -> dict[str, int]:
     """Count the weights of latent attention (MLA): queries, and keys with values, through ranks; one rotary key.
 
     ``data`` has the names that DeepSeek's configs have. Raises ``PlacementError`` where one is not a number.
@@ -180,7 +180,7 @@ def latent_attention(data: Mapping[str, Any], hidden: int, heads: int) -> dict[s
     return {"width": plain + rope, "value_width": value, "attention_weights": queries + keys + heads * value * hidden}
 
 
-def _experts(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, int]:
+def _experts(data: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, int]:
     """Return the shared experts, and the first blocks without experts."""
     experts: dict[str, int] = {}
     if "intermediate_size_mlp" in data:  # Llama 4: one of the experts' size is shared
@@ -199,7 +199,7 @@ def _experts(data: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, int
     return experts
 
 
-def _attention(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any]) -> dict[str, int]:
+def _attention(data: Mapping[str, object], family: _Family, found: Mapping[str, int]) -> dict[str, int]:
     """Return the weights of an attention layer that is not four matrices; the mean of layers that differ."""
     hidden, heads, layers = (found.get(name, 0) for name in ("hidden", "heads", "layers"))
     if data.get("kv_lora_rank") is not None:
@@ -216,7 +216,7 @@ def _attention(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any
     return {"attention_weights": round((whole * full + (layers - whole) * linear) / layers)}
 
 
-def _window(data: Mapping[str, Any], family: _Family, found: Mapping[str, Any]) -> dict[str, int]:
+def _window(data: Mapping[str, object], family: _Family, found: Mapping[str, int]) -> dict[str, int]:
     """Return how many tokens a query sees, and in how many blocks it sees no more."""
     window = data.get("attention_chunk_size", data.get("sliding_window"))
     if "linear_key_head_dim" in data:
@@ -236,7 +236,7 @@ def _windowed(data: Mapping[str, Any], family: _Family, layers: int) -> int:
     return layers if every == 0 else layers - layers // every
 
 
-def _whole(data: Mapping[str, Any], name: str) -> int:
+def _whole(data: Mapping[str, object], name: str) -> int:
     value = data.get(name)
     if isinstance(value, bool) or not isinstance(value, int) or not 0 < value < 2**31:
         raise PlacementError(f"{name} of the model is {quoted(value)}; give an integer of at least 1", name=name)

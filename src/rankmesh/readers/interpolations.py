@@ -15,7 +15,6 @@ import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from math import prod
-from typing import Any
 
 from rankmesh.readers.reading import Entry, Missing
 
@@ -93,6 +92,6 @@ class Interpolations:
         return Entry((), _typed(default), 0, default=True)
 
 
-def _typed(word: str) -> Any:
+def _typed(word: str) -> object:
     word = word.strip("'\"")
     return None if word == "null" else word

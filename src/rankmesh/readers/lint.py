@@ -97,7 +97,7 @@ class Finding:
         place = f"{self.file}:{self.line}" if self.line else self.file
         return f"{place}: {self.code} {self.message}" + (f"; fix: {self.fix}" if self.fix else "")
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> dict[str, object]:
         """Return plain data with stable keys."""
         return {name: getattr(self, name) for name in ("file", "line", "code", "message", "fix", "layout")}
 
@@ -284,7 +284,7 @@ def _smaller(value: int, number: int) -> list[int]:
     return list(islice((each for each in tried if number % each == 0), _TRIED))
 
 
-def _is_plan(recipe: str, arguments: Mapping[str, Any]) -> bool:
+def _is_plan(recipe: str, arguments: Mapping[str, object]) -> bool:
     try:
         plan_of(recipe, arguments)
     except RankmeshError:
@@ -292,7 +292,7 @@ def _is_plan(recipe: str, arguments: Mapping[str, Any]) -> bool:
     return True
 
 
-def _line(line: Any) -> int | None:
+def _line(line: object) -> int | None:
     return line if isinstance(line, int) and line else None
 
 

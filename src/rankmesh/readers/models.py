@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
 
 from rankmesh.readers.families import counts
 
@@ -34,7 +33,7 @@ _GEMMA = {"model_type": "gemma3_text", "hidden_activation": "gelu_pytorch_tanh",
 # fmt: on
 
 
-def _sizes(layers: int, hidden: int, heads: int, ffn: int, **others: Any) -> dict[str, Any]:
+def _sizes(layers: int, hidden: int, heads: int, ffn: int, **others: object) -> dict[str, object]:
     return {
         "num_hidden_layers": layers,
         "hidden_size": hidden,
@@ -46,7 +45,7 @@ def _sizes(layers: int, hidden: int, heads: int, ffn: int, **others: Any) -> dic
 
 # Source: The Llama 3 Herd of Models (2024), table 3; Mixtral of Experts (2024), table 1; the config.json of the others
 # as their authors published them: Mistral's of 8x22B, Qwen's, DeepSeek's, OpenAI's, Google's.
-CONFIGS: Mapping[str, Mapping[str, Any]] = {
+CONFIGS: Mapping[str, Mapping[str, object]] = {
     "llama3-8b": _LLAMA | _sizes(32, 4096, 32, 14336),
     "llama3-70b": _LLAMA | _sizes(80, 8192, 64, 28672),
     "llama3-405b": _LLAMA | _sizes(126, 16384, 128, 53248),

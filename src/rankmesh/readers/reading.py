@@ -123,9 +123,9 @@ class Read:
     """A key that sets ``argument``; ``convert`` makes its value from an entry, None leaves the argument alone."""
 
     argument: str
-    convert: Callable[[Entry, str], Any] | None = None
+    convert: Callable[[Entry, str], object] | None = None
 
-    def value(self, entry: Entry, path: str) -> Any:
+    def value(self, entry: Entry, path: str) -> object:
         """Return the value of the argument."""
         return (self.convert or whole)(entry, path)
 
@@ -135,7 +135,7 @@ class Refused:
     """A key that shapes the layout in a way that no recipe has, unless its value is one of ``harmless``."""
 
     why: str
-    harmless: tuple[Any, ...] = (None, 0, 1, False)
+    harmless: tuple[object, ...] = (None, 0, 1, False)
 
 
 @dataclass(frozen=True)
@@ -160,7 +160,7 @@ class Settled:
     readings: list[Reading] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
 
-    def add(self, argument: str, value: Any, entry: Entry, path: str) -> None:
+    def add(self, argument: str, value: object, entry: Entry, path: str) -> None:
         """Set an argument; a second, different value for it is refused."""
         before = self.reading(argument)
         if before is not None and self.arguments[argument] != value:
@@ -244,7 +244,7 @@ def _counts(value: object) -> bool:
     return isinstance(value, Missing) or (isinstance(value, int) and not isinstance(value, bool) and value > 1)
 
 
-def _number(value: Any) -> Any:
+def _number(value: object) -> object:
     """Return a text of digits as the number that it is; another value as it is."""
     return int(value) if isinstance(value, str) and value.strip().isdecimal() else value
 
@@ -290,10 +290,10 @@ def add_world(settled: Settled, entries: Sequence[Entry], keys: Sequence[tuple[s
         settled.add("world_size", ranks, Entry((key,), ranks, counts[0].line, also), path)
 
 
-def flag(value: Any) -> Callable[[Entry, str], Any]:
+def flag(value: object) -> Callable[[Entry, str], object]:
     """Return a converter: ``value`` where the entry is true, nothing where it is false."""
 
-    def convert(entry: Entry, path: str) -> Any:
+    def convert(entry: Entry, path: str) -> object:
         if entry.value in (True, "true", "True"):
             return value
         if entry.value in (None, False, "false", "False"):
