@@ -61,11 +61,13 @@ class Rank:
         )
 
     def launched(self, port=None):
-        """Set what torchrun sets. Rank 0 will serve the job's store at ``port``; without one it is this one's."""
+        """Set what torchrun sets, and wait for all ranks; without a ``port`` of its own the store is the test's."""
         local = {"local_rank": self.rank, "local_world_size": self.size}
         os.environ.update(torchrun_variables(self.rank, self.size, **local, port=port or self.port))
+        os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
         if port is None:
             os.environ.update(TORCHELASTIC_RUN_ID="job", TORCHELASTIC_USE_AGENT_STORE="True")
+        self.meet("all are launched, and have reached the store of the test")
 
     def meet(self, name, size=None):
         """Wait for all ranks, through the store alone."""

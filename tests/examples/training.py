@@ -18,7 +18,6 @@ from tests.sockets import kept, served_once
 from tests.survival.deaths import Deaths, left_behind
 
 import rankmesh as rm
-from rankmesh.launch.table import torchrun_variables
 from rankmesh.readers.source import read_plan
 from rankmesh.survival import Job
 
@@ -114,9 +113,7 @@ def survives(me, port, folder, deaths, layout, spares, shrink, changes=(), redun
     ``sizes`` has, of each epoch in which it had a rank, the step at which that began and its data-parallel size;
     ``oldest`` the first epoch of which the store of this member had keys then.
     """
-    variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
-    os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
-    me.meet("every member has reached the store that rank 0 serves")
+    me.launched(port)
     time.sleep(0.1)  # and its connection is there
     served_once()
     before, dying, sizes, oldest = kept(), Deaths(me.rank, deaths, folder), {}, {}

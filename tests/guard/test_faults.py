@@ -1,16 +1,12 @@
 """Two dozen faults on eight ranks: each is found at the next check, with tensor and ranks; clean steps pass."""
 
-import os
-
 import pytest
 import torch
 from tests.guard.faults import FAULTS, LAYOUT, Trainer, outcome
-from tests.sockets import free_port
 from tests.sweeping import ALL, every
 
 import rankmesh as rm
 from rankmesh import sim
-from rankmesh.launch.table import torchrun_variables
 
 # Every combination of axes that has replicas, up to 16 ranks.
 LAYOUTS = (
@@ -27,8 +23,8 @@ def expected(fault):
     return None if fault.tensor is None else (fault.tensor, fault.found, *when)
 
 
-def _all(me, port):
-    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
+def _all(me):
+    me.launched()
     with rm.init(timeout=60), rm.connect(LAYOUT) as groups:
         return {name: outcome(groups, fault) for name, fault in FAULTS.items()}
 
@@ -36,7 +32,7 @@ def _all(me, port):
 @pytest.mark.long
 def test_each_fault_is_found(outcomes):
     """On every rank of gloo the same: the tensor and the ranks; what differs in no replica is not reported."""
-    values = [one.value for one in outcomes(8, _all, free_port(), world=None)]
+    values = [one.value for one in outcomes(8, _all, world=None)]
     assert values == [values[0]] * 8
     found = {name: one and (one[0], tuple(one[1]), *one[2:]) for name, one in values[0].items()}
     assert found == {name: expected(fault) for name, fault in FAULTS.items()}

@@ -21,11 +21,6 @@ from rankmesh.rendezvous import Round
 from rankmesh.runtime import devices
 
 
-def _as_rank(me, port, **more):
-    values = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
-    os.environ.update({**values, **more})
-
-
 def _settled(before):
     """How many sockets and threads there are more than before, once those that end in the background have."""
     end = time.monotonic() + 10
@@ -35,8 +30,7 @@ def _settled(before):
 
 
 def _there_and_back(me, port):
-    _as_rank(me, port)
-    me.meet("all ranks have reached the store that rank 0 serves")
+    me.launched(port)
     time.sleep(0.2)
     before, had, seen = dict(os.environ), kept(), []
     for _ in range(3):
@@ -66,7 +60,8 @@ def test_three_worlds_one_after_the_other(ranks):
 
 
 def _of_an_agent(me, port):
-    _as_rank(me, port, TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="job")
+    me.launched(port)
+    os.environ.update(TORCHELASTIC_USE_AGENT_STORE="True", TORCHELASTIC_RUN_ID="job")
     with rm.init(timeout=20) as rank, rm.connect("tp=2,dp=*") as groups:
         x = torch.ones(1)
         dist.all_reduce(x, group=groups["dp"].pg)
@@ -83,7 +78,7 @@ def test_one_command_after_the_other_under_one_agent(ranks):
 
 
 def _again(me, port):
-    _as_rank(me, port)
+    me.launched(port)
     return [rm.check(rm.read("tp=2"), timeout=20).ok for _ in range(3)]
 
 
@@ -107,7 +102,7 @@ def test_a_world_that_is_there_stays(ranks):
 
 
 def _is_absent(me, port):
-    _as_rank(me, port)
+    me.launched(port)
     if me.rank == 2:
         time.sleep(4)
         return None
@@ -130,7 +125,7 @@ def _dies(self, _):
 
 
 def _loses_the_first(me, port):
-    _as_rank(me, port)
+    me.launched(port)
     if me.rank == 0:
         Round._arrive = _dies
     error = me.error(rm.ConnectError, rm.init, timeout=limits.LONG)
@@ -151,7 +146,7 @@ def test_the_rank_that_serves_the_store_dies(outcomes):
 
 def _forks(me, port, way):
     """A child of rank 0 or 1 uses what it has from its parent, and ends as programs do or at once."""
-    _as_rank(me, port)
+    me.launched(port)
     with rm.init(timeout=20) as live, rm.connect("tp=2", timeout=20) as groups:
         me.meet("all have joined")
         child = os.fork()
@@ -224,7 +219,8 @@ def test_a_forked_child_that_ends_as_programs_do_leaves_its_parent_alone():
 
 def _on_no_interface(me, port, odd):
     """Initialise where one rank has a network interface that is not there; who serves the store ends at once."""
-    _as_rank(me, port, GLOO_SOCKET_IFNAME="nowhere0" if me.rank == odd else "lo")
+    me.launched(port)
+    os.environ["GLOO_SOCKET_IFNAME"] = "nowhere0" if me.rank == odd else "lo"
     error = me.error(rm.ConnectError, rm.init, timeout=limits.LONG)
     named = list(error["ranks"] if "ranks" in error else [error["rank"]]) == [odd] and "=nowhere0" in error["message"]
     os.write(1, error["message"].encode())
@@ -284,7 +280,7 @@ def test_no_rendezvous_address(ranks, variables, expected):
 def _on_another_host(me, port):
     """Initialise where this rank's host name stands for 127.0.1.1, as on Debian, and each rank has its own network."""
     devices.loopback_address, devices._network = lambda: "127.0.1.1", lambda: f"network {me.rank}"
-    _as_rank(me, port)
+    me.launched(port)
     return me.error(rm.ConnectError, rm.init, "gloo", timeout=20)
 
 

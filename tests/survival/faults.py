@@ -138,9 +138,7 @@ class Program:
 
 def member(me, port, folder, faults, layout, how):
     """One member: what it trained, how it ended, and what it left behind."""
-    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    me.meet("every member has reached the store that rank 0 serves")
+    me.launched(port)
     columns, regroups, joins, pause = (how.pop(name) for name in ("columns", "regroups", "joins", "pause"))
     beside, relayouts = how.pop("beside", ""), dict(how.pop("relayouts", ()))
     if beside == "stranger" and me.rank == me.size - 1:

@@ -103,9 +103,7 @@ def regrouping(train):
 
 def member(me, port, folder, deaths, steps, layout, how):
     """One member: what train returned, and how it came about."""
-    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    me.meet("every member has reached the store that rank 0 serves")
+    me.launched(port)
     time.sleep(0.1)  # and its connection is there
     slow, raises, strangers = how.pop("slow", 0.0), how.pop("raises", None), how.pop("strangers", False)
     if joins := how.pop("joins", ""):  # the last one starts later: once the plan has shrunk, or before a loss

@@ -1,21 +1,18 @@
 """A guarded job repeats the steps after a difference, and judges: a machine's fault, the program's, or not known."""
 
 import logging
-import os
 from copy import deepcopy
 
 import pytest
 import torch
 import torch.distributed as dist
 from tests.guard.faults import FAULTS, LAYOUT, Trainer
-from tests.sockets import free_port
 from tests.sweeping import every
 from torch import nn
 
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.guard import Guard
-from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.guarding import Suspicion
 from rankmesh.survival.members import Members
@@ -310,8 +307,8 @@ def test_all_go_back_to_the_step_that_the_guard_names():
 # -- in processes ---------------------------------------------------------------------------------------------------
 
 
-def _process(me, port, fault):
-    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
+def _process(me, fault):
+    me.launched()
     found = []
 
     def train(job):
@@ -343,8 +340,8 @@ def _process(me, port, fault):
 @pytest.mark.long
 def test_a_machines_fault_in_processes(outcomes):
     """4 ranks and a spare over gloo, a model and AdamW: the numbers are those of a job without the fault."""
-    right = [one.value for one in outcomes(5, _process, free_port(), "", world=None)]
-    values = [one.value for one in outcomes(5, _process, free_port(), "machine", world=None)]
+    right = [one.value for one in outcomes(5, _process, "", world=None)]
+    values = [one.value for one in outcomes(5, _process, "machine", world=None)]
     assert values[2][0].startswith("ConnectError: member 2 was left out of the job, since '1.bias' differed on rank 2")
     assert [value[0] for value in (*values[:2], *values[3:])] == [right[0][0]] * 4
     assert values[2][1] == [0, 1, 2, 3, 4, 5, 6, 4, 5, 6, 4, 5, 6]
@@ -353,7 +350,7 @@ def test_a_machines_fault_in_processes(outcomes):
 @pytest.mark.long
 def test_a_programs_fault_in_processes(outcomes):
     """Every rank ends with the error; the spare learns why the job has ended."""
-    values = [one.value[0] for one in outcomes(5, _process, free_port(), "program", world=None)]
+    values = [one.value[0] for one in outcomes(5, _process, "program", world=None)]
     assert all(value.startswith("Diverged: '1.bias' differs within dp at step 6") for value in values[:4])
     call = "the last collective of as many elements before it was all_reduce float64[4] over dp"
     assert all(call in value and "all numbers were the same both times" in value for value in values[:4])

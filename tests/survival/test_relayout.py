@@ -23,7 +23,6 @@ from tests.sweeping import ALL
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.backend.registries import every_group
-from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival import ask, machine, session, world
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.machine import Abort, Left, Machine
@@ -398,9 +397,7 @@ def test_a_thousand_members_change_their_layout(monkeypatch):
 
 def changing(me, port, folder):
     """A member of a job that somebody asks for a layout, that then asks for two itself, and loses a rank."""
-    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    me.meet("every member has reached the store that rank 0 serves")
+    me.launched(port)
     served_once()
     before, plans, found = kept(), [], {}
 
@@ -454,9 +451,7 @@ def test_processes_change_their_layout(outcomes, tmp_path):
 
 def alternating(me, port, folder):
     """A member of a job with the groups of a second layout beside those of its plan, which loses a rank."""
-    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
-    me.meet("every member has reached the store that rank 0 serves")
+    me.launched(port)
     served_once()
     before, made = kept(), []
 

@@ -24,7 +24,6 @@ import rankmesh as rm
 from rankmesh.core import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, RankmeshError
-from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival import state
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
@@ -382,8 +381,7 @@ def shards_of(job_shardings, rank, step):
 
 def member(me, port, deaths, layout, loads, coupled, how):
     """One member: what it found after each change, what it loaded, and what transfers brought."""
-    os.environ.update(torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port))
-    os.environ["TORCH_CPP_LOG_LEVEL"] = "ERROR"
+    me.launched(port)
     found, loaded, moved = [], [], []
 
     def load(name, box, step):
@@ -514,9 +512,7 @@ def test_redundancy_keeps_a_shard_without_a_replica(job, moment):
 
 def _copied(me, port, elements):
     """A rank is killed while it receives the copy of another, of which gloo has sent a part by then."""
-    variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
-    os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
-    me.meet("every member has reached the store that rank 0 serves")
+    me.launched(port)
     send = Copies.send
 
     def sends(self, step, snapshot, kept):
@@ -545,9 +541,7 @@ def test_a_rank_is_killed_in_the_middle_of_a_message(outcomes):
 
 def _behind(me, port, folder):
     """A spare waits for state when another member dies; the state arrives only once the next epoch has its own."""
-    variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
-    os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
-    me.meet("every member has reached the store that rank 0 serves")
+    me.launched(port)
     (Path(folder) / str(me.rank)).write_text(str(os.getpid()), encoding="utf-8")
     waited, restored, late = Exchange._waited, threading.Event(), []
 

@@ -19,7 +19,6 @@ from tests.survival.program import BATCH, COLUMNS, ROWS, batch, member, started,
 from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
-from rankmesh.launch.table import torchrun_variables
 from rankmesh.rendezvous import ChannelLost
 from rankmesh.survival import session, world
 from rankmesh.survival.epoch import Epoch
@@ -434,9 +433,7 @@ def test_nothing_is_left_to_go_on_with(job):
 
 def _with_meshes(me, port, whole):
     """A program makes torch's meshes and groups itself, of the plan's ranks, and then one of the whole world."""
-    variables = torchrun_variables(me.rank, me.size, local_rank=me.rank, local_world_size=me.size, port=port)
-    os.environ.update({**variables, "TORCH_CPP_LOG_LEVEL": "ERROR"})
-    me.meet("every member has reached the store that rank 0 serves")
+    me.launched(port)
 
     def train(job):
         size, sums = job.plan.mesh.size, torch.ones(1)
