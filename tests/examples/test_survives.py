@@ -17,7 +17,7 @@ import rankmesh as rm
 from rankmesh.readers.source import read_plan
 
 LAYOUT = "tp=2,pp=2"
-SEQUENCES = 100 if ALL else 3
+SEQUENCES = 100 if ALL else 1
 
 
 @pytest.fixture
@@ -160,9 +160,9 @@ def test_any_sequence_of_layouts(trained, restarted, seed):
 
 @pytest.mark.long
 def test_tied_weights_come_from_either_stage(trained, expected):
-    """16 ranks and 4 spares: of the last stage's first replica, the table comes from the first stage, bit-equal."""
-    ended = trained(20, [{"member": 9, "at": "step", "n": 1}], spares=4)
-    assert _steps(ended) == expected(((0, 4),))
+    """8 ranks and a spare: of the last stage's first replica, the table comes from the first stage, bit-equal."""
+    ended = trained(9, [{"member": 5, "at": "step", "n": 1}], spares=1)
+    assert _steps(ended) == expected(((0, 2),))
 
 
 @pytest.mark.long

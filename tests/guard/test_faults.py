@@ -45,6 +45,7 @@ def test_each_fault_is_found_on_simulated_ranks(name):
     assert sim.run(lambda groups: outcome(groups, fault), LAYOUT) == [expected(fault)] * 8
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "name",
     [

@@ -3,7 +3,6 @@
 import gc
 import os
 import signal
-import subprocess
 import sys
 import time
 
@@ -16,7 +15,6 @@ from torch.distributed import TCPStore
 
 import rankmesh as rm
 from rankmesh.backend.registries import registries
-from rankmesh.launch.table import torchrun_variables
 from rankmesh.rendezvous import Round
 from rankmesh.runtime import devices
 
@@ -177,46 +175,6 @@ def test_a_forked_child_is_refused_or_forgets(ranks, way):
     assert ranks(2, _forks, free_port(), way, world=None) == [[7, 4.0]] * 2
 
 
-FORKS = """
-import os, sys
-import torch, torch.distributed as dist
-import rankmesh as rm
-live = rm.init(timeout=60)
-groups = rm.connect("tp=2", timeout=60)
-child = os.fork()
-if child == 0:
-    sys.exit(7)
-assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
-total = torch.ones(1)
-dist.all_reduce(total, group=groups["tp"].pg)
-groups.close()
-live.close()
-print(total.item())
-"""
-
-
-def test_a_forked_child_that_ends_as_programs_do_leaves_its_parent_alone():
-    """2 ranks whose children end with sys.exit: they free nothing of the world, which goes on."""
-    port = free_port()
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", FORKS],
-            env={**os.environ, **torchrun_variables(rank, 2, local_rank=rank, local_world_size=2, port=port)},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-        for rank in range(2)
-    ]
-    try:
-        ended = [one.communicate(timeout=2 * limits.LONG) for one in started]
-    finally:
-        for one in started:
-            one.kill()
-    assert [out.strip() for out, _ in ended] == ["2.0"] * 2, ended
-    assert [one.returncode for one in started] == [0, 0], ended
-
-
 def _on_no_interface(me, port, odd):
     """Initialise where one rank has a network interface that is not there; who serves the store ends at once."""
     me.launched(port)
@@ -245,7 +203,7 @@ def _single(_):
     return result, dist.is_initialized()
 
 
-def test_started_alone(ranks):
+def test_started_single(ranks):
     """1 rank that nobody started: a world of one."""
     assert ranks(1, _single, world=None) == [[[0, 1, "none", 1], False]]
 
@@ -292,30 +250,25 @@ def test_hosts_that_listen_at_a_loopback_address_are_named(ranks):
         assert error["seconds"] < limits.AT_ONCE
 
 
-SINGLE = """
-import sys, rankmesh as rm
-sys.argv = ["/work/job.py"]
-with rm.init():
-    for plan in ("tp=2,dp=2,pp=2", "tp=2,dp=*", rm.Mesh(tp=8, dp=4), {"a": "dp=2", "b": rm.read("dp=6")}):
-        try:
-            rm.connect(plan)
-        except rm.ConnectError as error:
-            print(str(error).partition("start them all: ")[2])
-    with rm.connect("tp=1,dp=*") as groups:
-        print(groups["dp"].size)
-"""
+def _single(_):
+    """What is said of plans of several ranks, and the size of a group of a plan of one."""
+    sys.argv, messages = ["/work/job.py"], []
+    with rm.init():
+        for plan in ("tp=2,dp=2,pp=2", "tp=2,dp=*", rm.Mesh(tp=8, dp=4), {"a": "dp=2", "b": rm.read("dp=6")}):
+            with pytest.raises(rm.ConnectError) as refused:
+                rm.connect(plan)
+            messages.append(str(refused.value).partition("start them all: ")[2])
+        with rm.connect("tp=1,dp=*") as groups:
+            return messages, groups["dp"].size
 
 
-def test_a_job_that_is_started_alone_says_how_to_start_it():
+def test_a_job_that_is_started_alone_says_how_to_start_it(ranks):
     """Plain python with a plan of several ranks names torchrun with their number; a plan of one rank connects."""
-    environment = {name: value for name, value in os.environ.items() if name not in ("RANK", "WORLD_SIZE")}
-    done = subprocess.run(
-        [sys.executable, "-c", SINGLE], env=environment, capture_output=True, text=True, timeout=60, check=False
-    )
-    assert done.stdout.splitlines() == [
+    ((messages, size),) = ranks(1, _single, world=None)
+    assert size == 1
+    assert messages == [
         "torchrun --nproc-per-node 8 job.py",
         "torchrun --nproc-per-node 2 job.py",
         "torchrun --nnodes 4 --nproc-per-node 8 job.py",
         "torchrun --nproc-per-node 6 job.py",
-        "1",
-    ], done.stderr
+    ]

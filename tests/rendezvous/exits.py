@@ -15,12 +15,14 @@ from datetime import timedelta
 
 import torch
 import torch.distributed as dist
+from tests.sockets import free_port
 from torch.distributed import HashStore, TCPStore
 
 import rankmesh as rm
 import rankmesh.debug.watch.watch  # loaded once, before the forks
 from rankmesh.debug.watch import start
 from rankmesh.errors import RankmeshError
+from rankmesh.launch.table import torchrun_variables
 from rankmesh.rendezvous import Outcome, Proposal, Round, StoreChannel, WaitPolicy
 from rankmesh.rendezvous.waiting import submit
 from rankmesh.runtime.served_store import open_at
@@ -115,6 +117,26 @@ def groups_that_are_not_closed(_):
     _OPEN.append(groups)
 
 
+def a_forked_child(_):
+    """Each of 2 ranks forks a child that ends with what it has from its parent, whose world goes on."""
+    port, first = free_port(), os.fork()
+    rank = int(first == 0)
+    os.environ |= torchrun_variables(rank, 2, local_rank=rank, local_world_size=2, port=port)
+    live = rm.init(timeout=60)
+    groups = rm.connect("tp=2", timeout=60)
+    _OPEN.extend([live, groups])
+    child = os.fork()
+    if child == 0:
+        return
+    total = torch.ones(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 7
+    dist.all_reduce(total, group=groups["tp"].pg)
+    assert total.item() == 2
+    groups.close()
+    live.close()
+    assert rank or os.waitstatus_to_exitcode(os.waitpid(first, 0)[1]) == 7
+
+
 STATES = (
     a_call_under_way,
     a_round_that_is_left,
@@ -124,6 +146,7 @@ STATES = (
     a_watch,
     a_watch_that_records,
     groups_that_are_not_closed,
+    a_forked_child,
 )
 
 if __name__ == "__main__":
