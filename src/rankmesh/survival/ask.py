@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import socket
+
 from rankmesh.errors import ConnectError, PlanError, quoted
+from rankmesh.launch.address import family_of
 from rankmesh.launch.job_key import FILE, VARIABLE, JobKey
 from rankmesh.survival.conversation import Address
 from rankmesh.survival.epoch import Epoch
@@ -18,12 +21,17 @@ _SECONDS = 5.0
 def address_of(text: str, what: str, key: JobKey | None) -> tuple[Address, JobKey]:
     """Return the address that a text names, and the key; raise ``ConnectError`` if either is missing."""
     host, _, port = text.rpartition(":")
-    if not host or not port.isdecimal():
+    try:
+        if not host or int(port) not in range(1, 1 << 16):
+            raise ValueError
+        socket.getaddrinfo(host, int(port), family_of(host), socket.SOCK_STREAM)
+    except (ValueError, OSError) as error:
+        why = f" ({error.strerror})" if isinstance(error, OSError) else ""
         raise ConnectError(
-            f"{what}{quoted(text)} is not an address of a member; give what job.address is on a rank, such as "
+            f"{what}{quoted(text)} is not an address of a member{why}; give what job.address is on a rank, such as "
             "'10.0.0.1:40123'",
             address=text,
-        )
+        ) from None
     if key is None:
         raise ConnectError(
             f"{what}{quoted(text)} needs the key of that job, and {VARIABLE} is not set; set it to what job.key is on "
