@@ -175,7 +175,7 @@ def test_what_a_program_replaces_is_looked_up():
     """A buffer that is assigned, and the moments that are loaded; moments that the loaded state lacks are an error."""
 
     def program(groups):
-        model = nn.BatchNorm1d(2)
+        model = nn.SyncBatchNorm(2)
         optimizer = torch.optim.Adam(model.parameters())
         found = []
         guard = rm.Guard.of(model, optimizer, groups, action=found.append)
@@ -192,6 +192,22 @@ def test_what_a_program_replaces_is_looked_up():
         return [(error.tensor, error.ranks) for error in found], raised.value.name
 
     assert sim.run(program, "dp=3") == [([("running_mean", (1,)), ("bias.exp_avg", (2,))], "bias")] * 3
+
+
+def test_what_batch_norm_has_seen_is_not_compared():
+    """Each replica's running statistics are its own; its count of batches and its weights are copies."""
+
+    def program(groups):
+        model = nn.Sequential(nn.Linear(2, 2), nn.BatchNorm1d(2) if groups["pp"].rank else nn.ReLU())
+        tensors, shardings = model_state(model, None, groups, "dp")
+        for norm in [one for one in model.modules() if isinstance(one, nn.BatchNorm1d)]:
+            norm.running_mean += groups.rank
+        guard = rm.Guard.of(model, None, groups, replicated="dp")
+        guard.check()
+        return sorted(tensors.local), len(guard.digests), len(shardings)
+
+    local = ["1.running_mean@pp1", "1.running_var@pp1"]
+    assert sim.run(program, "dp=2,pp=2") == [(local, 2, 9)] * 2 + [(local, 5, 9)] * 2
 
 
 def test_ranks_that_describe_a_tensor_differently():

@@ -29,7 +29,7 @@ from rankmesh.errors import Diverged, PlanError, in_words, quoted
 from rankmesh.guard.digest import combined, digests
 from rankmesh.guard.everyone import Everyone, gathered
 from rankmesh.guard.explain import explained
-from rankmesh.guard.model_state import model_state
+from rankmesh.guard.model_state import CurrentTensors, model_state
 from rankmesh.guard.replicas import ReplicaKind, kinds_of, replica_kinds
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.transfer.live.shards import local, problem_of, shards_of
@@ -119,7 +119,8 @@ class Guard:
         shards = shards_of(shardings, groups.rank)
         if problem := _problem(groups, tensors, shardings) or problem_of(tensors, shardings, shards, "tensor"):
             raise PlanError(f"rank {groups.rank}: Guard() was given a wrong shard: {problem}")
-        self._kinds = replica_kinds(shardings)
+        local = tensors.local if isinstance(tensors, CurrentTensors) else ()
+        self._kinds = replica_kinds({name: one for name, one in shardings.items() if name not in local})
         self._everyone = Everyone(groups)
         self._equal_at: int | None = None
         self._digests: Mapping[int, Tensor] = {}
@@ -142,8 +143,9 @@ class Guard:
         """Return a guard of a model's parameters and persistent buffers, and of its optimizer's state.
 
         A DTensor has its sharding. Plain tensors are compared over the axes ``replicated`` (``"dp-cp"``), by default
-        over all. This call creates the state that an optimizer would create at its first step. Every rank of the plan
-        calls it with its own part of the model.
+        over all. What BatchNorm has seen is not compared: only ``SyncBatchNorm`` keeps it equal. This call creates the
+        state that an optimizer would create at its first step. Every rank of the plan calls it with its own part of the
+        model.
         """
         return cls(groups, *model_state(model, optimizer, groups, replicated), every=every, action=action)
 

@@ -15,7 +15,7 @@ A rank knows its own stage only, so all ranks exchange what they have: one of th
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
 from hashlib import sha256
 from math import prod
@@ -33,13 +33,14 @@ from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["CurrentTensors", "model_state", "unreplicated_axes"]
 
-# How one tensor is sharded: axes by dimension, the whole shape, dtype, and the view that has these axes.
-_Described = tuple[tuple[str | None, ...], tuple[int, ...], str, str | None]
+# How one tensor is sharded: axes by dimension, the whole shape, dtype, the view that has these axes, and whether each
+# rank has values of its own.
+_Described = tuple[tuple[str | None, ...], tuple[int, ...], str, str | None, bool]
 _Read = Callable[[], Tensor]
 
 
 class CurrentTensors(Mapping[str, Tensor]):
-    """Tensors by name, each looked up whenever it is read.
+    """Tensors by name, each looked up whenever it is read; ``local`` names those whose values differ between replicas.
 
     >>> buffers = {"mean": torch.zeros(1)}
     >>> current = CurrentTensors({"mean": lambda: buffers["mean"]})
@@ -48,8 +49,8 @@ class CurrentTensors(Mapping[str, Tensor]):
     tensor([1.])
     """
 
-    def __init__(self, read: Mapping[str, Callable[[], Tensor]]) -> None:
-        self._read = read
+    def __init__(self, read: Mapping[str, Callable[[], Tensor]], local: Collection[str] = ()) -> None:
+        self._read, self.local = read, local
 
     def __getitem__(self, name: str) -> Tensor:
         return self._read[name]()
@@ -79,14 +80,16 @@ def model_state(
     suffix = "".join(f"@{axis}{place[axis]}" for axis in _unreplicated(plan.mesh, replicated))
     tensors: dict[str, _Read] = {}
     described: dict[str, _Described] = {}
+    local = _batch_statistics(model)
     for name, read, is_shard in _tensors(model, optimizer):
         tensor = read()
         is_dtensor = hasattr(tensor, "placements")
         full = name if is_dtensor or not is_shard else name + suffix
         tensors[full] = read
-        whole = (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None
+        whole = (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None, name in local
         described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else whole
-    return CurrentTensors(tensors), _merged(groups, described)
+    shardings, found = _merged(groups, described)
+    return CurrentTensors(tensors, found), shardings
 
 
 def unreplicated_axes(shardings: Mapping[str, Sharding], mesh: Mesh, replicated: str | None) -> dict[str, int]:
@@ -139,6 +142,13 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) ->
                     )
                 of = partial(_state_of, optimizer, parameter, names[parameter], key)
                 yield f"{names[parameter]}.{key}", of, not hasattr(parameter, "placements")
+
+
+def _batch_statistics(model: torch.nn.Module) -> set[str]:
+    """Return the names of the buffers in which BatchNorm keeps what it has seen on this rank alone."""
+    norm, synchronized = torch.nn.modules.batchnorm._BatchNorm, torch.nn.SyncBatchNorm
+    local = [name for name, one in model.named_modules() if isinstance(one, norm) and not isinstance(one, synchronized)]
+    return {f"{name}.{key}".removeprefix(".") for name in local for key in ("running_mean", "running_var")}
 
 
 def _itself(tensor: Tensor) -> Tensor:
@@ -221,7 +231,7 @@ def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
         axes = {dim: _axes_along(plan, view, rank, ranks) for dim, ranks in along.items()}
         if None not in axes.values():
             cut = ("-".join(axes[dim] or "" for dim in (one or "").split("-") if one) for one in cut_of(tensor))
-            return tuple(axes or None for axes in cut), tuple(tensor.shape), str(tensor.dtype), view
+            return tuple(axes or None for axes in cut), tuple(tensor.shape), str(tensor.dtype), view, False
     raise PlanError(
         f"{quoted(name)} is a DTensor whose DeviceMesh has ranks {quoted(along)}; the plan has no axes with these "
         "ranks; make it with groups.device_mesh()",
@@ -239,8 +249,8 @@ def _axes_along(plan: Plan, view: str | None, rank: int, ranks: Sequence[int]) -
     return "" if len(ranks) == 1 else None
 
 
-def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> dict[str, Sharding]:
-    """Return the shardings of all tensors of the job, in the order of their names."""
+def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> tuple[dict[str, Sharding], set[str]]:
+    """Return the shardings of all tensors of the job, in the order of their names, and which are of each rank."""
     plan, text = groups.plan, json.dumps(mine, sort_keys=True)
     same: dict[str, list[int]] = {}  # the ranks that have the same tensors
     for rank, digest in gathered(groups, sha256(text.encode()).hexdigest()[:32], "Guard.of()").items():
@@ -261,7 +271,7 @@ def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> dict[str, Sha
     places: dict[tuple[object, ...], dict[str, tuple[int, ...]] | None] = {}
     shardings = {}
     for name in sorted(found):
-        cut, shape, dtype, view = found[name]
+        cut, shape, dtype, view, _ = found[name]
         having = (view, *holders[name])
         if having not in places:
             there = [rank for ranks in same.values() if ranks[0] in holders[name] for rank in ranks]
@@ -273,7 +283,7 @@ def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> dict[str, Sha
                 name=name,
             )
         shardings[name] = Sharding(plan.mesh, tuple(cut), tuple(shape), dtype, at=at or None, view=view)
-    return shardings
+    return shardings, {name for name, (*_, is_local) in found.items() if is_local}
 
 
 def _at(mesh: Mesh, ranks: Sequence[int]) -> dict[str, tuple[int, ...]] | None:

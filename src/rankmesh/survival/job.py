@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -80,9 +80,11 @@ class Job:
         """
         tensors, shardings = dict(tensors or {}), dict(shardings or {})
         sources: dict[str, Mapping[str, Tensor]] = dict.fromkeys(tensors, tensors)
+        local: Collection[str] = ()
         if model is not None:
-            of_model = self._session.described(self, model, optimizer, replicated)
-            sources, shardings = dict.fromkeys(of_model[0], of_model[0]) | sources, of_model[1] | shardings
+            of_model, described = self._session.described(self, model, optimizer, replicated)
+            sources, shardings = dict.fromkeys(of_model, of_model) | sources, described | shardings
+            local = of_model.local
         shards = shards_of(shardings, self.rank)
         for names, what in (
             (shards.keys() - sources.keys(), "tensor"),
@@ -93,7 +95,7 @@ class Job:
                     f"rank {self.rank}: hold() was given no {what} for {min(names)!r}; give both, by the same names",
                     names=tuple(sorted(names)),
                 )
-        given = CurrentTensors({name: partial(sources[name].__getitem__, name) for name in sorted(shards)})
+        given = CurrentTensors({name: partial(sources[name].__getitem__, name) for name in sorted(shards)}, local)
         if problem := problem_of(given, shardings, shards, "tensor"):
             raise PlanError(f"rank {self.rank}: hold() was given a wrong shard: {problem}")
         self._session.hold(self, given, dict(sorted(shardings.items())))

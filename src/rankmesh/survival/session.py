@@ -30,7 +30,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
 from rankmesh.errors import ConnectError, Diverged, LayoutError, LostState, PlanError, RankmeshError, quoted
 from rankmesh.guard.everyone import gathered
-from rankmesh.guard.model_state import model_state, unreplicated_axes
+from rankmesh.guard.model_state import CurrentTensors, model_state, unreplicated_axes
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import Report, same_step
 from rankmesh.survival.epoch import Epoch
@@ -306,7 +306,7 @@ class Session:
 
     def described(
         self, job: Job, model: torch.nn.Module, optimizer: torch.optim.Optimizer | None, replicated: str | None
-    ) -> tuple[Mapping[str, Tensor], dict[str, Sharding]]:
+    ) -> tuple[CurrentTensors, dict[str, Sharding]]:
         """Return a model's and its optimizer's state, with shardings whose copies are equal where nothing is restored.
 
         Raises ``PlanError`` for tensors that differ between ranks which hold copies of them. Where the job is guarded,
@@ -314,7 +314,7 @@ class Session:
         """
         self._check(job)
 
-        def describe() -> tuple[Mapping[str, Tensor], dict[str, Sharding]]:
+        def describe() -> tuple[CurrentTensors, dict[str, Sharding]]:
             found = model_state(model, optimizer, job.groups, replicated)
             if self._machine.source is None and not self._machine.load and self._guard_every is None:
                 check_copies(job.groups, *found)
