@@ -11,7 +11,7 @@ import pytest
 from tests import limits
 
 from rankmesh.debug.doctor.stacks import threads_of
-from rankmesh.debug.watch import native
+from rankmesh.debug.watch import host as on_host
 from rankmesh.debug.watch.host import HostRanks, _began
 
 PY_SPY = """Process 71: python train.py
@@ -66,11 +66,11 @@ def tool(tmp_path, monkeypatch):
 
 def test_a_tool_that_takes_too_long(tool, monkeypatch):
     """It is ended at the limit, and there is no stack; nor of a tool that may not look."""
-    monkeypatch.setattr(native, "LIMIT", 0.5)
+    monkeypatch.setattr(on_host, "LIMIT", 0.5)
     started = time.monotonic()
     for lines in ("exec sleep 60", "echo no; exit 1"):
         tool(lines)
-        assert native.native_stack(1) == ""
+        assert on_host.native_stack(1) == ""
     assert time.monotonic() - started < limits.AT_ONCE
 
 
@@ -101,7 +101,7 @@ def test_a_real_tool():
     sleeps = subprocess.Popen((sys.executable, "-c", "import time; time.sleep(60)"))
     try:
         time.sleep(1)
-        text = native.native_stack(sleeps.pid)
+        text = on_host.native_stack(sleeps.pid)
         if not text:
             pytest.skip("no py-spy or pystack here, or it may not look")
         assert threads_of(text)[0].native_frame

@@ -17,7 +17,6 @@ from rankmesh.debug.doctor.causes import CAUSES, Cause
 from rankmesh.debug.doctor.evidence import Finding, merged
 from rankmesh.debug.doctor.failures import Failure, findings_of_failures, is_secondary
 from rankmesh.debug.doctor.folder import read_paths
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, history_of
 from rankmesh.debug.doctor.nccl import NcclLog, findings_of_nccl
@@ -224,22 +223,21 @@ def _ordered(history: History, waits: Waits, causes: list[Cause]) -> list[Cause]
 
 def _reached(history: History, waits: Waits, cause: Cause) -> set[int]:
     """Return the ranks that wait because of a cause, directly or behind others; and those that it ended."""
-    for_whom = grouped((rank, call) for call in waits.calls for rank in call.missing)
     reached = {call for call in waits.calls if call.group is cause.group and call.number >= cause.call}
     ranks = set(cause.ranks) & waits.of_rank.keys()
     if cause.cause in _DIVERGED:
         ended = {rank for rank in cause.group.members if not history.has(rank)}
         ranks |= ended
-        reached |= {call for rank in ended for call in for_whom.get(rank, ())}
+        reached |= {call for rank in ended for call in waits.for_whom.get(rank, ())}
     elif cause.cause != "stuck" or set(cause.ranks) & waits.broken.keys():
         reached = {call for call in reached if set(call.missing) & set(cause.ranks)}
-        reached |= {call for rank in cause.ranks for call in for_whom.get(rank, ())}
+        reached |= {call for rank in cause.ranks for call in waits.for_whom.get(rank, ())}
     pending = list(reached)
     while pending:
         for rank in pending.pop().waiting:
             if rank not in ranks:
                 ranks.add(rank)
-                fresh = [call for call in for_whom.get(rank, ()) if call not in reached]
+                fresh = [call for call in waits.for_whom.get(rank, ()) if call not in reached]
                 reached.update(fresh)
                 pending += fresh
     return ranks

@@ -246,11 +246,8 @@ def _world_size(recordings: Mapping[int, Recording], plan: Plan | None) -> int:
 
 def _in_time(history: History) -> dict[int, Recording]:
     """Return the recordings, each up to the first of its calls that ran out of time."""
-    ends: dict[int, tuple[int, float]] = {}
-    for group, number in _quiet(history):
-        for rank, end in _ends(history, group, number):
-            ends[rank] = min(ends.get(rank, end), end)
-    return {rank: _until(one, *ends[rank]) if rank in ends else one for rank, one in history.recordings.items()}
+    ends = grouped(end for group, number in _quiet(history) for end in _ends(history, group, number))
+    return {rank: _until(one, *min(ends[rank])) if rank in ends else one for rank, one in history.recordings.items()}
 
 
 def _quiet(history: History) -> set[tuple[KnownGroup, int]]:

@@ -48,21 +48,11 @@ def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) ->
 
 def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
     """Yield dead, absent and late ranks, each at the call in which most ranks wait for it, or waited first."""
-    worst: dict[int, PendingCall] = {}
-    for call in waits.calls:
-        for rank in call.missing:
-            if not waits.of_rank.get(rank) and rank not in waits.broken:
-                known = worst.get(rank)
-                if known is None or _before(call, known):
-                    worst[rank] = call
-    together = grouped(((_why(history, rank, call), call), rank) for rank, call in sorted(worst.items()))
+    absent = (rank for rank in sorted(waits.for_whom) if not waits.of_rank.get(rank) and rank not in waits.broken)
+    worst = {rank: min(waits.for_whom[rank], key=lambda call: (-len(call.waiting), call.since)) for rank in absent}
+    together = grouped(((_why(history, rank, call), call), rank) for rank, call in worst.items())
     for (why, call), ranks in together.items():
         yield cause_of(history, why, ranks, call, _EVIDENCE[why](history, ranks, call))
-
-
-def _before(call: PendingCall, known: PendingCall) -> bool:
-    """Return whether more ranks wait in a call than in another one, or for longer."""
-    return (-len(call.waiting), call.since) < (-len(known.waiting), known.since)
 
 
 def _why(history: History, rank: int, call: PendingCall) -> str:

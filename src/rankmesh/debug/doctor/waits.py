@@ -26,6 +26,8 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
+from functools import cached_property
+from operator import itemgetter
 
 import numpy as np
 
@@ -63,6 +65,11 @@ class Waits:
     def waiting(self) -> list[int]:
         """Every rank that waits."""
         return sorted(rank for rank, calls in self.of_rank.items() if calls)
+
+    @cached_property
+    def for_whom(self) -> Mapping[int, list[PendingCall]]:
+        """The calls by the ranks that are missing in them."""
+        return grouped((rank, call) for call in self.calls for rank in call.missing)
 
 
 def waits_of(history: History) -> Waits:
@@ -159,7 +166,7 @@ def _made_otherwise(tracks: Mapping[int, Track]) -> int | None:
 
 def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
     """Return ranks whose device still has calls that peers have left: the first of these calls, and such a peer."""
-    found: dict[int, tuple[int, PendingCall, int]] = {}
+    found = list[tuple[int, tuple[int, PendingCall, int]]]()
     for group, tracks in history.tracks.items():
         # If a member is gone, the others left because the communicator was aborted.
         if not history.on_device(group) or not all(map(history.has, group.members)):
@@ -171,11 +178,9 @@ def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
             first = track.first_pending
             if first is None or over[ahead] < first or not _has_come_out(history, group, track, over[ahead]):
                 continue
-            row = int(track.rows[track.at(first) or 0])
-            if rank not in found or row < found[rank][0]:
-                call = PendingCall(group, first, history.operation(group, rank, first), (rank,), ())
-                found[rank] = row, call, ahead
-    return {rank: (call, other) for rank, (_, call, other) in found.items()}
+            call = PendingCall(group, first, history.operation(group, rank, first), (rank,), ())
+            found.append((rank, (int(track.rows[track.at(first) or 0]), call, ahead)))
+    return {rank: min(calls, key=itemgetter(0))[1:] for rank, calls in grouped(found).items()}
 
 
 def _has_come_out(history: History, group: KnownGroup, track: Track, over: int) -> bool:

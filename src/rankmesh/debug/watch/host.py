@@ -22,7 +22,10 @@ import json
 import logging
 import os
 import re
+import shutil
 import signal
+import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Collection, Iterator
@@ -34,10 +37,9 @@ from typing import IO, Any
 from rankmesh.core.documents import Unreadable, parse_json
 from rankmesh.core.private import PrivateFolder
 from rankmesh.debug.doctor.stacks import threads_of
-from rankmesh.debug.watch.native import native_stack
 from rankmesh.errors import first_line
 
-__all__ = ["HostRanks", "Look"]
+__all__ = ["LIMIT", "HostRanks", "Look", "native_stack"]
 
 _SIGNAL = signal.SIGUSR1
 _FOLDER = "watch-"
@@ -45,7 +47,9 @@ _FOLDER = "watch-"
 _SIZE, _STACKS = 1 << 16, 20_000
 # Seconds after which a rank that has a file in a folder has written there which process it is.
 _SETTLED = 60.0
-
+# Seconds that a tool may take, which stops the process meanwhile; and what it is called with.
+LIMIT = 3.0
+_TOOLS = {"py-spy": ("dump", "--native", "--full-filenames", "--pid"), "pystack": ("remote", "--native")}
 
 _log = logging.getLogger("rankmesh.watch")
 
@@ -221,6 +225,19 @@ def _space() -> str:
         return str(Path("/proc/self/ns/pid").readlink())
     except OSError:
         return ""
+
+
+def native_stack(process: int) -> str:
+    """Return what a tool prints of a process; empty if none is installed, or it may not look, or takes too long."""
+    for name, options in _TOOLS.items():
+        program = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
+        if program is not None:
+            with suppress(OSError, subprocess.SubprocessError):
+                printed = subprocess.run(  # noqa: S603
+                    (program, *options, str(process)), capture_output=True, timeout=LIMIT, check=True
+                )
+                return printed.stdout.decode(errors="replace")
+    return ""
 
 
 def _stat(process: int) -> list[str]:

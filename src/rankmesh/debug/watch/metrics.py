@@ -10,18 +10,21 @@ The rank that diagnoses writes both. No span is sent without OpenTelemetry's API
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Hashable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from rankmesh.core.private import write_whole
 from rankmesh.debug.doctor.diagnosis import Diagnosis
-from rankmesh.debug.doctor.history import PendingCall
+from rankmesh.debug.doctor.grouped import grouped
+from rankmesh.debug.doctor.history import History, PendingCall
 
 __all__ = ["FILE", "Metrics", "metrics_of", "send_trace", "write_prometheus"]
 
 FILE = "rankmesh.prom"
+_Key = TypeVar("_Key", bound=Hashable)
+_Number = TypeVar("_Number", int, float)
 # Calls of which a span is sent, and milliseconds that sending may take: the program may be ended next.
 _TRACED, _FLUSH = 64, 2000
 _HELP = {
@@ -57,17 +60,8 @@ class Metrics:
 
 def metrics_of(diagnosis: Diagnosis) -> Metrics:
     """Return the numbers of a diagnosis; times are by the clock of the rank that waits."""
-    history, recordings = diagnosis.history, diagnosis.history.recordings
-    waiting, kinds, calls = dict[int, float](), dict[str, float](), list[tuple[PendingCall, float]]()
-    for call in diagnosis.waits.calls:
-        longest = 0.0
-        for rank in call.waiting:
-            made = history.created(call.group, rank, call.number) if call.numbered else 0
-            seconds = (recordings[rank].written - made) / 1e9 if made else 0.0
-            waiting[rank] = max(waiting.get(rank, 0.0), seconds)
-            longest = max(longest, seconds)
-        kinds[call.group.kind] = max(kinds.get(call.group.kind, 0.0), longest)
-        calls.append((call, longest))
+    history, recordings, calls = diagnosis.history, diagnosis.history.recordings, diagnosis.waits.calls
+    waits = [(call, rank, _seconds(history, call, rank)) for call in calls for rank in call.waiting]
     return Metrics(
         run=next((one.run for one in recordings.values() if one.run), ""),
         verdict=diagnosis.verdict,
@@ -75,10 +69,20 @@ def metrics_of(diagnosis: Diagnosis) -> Metrics:
         time=max((one.written for one in recordings.values()), default=0),
         states=tuple(_states(diagnosis)),
         behind=_behind(diagnosis),
-        waiting=waiting,
-        kinds=kinds,
-        calls=tuple(calls),
+        waiting=_highest((rank, seconds) for _, rank, seconds in waits),
+        kinds=_highest((call.group.kind, seconds) for call, _, seconds in waits),
+        calls=tuple(_highest((call, seconds) for call, _, seconds in waits).items()),
     )
+
+
+def _seconds(history: History, call: PendingCall, rank: int) -> float:
+    """Return for how long a rank waits in a call, 0.0 where that is not recorded."""
+    made = history.created(call.group, rank, call.number) if call.numbered else 0
+    return (history.recordings[rank].written - made) / 1e9 if made else 0.0
+
+
+def _highest(pairs: Iterable[tuple[_Key, _Number]]) -> dict[_Key, _Number]:
+    return {key: max(values) for key, values in grouped(pairs).items()}
 
 
 def _states(diagnosis: Diagnosis) -> Iterator[str]:
@@ -94,14 +98,13 @@ def _states(diagnosis: Diagnosis) -> Iterator[str]:
 
 
 def _behind(diagnosis: Diagnosis) -> dict[tuple[int, str], int]:
-    found: dict[tuple[int, str], int] = {}
+    found = list[tuple[tuple[int, str], int]]()
     for group in diagnosis.history.tracks:
         last = {rank: diagnosis.history.last(group, rank) for rank in group.members if diagnosis.history.has(rank)}
         counted = {rank: number for rank, number in last.items() if number is not None}
-        for rank, number in counted.items():
-            if (behind := max(counted.values()) - number) > 0:
-                found[rank, group.kind] = max(behind, found.get((rank, group.kind), 0))
-    return found
+        furthest = max(counted.values(), default=0)
+        found += [((rank, group.kind), furthest - number) for rank, number in counted.items() if number < furthest]
+    return _highest(found)
 
 
 # -- Prometheus ------------------------------------------------------------------------------------------------------
@@ -154,9 +157,7 @@ def send_trace(found: Metrics) -> None:
     hang = tracer.start_span(
         "rankmesh.hang", context=Context(), attributes=about, start_time=found.time - int(longest * 1e9)
     )
-    behind: dict[str, int] = {}
-    for (_, kind), number in found.behind.items():
-        behind[f"rankmesh.calls_behind.{kind}"] = max(number, behind.get(f"rankmesh.calls_behind.{kind}", 0))
+    behind = _highest((f"rankmesh.calls_behind.{kind}", number) for (_, kind), number in found.behind.items())
     more = {"rankmesh.verdict": found.verdict, "rankmesh.states": found.states, "rankmesh.waiting_seconds": longest}
     hang.add_event("rankmesh.diagnosis", attributes=about | more | behind, timestamp=found.time)
     hang.set_status(trace.StatusCode.ERROR, found.verdict)
