@@ -203,7 +203,7 @@ def _single(_):
     return result, dist.is_initialized()
 
 
-def test_started_single(ranks):
+def test_started_alone(ranks):
     """1 rank that nobody started: a world of one."""
     assert ranks(1, _single, world=None) == [[[0, 1, "none", 1], False]]
 
@@ -250,7 +250,7 @@ def test_hosts_that_listen_at_a_loopback_address_are_named(ranks):
         assert error["seconds"] < limits.AT_ONCE
 
 
-def _single(_):
+def _without_launcher(_):
     """What is said of plans of several ranks, and the size of a group of a plan of one."""
     sys.argv, messages = ["/work/job.py"], []
     with rm.init():
@@ -264,7 +264,7 @@ def _single(_):
 
 def test_a_job_that_is_started_alone_says_how_to_start_it(ranks):
     """Plain python with a plan of several ranks names torchrun with their number; a plan of one rank connects."""
-    ((messages, size),) = ranks(1, _single, world=None)
+    ((messages, size),) = ranks(1, _without_launcher, world=None)
     assert size == 1
     assert messages == [
         "torchrun --nproc-per-node 8 job.py",
