@@ -10,7 +10,7 @@ import os
 import sys
 from contextlib import suppress
 from dataclasses import asdict
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -108,7 +108,7 @@ def source_in_job(spec: str, reading: Reading, launch: Launch) -> Source:
         raise
 
 
-def _show(result: CheckResult, json: dict[str, Any] | None) -> None:
+def _show(result: CheckResult, json: dict[str, object] | None) -> None:
     """Print the result; ``json`` is added to its data, None for a table."""
     if json is not None:
         write_json({"ok": result.ok, **asdict(result), **json})

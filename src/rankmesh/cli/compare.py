@@ -8,7 +8,8 @@ import inspect
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from types import ModuleType
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -18,6 +19,7 @@ from rankmesh.cli.shell import Answer, ExitCode, Failed
 from rankmesh.errors import extra, first_line, quoted
 
 if TYPE_CHECKING:
+    from rankmesh.runtime.live import LiveGroups
     from rankmesh.sim import Comparison
 
 __all__ = ["command", "program_of"]
@@ -58,7 +60,7 @@ def command(
     return Answer(result.to_dict, lambda: _print(result), ExitCode.OK if result.same else ExitCode.DIFFERENT)
 
 
-def program_of(text: str) -> Callable[[Any], object]:
+def program_of(text: str) -> Callable[[LiveGroups], object]:
     """Return the function that FILE:FUNCTION, or MODULE:FUNCTION, names; a file is imported as a module of its name."""
     place, _, name = text.rpartition(":")
     if not place or not name.isidentifier():
@@ -68,14 +70,14 @@ def program_of(text: str) -> Callable[[Any], object]:
     except Exception as error:
         kind = type(error).__name__
         raise Failed(f"{place} cannot be imported: {kind}: {first_line(error)}; {_FORM}", ExitCode.USAGE) from error
-    found: Callable[[Any], object] | None = getattr(module, name, None)
+    found: Callable[[LiveGroups], object] | None = getattr(module, name, None)
     if not callable(found):
         known = [each for each, value in vars(module).items() if inspect.isfunction(value)]
         raise typer.BadParameter(f"{place} has no function {name!r}, but {', '.join(known[:8]) or 'none'}; {_FORM}")
     return found
 
 
-def _imported(place: str) -> Any:
+def _imported(place: str) -> ModuleType:
     """Import a module as Python does that runs it: it can import the modules of its folder."""
     if not place.endswith(".py"):
         sys.path.insert(0, str(Path.cwd()))

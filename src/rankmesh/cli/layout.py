@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 __all__ = ["command", "config_of", "cut_text"]
 
 
-def config_of(model: Path) -> Mapping[str, Any]:
+def config_of(model: Path) -> Mapping[str, object]:
     """Return the ``config.json`` of a model: a file, the one in a folder, or of a model by its name, ``llama3-8b``.
 
     Raises ``LayoutError`` for a file that is missing or not a configuration.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import PurePath
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -80,7 +80,7 @@ def _message(finding: Finding) -> str:
     return finding.message + (f"; fix: {finding.fix}" if finding.fix else "")
 
 
-def _sarif(findings: Sequence[Finding]) -> dict[str, Any]:
+def _sarif(findings: Sequence[Finding]) -> dict[str, object]:
     rules = [{"id": code, "shortDescription": {"text": text}} for code, text in CODES.items()]
     results = [
         {

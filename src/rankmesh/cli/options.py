@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -139,7 +139,7 @@ def noted(source: Source) -> Source:
     return source
 
 
-def config_of(source: Source | None, name: str = "config") -> dict[str, Any]:
+def config_of(source: Source | None, name: str = "config") -> dict[str, object]:
     """Return what was read of a training config as data under a key; nothing for another SPEC."""
     return {} if source is None or source.config is None else {name: source.config.to_dict()}
 

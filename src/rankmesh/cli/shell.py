@@ -23,7 +23,7 @@ from collections.abc import Callable, Sequence
 from enum import IntEnum
 from io import TextIOWrapper
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TextIO
 
 import typer
 from typer.core import TyperGroup
@@ -143,7 +143,7 @@ class Shell(TyperGroup):
         return result
 
 
-def outcome(command: Callable[[], Any]) -> int:
+def outcome(command: Callable[[], object]) -> int:
     """Run a command to its end: its exit status, and for what went wrong one line on stderr."""
     try:
         result = command()
@@ -197,7 +197,7 @@ def _usage(problem: Any) -> str:
     return f"{message}{found} (see: {path} --help)" if message else ""
 
 
-def _silence(stream: Any) -> None:
+def _silence(stream: TextIO) -> None:
     """Point a closed pipe at nothing, so that the interpreter's last flush has nothing to complain of."""
     try:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
