@@ -221,6 +221,17 @@ def test_ranks_that_describe_a_tensor_differently():
     sim.run(program, "tp=2,dp=2")
 
 
+def test_one_element_of_any_stride():
+    """Torch counts it as contiguous: it is compared and explained as any other tensor."""
+
+    def program(groups):
+        weight = torch.full((2,), float(groups.rank == 0))[::2]
+        with pytest.raises(rm.Diverged, match=r"rank 1 has 0.0 and rank 0 1.0 at \[0\]"):
+            rm.Guard(groups, {"w": weight}, {"w": rm.Sharding(groups.plan.mesh, shape=(1,))}).check()
+
+    sim.run(program, "dp=2")
+
+
 def test_of_two_replicas_neither_is_right():
     """The error has both values, and does not name one side as the expected one."""
 

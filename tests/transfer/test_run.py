@@ -257,6 +257,20 @@ def test_strides_and_shared_memory():
     assert sim.run(moved, 2) == [([], []), ([], [])]
 
 
+def test_one_element_of_any_stride():
+    """2 simulated ranks: torch counts one element as contiguous, whatever its stride is."""
+    source = {"w": rm.Sharding(rm.Mesh(dp=2), ("dp",), (2,))}
+    target = {"w": rm.Sharding(rm.Mesh(dp=2), (None,), (2,))}
+
+    def moved():
+        tensors = {"w": torch.empty(2)[::2].copy_(live.shards(source, dist.get_rank())["w"])}
+        into = {"w": torch.empty(4)[::2]}
+        Transfer(source, target).run(tensors, into)
+        return live.wrong(into, target, dist.get_rank())
+
+    assert sim.run(moved, 2) == [[], []]
+
+
 def test_a_budget_that_holds_no_message():
     """Two messages of 64 bytes for each peer are the least."""
 

@@ -78,7 +78,7 @@ def _first(everyone: Everyone, tensor: Tensor, sharding: Sharding | None, right:
     """
     place, count = None, 0
     values: list[object] = [None, None]
-    flat = tensor.contiguous().reshape(-1)
+    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # of one element any stride counts as contiguous
     length = max(1, _PIECE // flat.element_size())
     for start in range(0, len(flat), length):
         piece = flat[start : start + length].to(everyone.device)

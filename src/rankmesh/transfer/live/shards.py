@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankmesh.core.sharding import Shard, Sharding
 
-__all__ = ["Shards", "allocate", "apart", "local", "mark", "problem_of", "same_place", "shards_of"]
+__all__ = ["Shards", "allocate", "apart", "flat_bytes", "local", "mark", "problem_of", "same_place", "shards_of"]
 
 
 class Shards(dict[str, Tensor]):
@@ -49,6 +49,11 @@ def mark(tensors: Mapping[str, Tensor], incomplete: Iterable[str]) -> None:
 def local(tensor: Tensor) -> Tensor:
     """Return the local tensor of a DTensor, any other tensor detached."""
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
+
+
+def flat_bytes(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor's bytes, as a view; of one element any stride counts as contiguous."""
+    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
 
 
 def shards_of(shardings: Mapping[str, Sharding], rank: int) -> dict[str, Shard]:
