@@ -225,6 +225,14 @@ def test_the_oldest_lines(tmp_path):
     assert (line.rank, line.position, line.work) == (1, 1, Work(6, "ALLREDUCE", 4, 4))
 
 
+def test_a_folder_that_names_the_rank(tmp_path):
+    """Where neither torch nor the file says the rank, the folder of the file does, as for all other texts."""
+    path = tmp_path / "rank_3" / "stderr.log"
+    path.parent.mkdir()
+    path.write_text("\n".join(timed_out(1, 7, release="2.2")), encoding="utf-8")
+    assert {line.rank for line in read_log(path).lines} == {3}
+
+
 def test_two_processes_in_one_line(tmp_path):
     """Processes that write at once lose a line break."""
     (tmp_path / "log").write_text("abc" + "".join(lines_of(timed_out(0, 7), timed_out(1, 8))), encoding="utf-8")

@@ -225,6 +225,16 @@ def test_a_mixture(tmp_path):
     assert any("train.log" in note for note in found.notes)
 
 
+def test_a_report_in_a_folder(tmp_path):
+    """Of whatever form, it counts like a text there; one of an earlier attempt is left out."""
+    for place, made in (("attempt_0/0", counts(WHOLE, 2, r5=1)), ("attempt_1/0", counts(WHOLE, 2, r3=1))):
+        (tmp_path / place).mkdir(parents=True)
+        (tmp_path / place / "ras.json").write_text(as_json([(WHOLE, {"AllReduce": made}, [])]), encoding="utf-8")
+    found = doctor(tmp_path)
+    assert [(one.cause, one.ranks) for one in found.findings] == [("behind", (3,))]
+    assert any("earlier attempts" in note for note in found.notes)
+
+
 def test_only_regular_files(tmp_path):
     """A log alone is refused by its name, and so is a device."""
     (tmp_path / "train.log").write_text("step 1\n", encoding="utf-8")

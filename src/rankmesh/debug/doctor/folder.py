@@ -170,7 +170,7 @@ def is_evidence(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[_File]:
-    """Return a file; of a folder the recordings in it, or else in its newest folder, its other files, and all texts."""
+    """Return a file; of a folder the recordings in it, or else in its newest folder, and all other evidence."""
     if not path.is_dir():
         if path.exists():
             return [_File(path, is_given=True)]
@@ -182,7 +182,7 @@ def _files(path: Path) -> list[_File]:
     named = next((files for files in map(_recordings_in, inside) if files), [])
     taken = {file.path for file in named}
     others = (_File(each) for each in _below(path) if each not in taken)
-    return [*named, *(file for file in others if file.path.parent == path or file.is_text)]
+    return [*named, *(file for file in others if file.path.parent == path or file.is_text or file.is_report)]
 
 
 def _recordings_in(folder: Path) -> list[_File]:

@@ -109,17 +109,13 @@ def group_of_plan(plan: Plan | None, members: tuple[int, ...], kind: str = "") -
     """Return the group of a plan that has these members, of this kind if there are several; None if none has them."""
     locals_of = _local(plan, members[0]) if members else []
     fitting = [local for local in locals_of if sorted(local.ranks) == sorted(members)]
-    return next((local for local in fitting if local.name == kind), fitting[0] if fitting else None)
+    return next((local for local in fitting if local.name == kind), next(iter(fitting), None))
 
 
 def group_at(plan: Plan | None, ranks: Mapping[int, int], kind: str = "") -> LocalGroup | None:
     """Return the group of a plan that has these ranks at these positions: the one of this kind, or the only one."""
     locals_of = _local(plan, next(iter(ranks.values()))) if ranks else []
-    fitting = [
-        local
-        for local in locals_of
-        if all(place < len(local.ranks) and local.ranks[place] == rank for place, rank in ranks.items())
-    ]
+    fitting = [local for local in locals_of if ranks.items() <= dict(enumerate(local.ranks)).items()]
     return next((local for local in fitting if local.name == kind), fitting[0] if len(fitting) == 1 else None)
 
 

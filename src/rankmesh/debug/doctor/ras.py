@@ -109,7 +109,7 @@ def _ranked(communicators: Collection[Communicator], total: int) -> tuple[Commun
     if len(names) < len(named):
         return tuple(communicators)
     every = {place: place for place in range(total)} if whole else {}
-    return tuple(replace(one, ranks=every if one in whole else _places(one, names)) for one in communicators)
+    return tuple(replace(one, ranks=every if one.size == total else _places(one, names)) for one in communicators)
 
 
 def _places(one: Communicator, names: Mapping[Process, int]) -> dict[int, int]:
