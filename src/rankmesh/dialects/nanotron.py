@@ -36,6 +36,7 @@ from rankmesh.backend.default import DefaultGroup, default_group
 from rankmesh.backend.members import destroy
 from rankmesh.backend.single_rank import single_rank_group
 from rankmesh.core import Options, recipes
+from rankmesh.core.strided import IntArray
 from rankmesh.errors import ConnectError, NotInitialized, SizesError, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NO_LAUNCHER
@@ -45,7 +46,6 @@ from rankmesh.runtime.live import LiveGroups
 from rankmesh.runtime.registry import Registry, refusing_sizes
 
 if TYPE_CHECKING:
-    from numpy.typing import NDArray
     from torch.distributed import ProcessGroup
 
 __all__ = ["ParallelContext", "ParallelContext04"]
@@ -188,7 +188,7 @@ class ParallelContext(AbstractContextManager["ParallelContext"]):
         dp_rank: int | slice | Sequence[int],
         cp_rank: int | slice | Sequence[int],
         tp_rank: int | slice | Sequence[int],
-    ) -> np.int64 | NDArray[np.int64]:
+    ) -> np.int64 | IntArray:
         """Return the global rank at a position, ``numpy.int64``; an array of ranks where slices or lists are given.
 
         They index ``world_rank_matrix`` as in numpy. ``LayoutError`` for a position outside (nanotron counts negative
@@ -197,11 +197,11 @@ class ParallelContext(AbstractContextManager["ParallelContext"]):
         place = {"ep": ep_rank, "pp": pp_rank, "dp": dp_rank, "cp": cp_rank, "tp": tp_rank}
         single = {axis: int(at) for axis, at in place.items() if isinstance(at, int | np.integer)}
         rank = self.groups.plan.mesh.rank(view=None, **{axis: single.get(axis, 0) for axis in place})
-        ranks: NDArray[np.int64] = self._matrix[tuple(place.values())]
+        ranks: IntArray = self._matrix[tuple(place.values())]
         return np.int64(rank) if len(single) == len(place) else ranks
 
     @property
-    def _matrix(self) -> NDArray[np.int64]:
+    def _matrix(self) -> IntArray:
         axes = self.groups.plan.mesh.axes
         return np.arange(self.world_size).reshape([axes[name] for name in _ORDER])
 
