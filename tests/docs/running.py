@@ -1,8 +1,7 @@
 """A page is followed in a folder of its own: files are saved, examples and commands are run, in the page's order.
 
-Commands run as on a terminal of 100 columns without colours. The planning commands of rankmesh run in this process,
-which saves the start of a Python for each of them. The ranks of a script are those of a test (``tests/forkserver.py``)
-where a page's reader is given them; else torchrun starts them.
+Commands run as on a terminal of 100 columns without colours. Most commands of rankmesh run in this process, and scripts
+on the ranks of a test (``tests/forkserver.py``) where a page's reader is given them: each saves the start of a Python.
 """
 
 from __future__ import annotations
@@ -32,10 +31,13 @@ _EXAMPLES = doctest.ELLIPSIS | doctest.NORMALIZE_WHITESPACE
 _TIME = re.compile(r"\b\d+(\.\d+)? ?(ms|µs|s)\b")
 # A difference of one rounding in float64, which differs between processors.
 _ROUNDING = re.compile(r"\b[1-9]e-16\b")
-_PLANNING = re.compile(r"rankmesh (show|groups|explain|diff|explore|presets|--\w+|(?!bench)\w+ --help)\b[^|<>&;]*$")
-# A script, its arguments, and what its output goes through; stderr of ranks is not shown.
-_SCRIPT = r"(?P<script>[\w.]+\.py[^|<>]*?)(?: 2>/dev/null)?(?P<rest>( \| [\w -]+)*)"
-_TORCHRUN = re.compile(rf"torchrun (?:--standalone )?--nproc-per-node (\d+) {_SCRIPT}")
+_COMMANDS = (
+    "show|groups|explain|diff|explore|presets|transfer|layout|checkpoint|compare|lint|--\\w+|(?!bench)\\w+ --help"
+)
+_OURS = re.compile(rf"(rankmesh (?:{_COMMANDS})\b[^|<>&;]*?)(?: > ([\w.]+))?")
+# How many ranks, or one that no launcher started; a script, its arguments, and what its output goes through.
+_STARTED = r"(?:torchrun (?:--standalone )?--nproc-per-node (?P<size>\d+)|python(?: -W ignore)?)"
+_SCRIPT = re.compile(rf"{_STARTED} (?P<script>[\w.]+\.py[^|<>]*?)(?: 2>/dev/null)?(?P<rest>( \| [\w -]+)*)")
 _TERMINAL = {"COLUMNS": "100", "NO_COLOR": "1", "PYTHONUNBUFFERED": "1", "OMP_NUM_THREADS": "1"}
 # What torch writes where no name server answers depends on the machine.
 _TERMINAL["TORCH_CPP_LOG_LEVEL"] = "ERROR"
@@ -75,11 +77,12 @@ class Reader:
         return wrong
 
     def _command(self, block: Block, command: str, shown: str) -> list[str]:
-        job = _TORCHRUN.fullmatch(command)
+        job = _SCRIPT.fullmatch(command)
         if job and self.ranks:
-            output = self.folder / "printed"
+            output, words = self.folder / "printed", shlex.split(job["script"])
             output.write_text("")  # of an earlier job
-            self.ranks(int(job[1]), run_script, str(self.folder), str(output), shlex.split(job["script"]), world=None)
+            size = int(job["size"] or 1)
+            self.ranks(size, run_script, str(self.folder), str(output), words, bool(job["size"]), world=None)
             command = f"cat {output}{job['rest']}"
         status, printed = run(command, self.folder)
         wrong = []
@@ -90,10 +93,11 @@ class Reader:
         return wrong
 
 
-def run_script(me: Any, folder: str, output: str, words: list[str]) -> None:
-    """Run a script of a page on one rank, which writes to the file of all of them."""
+def run_script(me: Any, folder: str, output: str, words: list[str], launched: bool) -> None:
+    """Run a script of a page on one rank, which writes to the file of all of them, but for what it writes to stderr."""
     os.environ.update(_TERMINAL)
-    me.launched()
+    if launched:
+        me.launched()
     os.chdir(folder)
     sys.path[0], sys.argv = folder, words
     with Path(output).open("a", encoding="utf-8", buffering=1) as printed, redirect_stdout(printed):
@@ -102,8 +106,9 @@ def run_script(me: Any, folder: str, output: str, words: list[str]) -> None:
 
 def run(command: str, folder: Path) -> tuple[int, str]:
     """The exit status of a command and all that it printed."""
-    if _PLANNING.match(command):
-        return _in_this_process(command)
+    ours = _OURS.fullmatch(command)
+    if ours:
+        return _in_this_process(*ours.groups())
     kept = {name: value for name, value in os.environ.items() if name not in _UNSET}
     process = subprocess.Popen(
         ["bash", "-c", command],
@@ -132,10 +137,12 @@ def _path() -> str:
     return os.pathsep.join(filter(None, [str(ROOT), os.environ.get("PYTHONPATH")]))
 
 
-def _in_this_process(command: str) -> tuple[int, str]:
+def _in_this_process(command: str, file: str | None) -> tuple[int, str]:
     result = CliRunner().invoke(app, shlex.split(command)[1:], prog_name="rankmesh", env=_TERMINAL)
+    if file:
+        Path(file).write_text(result.stdout, encoding="utf-8")
     # Words for people come first: what is written to a file is read, and said, before the table is printed.
-    return result.exit_code, result.stderr + result.stdout
+    return result.exit_code, result.stderr + ("" if file else result.stdout)
 
 
 def same(shown: str, printed: str) -> bool:

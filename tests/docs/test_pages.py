@@ -35,7 +35,7 @@ def test_a_page_is_right(page, ranks, tmp_path, monkeypatch):
     if page.stem == "configs" and sandbox_kind() == "none":
         pytest.skip("this machine allows no sandbox, in which a script of this page runs")
     monkeypatch.chdir(tmp_path)
-    reader = Reader(tmp_path, None if page.stem == "launch" else ranks)
+    reader = Reader(tmp_path, ranks)
     wrong = [line for block in blocks(page.read_text(encoding="utf-8")) for line in reader.follow(block)]
     assert not wrong, "\n".join(wrong)
     for drawing in tmp_path.glob("*.svg"):
