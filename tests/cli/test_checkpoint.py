@@ -1,6 +1,7 @@
 """``rankmesh checkpoint convert``: what it prints, and what it refuses."""
 
 import json
+import shlex
 
 import torch
 import torch.distributed.checkpoint as dcp
@@ -30,6 +31,18 @@ def test_what_is_refused_is_named_and_can_be_left_out(rankmesh, tmp_path):
     assert "--leave-out '*rng*'" in ran.err
     assert not (tmp_path / "to").exists()
     assert rankmesh(*arguments, "--leave-out", "*rng*").code == ExitCode.OK
+
+
+def test_the_options_that_an_error_proposes_leave_no_other_tensor_out(rankmesh, tmp_path):
+    """Several objects, one of whose names is a part of a tensor's."""
+    objects = {"step": 7, "optimizer.lr": 0.1, "the name": "x"}
+    dcp.save({"step_embedding": torch.ones(3), **objects}, checkpoint_id=tmp_path / "from", no_dist=True)
+    arguments = ("checkpoint", "convert", tmp_path / "from", tmp_path / "to", "--to", "safetensors")
+    ran = rankmesh(*arguments)
+    assert ran.code == ExitCode.BAD_SPEC
+    proposed = shlex.split(ran.err.partition("leave them out: ")[2])
+    assert rankmesh(*arguments, *proposed).code == ExitCode.OK
+    assert set(load_file(tmp_path / "to" / "model.safetensors")) == {"step_embedding"}
 
 
 def test_the_command_names_its_formats_and_actions(rankmesh, tmp_path):

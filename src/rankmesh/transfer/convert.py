@@ -16,10 +16,12 @@ from __future__ import annotations
 import json
 import os
 import re
+import shlex
 import shutil
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from fnmatch import fnmatchcase
+from glob import escape
 from itertools import accumulate
 from pathlib import Path
 
@@ -40,6 +42,8 @@ __all__ = ["FORMATS", "convert"]
 
 BUDGET = 64 << 20
 _FILE = 5 << 30
+# Patterns that an error proposes at most.
+_SHOWN = 4
 _MEGATRON = re.compile(r"(^|\.)(decoder\.layers|encoder\.layers|embedding\.word_embeddings|output_layer)\.")
 Progress = Callable[[int, int], object]
 # Tensors that are read at once: their shardings, and the rank whose part it is.
@@ -109,17 +113,33 @@ def _chosen(checkpoint: Checkpoint, leave_out: tuple[str, ...], to: str) -> Chec
 
 
 def _refuse(checkpoint: Checkpoint, names: Iterable[str], what: str, fix: str = "") -> None:
-    """Raise ``TransferError`` if there are names; without another fix, it is a pattern that leaves the first out."""
+    """Raise ``TransferError`` if there are names; without another fix, it is patterns that leave the first ones out."""
     found = tuple(names)
     if found:
         shown = ", ".join(map(quoted, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        last = found[0].rpartition(".")[2].partition("/")[0]
-        fix = fix or f"leave them out: --leave-out '*{last}*'"
+        patterns = _patterns(found, checkpoint.shapes.keys() - found)
+        fix = fix or f"leave them out: {' '.join(f'--leave-out {shlex.quote(one)}' for one in patterns)}"
         raise TransferError(
             f"{shown} in {quoted_path(checkpoint.folder)}: {what}; {fix}",
             names=found,
             folder=checkpoint.folder,
         )
+
+
+def _patterns(names: Iterable[str], others: Collection[str]) -> list[str]:
+    """Return patterns of at most four kinds of these names, which match none of the others.
+
+    >>> _patterns(["a._extra_state/0", "b._extra_state/0", "step"], ["a.weight", "a.step"])
+    ['*_extra_state*', 'step']
+    """
+    found: list[str] = []
+    for name in names:
+        if not any(fnmatchcase(name, pattern) for pattern in found):
+            short = f"*{name.rpartition('.')[2].partition('/')[0]}*"
+            found.append(escape(name) if any(fnmatchcase(other, short) for other in others) else short)
+            if len(found) == _SHOWN:
+                break
+    return found
 
 
 def _missing(checkpoint: Checkpoint, name: str) -> bool:
