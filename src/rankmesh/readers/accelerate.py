@@ -76,7 +76,7 @@ def from_document(entries: list[Entry], path: str) -> Settled:
         found.update(megatron, recipe="megatron")
     elif engine == "DEEPSPEED":
         found["recipe"] = "deepspeed"
-    elif engine == "NO" and any(reading.argument == "engine" for reading in settled.readings):
+    elif engine == "NO" and settled.reading("engine") is not None:
         _one_process(settled, sizes, path)
     elif prod(sizes.values()) > 1:
         found.update({"dp_shard": 1, **sizes})
@@ -99,13 +99,8 @@ def _one_process(settled: Settled, sizes: dict[str, int], path: str) -> None:
     if wrong := [each for each in settled.readings if sizes.get(each.argument, 1) > 1]:
         rule = "distributed_type NO starts one process"
         raise refused(path, wrong[0], rule, "set distributed_type to MULTI_GPU or FSDP, or remove the size")
-    stated = settled.arguments.pop("world_size", 1)
-    if stated > 1:
-        entry = _entry(settled, "world_size")
-        settled.notes.append(
-            (entry.line, f"{entry} is not used: accelerate starts one process for distributed_type NO")
-        )
-        settled.readings[:] = [reading for reading in settled.readings if reading.argument != "world_size"]
+    if settled.arguments.get("world_size", 1) > 1:
+        settled.drop("world_size", "is not used: accelerate starts one process for distributed_type NO")
     settled.arguments.update(recipe="replicas", world_size=1)
 
 

@@ -17,7 +17,7 @@ from rankmesh.readers.commands import PROGRAMS, check_known, check_readable
 from rankmesh.readers.documents import entries
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import DOCUMENTS, NO_LAYOUT, Entry, Reading, Settled, place
+from rankmesh.readers.reading import DOCUMENTS, NO_LAYOUT, Entry, Reading, Settled, line_error, place, run_it
 from rankmesh.readers.run import Run, read_arguments, read_run
 
 __all__ = ["NO_WORLD", "Config", "is_script", "plan_of", "read_config", "read_launch"]
@@ -171,12 +171,12 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
     if not found and not is_script(text, path) and path.endswith(DOCUMENTS):
         raise PlanError(f"{path}: this is not a training config; {_FORMS}; give one of them", path=path, code=NO_LAYOUT)
     if not found:
-        with refused_as(PlanError, path, f"run it: rankmesh show --run {path}", path=path):
+        with refused_as(PlanError, path, run_it(path), path=path):
             run = read_run(text, path, megatron.FLAGS, variables)
         if run is None:
             problem = "this is not a training config"
             if is_script(text, path):
-                problem = f"this script starts no training in a plain line; run it: rankmesh show --run {path}"
+                problem = f"this script starts no training in a plain line; {run_it(path)}"
             raise PlanError(f"{path}: {problem}; {_FORMS}; give one of them", path=path, code=NO_LAYOUT)
         given = " ".join(f"{name}={value}" for name, value in variables.items())
         return read_launch(run, path, _SCRIPT + (f" with {given}" if given else ""), world_size)
@@ -239,17 +239,19 @@ def _made(
     arguments = dict(settled.arguments)
     recipe = arguments.pop("recipe", name)
     stated = arguments.pop("world_size", None)
-    if run is not None and run.world_size is not None and run.world_size.default and world_size not in (None, stated):
-        settled = _overruled(settled, world_size)
+    default = settled.reading("world_size")
+    if run and run.world_size and run.world_size.default and default and world_size not in (None, stated):
+        origin = "a default" if default.line else "what the script found on this machine"
+        settled.drop("world_size", f"is {origin}; --world-size {world_size} counts")
         stated = None
     if stated is not None and world_size not in (None, stated):
         # Accelerate's one process follows from another line.
-        where = next((each for each in settled.readings if each.argument == "world_size"), settled.readings[0])
-        raise PlanError(
-            f"{place(path, where.line)}: {where} makes a world of {stated} ranks, but the world size is {world_size}; "
-            "leave --world-size out, or change one of them",
-            path=path,
-            line=where.line,
+        where = settled.reading("world_size") or settled.readings[0]
+        raise line_error(
+            path,
+            where.line,
+            f"{where} makes a world of {stated} ranks, but the world size is {world_size}; leave --world-size out, or "
+            "change one of them",
             received=stated,
             world_size=world_size,
         )
@@ -269,32 +271,17 @@ def _made(
     return Config(name, title, path, plan, readings, notes, made, recipe, tuple(entries_stated))
 
 
-def _overruled(settled: Settled, world_size: int | None) -> Settled:
-    """Drop a world size that is the default of a variable, since another one is asked for."""
-    kept = [reading for reading in settled.readings if reading.argument != "world_size"]
-    default = next(reading for reading in settled.readings if reading.argument == "world_size")
-    origin = "a default" if default.line else "what the script found on this machine"
-    note = (default.line, f"{default} is {origin}; --world-size {world_size} counts")
-    return Settled(settled.arguments, kept, [*settled.notes, note])
-
-
 def _check_world(
     title: str, recipe: str, arguments: dict[str, Any], world: int | None, path: str, run: Run | None
 ) -> None:
     if world is None and _FORMATS[recipe].data not in ("", *arguments):
         missing = run.missing if run is not None else None
         why = f"{missing.why}; " if missing else ""
-        fix = (
-            f"run it: rankmesh show --run {path}; or give --world-size"
-            if missing and missing.runs
-            else "give --world-size"
-        )
-        line = None if run is None else run.command.line
-        where = place(path, line or 0)
-        raise PlanError(
-            f"{where}: {title} does not state the world size, which the layout needs; {why}{fix}",
-            path=path,
-            line=line,
+        fix = f"{run_it(path)}; or give --world-size" if missing and missing.runs else "give --world-size"
+        raise line_error(
+            path,
+            None if run is None else run.command.line,
+            f"{title} does not state the world size, which the layout needs; {why}{fix}",
             code=NO_WORLD,
             arguments=dict(arguments),
             runs=missing is not None and missing.runs,

@@ -34,7 +34,7 @@ from rankmesh.readers.containers import Container, has_containers, is_dockerfile
 from rankmesh.readers.families import counts
 from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.models import named_counts
-from rankmesh.readers.reading import NO_LAYOUT, Entry
+from rankmesh.readers.reading import NO_LAYOUT, Entry, run_it
 from rankmesh.readers.run import Run, runs_of, slurm_variables
 from rankmesh.readers.script import read_script
 
@@ -211,7 +211,7 @@ def _of_run(run: Run, container: Container | None, asked: Mapping[str, tuple[int
     """Check one run. What a container leaves open its image or its user may set: a note."""
 
     def read(world: int | None) -> Config:
-        with refused_as(PlanError, path, f"run it: rankmesh show --run {path}", path=path):
+        with refused_as(PlanError, path, run_it(path), path=path):
             return read_launch(run, path, world_size=world)
 
     found, config = _of_layout(read, path)
@@ -332,7 +332,7 @@ def _of_model(config: Config, *, known: bool) -> Iterator[Finding]:
     """Yield each size that does not divide what is known of the model; ``known``: the world size is stated."""
     stated: dict[str, list[Entry]] = {}
     for entry in config.stated:
-        stated.setdefault(entry.path[-1].lstrip("-").replace("-", "_"), []).append(entry)
+        stated.setdefault(entry.name, []).append(entry)
     given = dict(config.arguments)
     if not any(reading.argument == "world_size" for reading in config.readings):
         given["world_size"] = None  # it follows from the sizes
@@ -351,9 +351,9 @@ def _of_model(config: Config, *, known: bool) -> Iterator[Finding]:
         shares = _attention(config) if check.code == "heads" else 1
         size = config.arguments.get(check.argument, 1) // shares
         if counted is not None and not check.fits(size, count := int(counted.first)):
-            name = f"{size} ({_text(reading)} over {shares} replicas)" if shares > 1 else _text(reading)
+            name = f"{size} ({reading.single} over {shares} replicas)" if shares > 1 else reading.single
             line = f" (line {counted.line})" if counted.line else ""
-            message = f"{name} does not divide {_text(counted)}{what}{line}"
+            message = f"{name} does not divide {counted.single}{what}{line}"
             tried = [each * shares for each in _smaller(size, count)]
             sizes = (each for each in tried if not known or _is_plan(config.recipe, {**given, check.argument: each}))
             fix = next((f"{check.argument}={each}" for each in sizes), None)
@@ -374,7 +374,7 @@ def _model(config: Config) -> tuple[Entry, dict[str, int]]:
     folder = Path(config.path).parent
     if not named:
         return Entry((), "config.json", 0), _counts_of(folder)
-    entry = replace(named[0], value=named[0].first)
+    entry = named[0].single
     return entry, _counts_of(folder / entry.value) or named_counts(entry.value)
 
 
@@ -391,10 +391,6 @@ def _counted(found: Sequence[Entry]) -> Entry | None:
     """Return what states a count of the model; None where it is not a number or parts have different ones."""
     numbers = {str(entry.first) for entry in found}
     return found[0] if len(numbers) == 1 and re.fullmatch(r"[1-9]\d{0,8}", numbers.pop()) else None
-
-
-def _text(entry: Entry) -> str:
-    return str(Entry(entry.path, entry.first, entry.line))
 
 
 def _spec(config: Config) -> str | None:

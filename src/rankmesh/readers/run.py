@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING
 
 from rankmesh.errors import PlanError, cut
 from rankmesh.readers import slurm, verl
-from rankmesh.readers.reading import Entry, Missing, refused
+from rankmesh.readers.reading import Entry, Missing, line_error, refused, run_it
 from rankmesh.readers.script import TAKEN, TEXT, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
 
@@ -218,11 +218,11 @@ def read_run(
     if len(runs) > 1:
         commands = [run.command for run in runs]
         listed = "; ".join(f"line {command.line}: {cut(str(command))}" for command in commands[:8])
-        raise PlanError(
-            f"{path}:{commands[1].line}: the script has {len(runs)} runs ({listed}), so which one is meant is "
-            f"ambiguous; choose one: rankmesh show --run {path} --launch N",
-            path=path,
-            line=commands[1].line,
+        raise line_error(
+            path,
+            commands[1].line,
+            f"the script has {len(runs)} runs ({listed}), so which one is meant is ambiguous; choose one: "
+            f"rankmesh show --run {path} --launch N",
             runs=tuple(command.line for command in commands),
         )
     return replace(runs[0], notes=(*runs[0].notes, *_given(script, path))) if runs else None
@@ -233,12 +233,7 @@ def runs_of(script: Script, path: str, marks: frozenset[str] = frozenset()) -> l
     commands = [command for command in script.commands if _is_run(command, marks)]
     for command in commands:
         if command.within:
-            raise PlanError(
-                f"{path}:{command.line}: the run is in {command.within}, which is not read; run it: rankmesh show "
-                f"--run {path}",
-                path=path,
-                line=command.line,
-            )
+            raise line_error(path, command.line, f"the run is in {command.within}, which is not read; {run_it(path)}")
     return [_run(command, script, path) for command in commands]
 
 
@@ -273,17 +268,12 @@ def check_unknown(run: Run, states_sizes: Callable[[str], bool], path: str) -> N
         for place, (line, text) in run.texts.items():
             if place not in known and states_sizes(text):
                 entry = Entry((gap.shown,), cut(" ".join(text.split())), line)
-                raise refused(path, entry, gap.why, f"run it: rankmesh show --run {path}")
+                raise refused(path, entry, gap.why, run_it(path))
     # A path or a setting with the output of a command in it is one word, and so is an output in quotes.
     whole = (word[0] for word in run.strays if len(word) == 1 and word[0].elsewhere)
     for part in (part for part in whole if part.split or not part.shown.startswith(("$(", "`"))):
-        raise PlanError(
-            f"{path}:{part.lines[0]}: the arguments {cut(part.shown)} may state sizes; {part.why}; run it: rankmesh "
-            f"show --run {path}",
-            path=path,
-            line=part.lines[0],
-            received=part.shown,
-        )
+        problem = f"the arguments {cut(part.shown)} may state sizes; {part.why}; {run_it(path)}"
+        raise line_error(path, part.lines[0], problem, received=part.shown)
 
 
 def _given(script: Script, path: str) -> Iterator[tuple[int, str]]:
@@ -478,7 +468,7 @@ def _product(counts: _Counts, arguments: tuple[Entry, ...], path: str) -> Entry 
 
 def _stated(names: tuple[str, ...], arguments: tuple[Entry, ...], path: str) -> Entry | None:
     """One count of the launcher; the words after it are the program's."""
-    same = [replace(entry, value=entry.first) for entry in arguments if entry.key in names]
+    same = [entry.single for entry in arguments if entry.key in names]
     for other in same[1:]:
         if other.value != same[0].value:
             rule = f"line {same[0].line} says {same[0]}"
