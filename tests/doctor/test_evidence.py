@@ -167,16 +167,30 @@ def test_a_call_on_another_thread(tmp_path):
     assert "rank 2 is in all_gather_into_tensor, at train.py:40 in step" in one.verdict
 
 
+WAITS_IN_FAULTHANDLER = """\
+{thread} (most recent call first):
+  File "/v/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py", line 9 in barrier
+  File "/x/t.py", line 8 in <module>
+
+"""
+
+
 def test_faulthandler_by_hand(tmp_path):
     """Threads with names, the newest first; a later dump in the same file counts."""
     older = 'Current thread 0x00007f1 (most recent call first):\n  File "/x/data.py", line 3 in load\n\n'
-    torch = '  File "/v/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py", line 9 in barrier\n'
-    waits = (
-        f'Current thread 0x00007f1 [python] (most recent call first):\n{torch}  File "/x/t.py", line 8 in <module>\n'
-    )
+    waits = WAITS_IN_FAULTHANDLER.format(thread="Current thread 0x00007f1 [python]")
     dumps(tmp_path, older + waits, older, older + waits)
     assert found(tmp_path) == [("elsewhere", (1,), "likely")]
     assert "/x/data.py:3 in load" in doctor(tmp_path).verdict
+
+
+def test_faulthandler_of_a_rank_whose_other_thread_is_in_a_call(tmp_path):
+    """The main thread, which has the signal, is the last of a dump: those before it count, in the last dump of two."""
+    main = 'Current thread 0x00007f1 (most recent call first):\n  File "/x/train.py", line 3 in <module>\n\n'
+    calls = WAITS_IN_FAULTHANDLER.format(thread="Thread 0x00007f9")
+    idle = 'Thread 0x00007f9 (most recent call first):\n  File "/x/queue.py", line 4 in get\n\n'
+    dumps(tmp_path, calls + main, idle + main + calls + main, calls + main + idle + main)
+    assert found(tmp_path) == [("elsewhere", (2,), "likely")]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

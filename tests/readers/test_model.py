@@ -84,6 +84,7 @@ def test_latent_attention_and_dense_layers(tmp_path):
         ({"model_type": None, "architectures": 5}, "architectures is 5"),
         ({"hidden_size": {}}, "hidden of the model is {}"),
         ({"n_shared_experts": "x"}, "n_shared_experts of the model is 'x'"),
+        ({"mlp_only_layers": 3}, "mlp_only_layers of the model is 3"),
         ({"kv_lora_rank": "512"}, "kv_lora_rank of the model is '512'"),
         ({"qk_rope_head_dim": None}, "qk_rope_head_dim of the model is None"),
     ],

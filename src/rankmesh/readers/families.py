@@ -190,7 +190,7 @@ def _experts(data: Mapping[str, Any], found: Mapping[str, int]) -> dict[str, int
         experts["shared_ffn_hidden_size"] = _whole(data, "n_shared_experts") * found["moe_ffn_hidden_size"]
     dense = data.get("mlp_only_layers")
     if dense:
-        if sorted(dense) != list(range(len(dense))):
+        if not isinstance(dense, list) or any(layer not in dense for layer in range(len(dense))):
             raise PlacementError(
                 f"mlp_only_layers of the model is {quoted(dense)}; only first layers can be without experts here",
                 name="mlp_only_layers",

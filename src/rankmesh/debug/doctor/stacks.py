@@ -16,7 +16,7 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -33,13 +33,14 @@ _IS_STACK = re.compile(r"most recent call (?:first|last)\)|\((?:idle|active)[^)\
 _IS_JSON = re.compile(r"\s*\[\s*\{")
 _PROCESS = re.compile(r"Process (?P<pid>\d{1,9}): (?P<command>.{0,4000})")
 _OF_COMMAND = re.compile(r"--(?:local[-_])?rank[= ](\d{1,7})\b")
-# The header of a thread: its name where it has one, and whether its calls follow first or last.
+# The header of a thread: its number, its name where it has one, and whether its calls follow first or last.
 _HEADERS = tuple(
     re.compile(header)
     for header in (
-        r"Thread (?:0x)?[0-9A-Fa-f]{1,16} \((?:idle|active)[^)]{0,20}\)(?:: \"(?P<name>[^\"]{0,200})\")?",
-        r"(?:(?:Current t|T)hread 0x[0-9A-Fa-f]{1,16}(?: \[(?P<name>.{0,200})\])?|Stack) \(most recent call first\):",
-        r"Traceback for thread \d{1,9}\b(?P<name>).{0,200}\(most recent call (?P<last>last)\):?",
+        r"Thread (?P<id>(?:0x)?[0-9A-Fa-f]{1,16}) \((?:idle|active)[^)]{0,20}\)(?:: \"(?P<name>[^\"]{0,200})\")?",
+        r"(?:(?:Current t|T)hread (?P<id>0x[0-9A-Fa-f]{1,16})(?: \[(?P<name>.{0,200})\])?|Stack)"
+        r" \(most recent call first\):",
+        r"Traceback for thread (?P<id>\d{1,9})\b(?P<name>).{0,200}\(most recent call (?P<last>last)\):?",
     )
 )
 _FRAME = re.compile(
@@ -131,19 +132,19 @@ def stacks_of(text: Text) -> tuple[Place, ...]:
     """Return where each process of a text is, by its last dump; none if the text has no stacks."""
     if not _IS_STACK.search(text.content):
         return ()
-    found: dict[tuple[Origin, str], list[Thread]] = {}
+    found: dict[tuple[Origin, str], Collection[Thread]] = {}
     for origin, pid, threads in (_of_json if _IS_JSON.match(text.content) else _of_text)(text):
         found[origin, pid] = threads
-    places = (_place(origin, threads) for (origin, _), threads in found.items())
+    places = (_place(origin, [*threads]) for (origin, _), threads in found.items())
     return tuple(place for place in places if place is not None)
 
 
 def threads_of(text: str) -> list[Thread]:
     """Return the threads of one process, by its last dump in a text."""
-    return next((threads for _, _, threads in _of_text(Text(Path(), text))), [])
+    return next(([*threads] for _, _, threads in _of_text(Text(Path(), text))), [])
 
 
-def _of_json(text: Text) -> Iterator[tuple[Origin, str, list[Thread]]]:
+def _of_json(text: Text) -> Iterator[tuple[Origin, str, Collection[Thread]]]:
     """Yield the processes of what ``py-spy dump -j`` printed."""
     by_process: dict[str, list[Thread]] = {}
     try:
@@ -161,10 +162,10 @@ def _of_json(text: Text) -> Iterator[tuple[Origin, str, list[Thread]]]:
     yield from ((origin_of(text.path), pid, threads) for pid, threads in by_process.items())
 
 
-def _of_text(text: Text) -> Iterator[tuple[Origin, str, list[Thread]]]:
+def _of_text(text: Text) -> Iterator[tuple[Origin, str, Collection[Thread]]]:
     """Yield the processes of a text, the later dump of one process after the earlier one."""
     current: dict[Origin, Thread | None] = {}
-    process: dict[Origin, tuple[Origin, str, list[Thread]]] = {}
+    process: dict[Origin, tuple[Origin, str, dict[str, Thread]]] = {}
     count = 0
     for origin, line in text.lines():
         if match := _PROCESS.match(line):
@@ -175,23 +176,24 @@ def _of_text(text: Text) -> Iterator[tuple[Origin, str, list[Thread]]]:
                 else Origin(origin.path, origin.prefix, None, int(rank[1]))
             )
             if origin in process:
-                yield process[origin]
-            process[origin], current[origin] = (whose, match["pid"], []), None
+                whose_before, pid, threads = process[origin]
+                yield whose_before, pid, threads.values()
+            process[origin], current[origin] = (whose, match["pid"], {}), None
         elif match := next((found for header in _HEADERS if (found := header.match(line))), None):
             count += 1
             if count > _THREADS:
                 break
             about = match.groupdict()
             current[origin] = thread = Thread(about.get("name") or "", bool(about.get("last")))
-            _, _, threads = process.setdefault(origin, (origin, "", []))
-            if line.startswith("Current") and threads:
-                threads.clear()  # faulthandler has written another dump
-            threads.append(thread)
+            _, _, threads = process.setdefault(origin, (origin, "", {}))
+            # faulthandler may have written another dump; the main thread is the last one of each.
+            threads.pop(number := about["id"] or "", None)
+            threads[number] = thread
         elif line.startswith("Timeout (") and origin in process:
             process[origin][2].clear()
         elif (inside := current.get(origin)) is not None and not _add(inside, line):
             current[origin] = None
-    yield from process.values()
+    yield from ((whose, pid, threads.values()) for whose, pid, threads in process.values())
 
 
 def _add(thread: Thread, line: str) -> bool:
