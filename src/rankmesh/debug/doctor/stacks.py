@@ -38,8 +38,10 @@ _HEADERS = tuple(
     re.compile(header)
     for header in (
         r"Thread (?P<id>(?:0x)?[0-9A-Fa-f]{1,16}) \((?:idle|active)[^)]{0,20}\)(?:: \"(?P<name>[^\"]{0,200})\")?",
-        r"(?:(?:Current t|T)hread (?P<id>0x[0-9A-Fa-f]{1,16})(?: \[(?P<name>.{0,200})\])?|Stack)"
-        r" \(most recent call first\):",
+        (
+            r"(?:(?:Current t|T)hread (?P<id>0x[0-9A-Fa-f]{1,16})(?: \[(?P<name>.{0,200})\])?|Stack)"
+            r" \(most recent call first\):"
+        ),
         r"Traceback for thread (?P<id>\d{1,9})\b(?P<name>).{0,200}\(most recent call (?P<last>last)\):?",
     )
 )
