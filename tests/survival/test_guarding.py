@@ -386,3 +386,25 @@ def test_a_model_and_its_optimizer_survive(lose):
     values = sim.run(lambda: rm.survive(train, "dp=3", spares=1, guard=2), 4, lose=lose, initialise=False)
     expected = sim.run(lambda: rm.survive(train, "dp=3", spares=1, guard=2), 4, initialise=False)
     assert {one[0]: one[1] for one in values if one} == {one[0]: one[1] for one in expected if one}
+
+
+def test_a_parameter_that_is_trained_later_is_not_held_in_part():
+    """Its optimizer state is not among what hold() has found: the first commit that has it is an error."""
+
+    def train(job):
+        model = nn.Linear(2, 2)
+        model.bias.requires_grad_(False)
+        optimizer = torch.optim.Adam(model.parameters())
+        job.hold(model=model, optimizer=optimizer)
+        for step in range(4):
+            model.bias.requires_grad_(step > 1)
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+            job.commit(step + 1)
+
+    def member():
+        with pytest.raises(rm.PlanError) as raised:
+            rm.survive(train, "dp=2")
+        return raised.value.name
+
+    assert sim.run(member, 2, initialise=False) == ["bias"] * 2

@@ -31,7 +31,7 @@ from rankmesh.errors import PlanError, quoted
 from rankmesh.guard.everyone import gathered
 from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["CurrentTensors", "model_state", "unreplicated_axes"]
+__all__ = ["CurrentTensors", "later_state", "model_state", "unreplicated_axes"]
 
 # How one tensor is sharded: axes by dimension, the whole shape, dtype, the view that has these axes, and whether each
 # rank has values of its own.
@@ -90,6 +90,15 @@ def model_state(
         described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else whole
     shardings, found = _merged(groups, described)
     return CurrentTensors(tensors, found), shardings
+
+
+def later_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Callable[[], list[str]]:
+    """Return a function that names the parameters which have optimizer state now, but have none when this is called."""
+    if optimizer is None:
+        return list
+    names = {parameter: name for name, parameter in model.named_parameters()}
+    without = [one for group in optimizer.param_groups for one in group["params"] if not optimizer.state.get(one)]
+    return lambda: [names[one] for one in without if optimizer.state.get(one)]
 
 
 def unreplicated_axes(shardings: Mapping[str, Sharding], mesh: Mesh, replicated: str | None) -> dict[str, int]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import TYPE_CHECKING
@@ -13,8 +13,8 @@ from torch import Tensor
 from rankmesh.core.axes import integer
 from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import PlanError
-from rankmesh.guard.model_state import CurrentTensors
+from rankmesh.errors import PlanError, quoted
+from rankmesh.guard.model_state import CurrentTensors, later_state
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.survival.members import PlanLike
 from rankmesh.transfer.live.shards import problem_of, shards_of
@@ -41,6 +41,7 @@ class Job:
     device: torch.device
     seconds: Mapping[str, float]
     _session: Session = field(repr=False)
+    _not_held: Callable[[], list[str]] = field(default=list, repr=False)
 
     @property
     def address(self) -> str:
@@ -84,7 +85,7 @@ class Job:
         if model is not None:
             of_model, described = self._session.described(self, model, optimizer, replicated)
             sources, shardings = dict.fromkeys(of_model, of_model) | sources, described | shardings
-            local = of_model.local
+            local, self._not_held = of_model.local, later_state(model, optimizer)
         shards = shards_of(shardings, self.rank)
         for names, what in (
             (shards.keys() - sources.keys(), "tensor"),
@@ -103,11 +104,17 @@ class Job:
     def commit(self, step: int) -> None:
         """Copy the held tensors: this rank has completed every step before ``step``.
 
-        Every rank commits the same steps in the same order. Raises ``PlanError`` if another rank commits another step:
-        at the first commit of an epoch, and with ``redundancy`` at each next one. Without ``redundancy`` a later
-        difference ends the job at the next change. A change of the members ends ``train`` in this call, or in a
-        collective.
+        Every rank commits the same steps in the same order. Raises ``PlanError`` if a parameter of a held ``model`` was
+        frozen at ``hold`` and has optimizer state now, and if another rank commits another step: at the first commit of
+        an epoch, and with ``redundancy`` at each next one. Without ``redundancy`` a later difference ends the job at
+        the next change. A change of the members ends ``train`` in this call, or in a collective.
         """
+        if names := self._not_held():
+            raise PlanError(
+                f"rank {self.rank}: the optimizer has state of {quoted(names[0])} that is not held: the parameter "
+                "was frozen at hold(); freeze it after hold()",
+                name=names[0],
+            )
         self._session.commit(self, integer(step, "step", least=0))
 
     def relayout(self, layout: PlanLike, *, budget: int | None = None) -> None:
