@@ -388,7 +388,7 @@ def test_a_model_and_its_optimizer_survive(lose):
     assert {one[0]: one[1] for one in values if one} == {one[0]: one[1] for one in expected if one}
 
 
-def test_a_parameter_that_is_trained_later_is_not_held_in_part():
+def test_state_of_a_parameter_that_is_trained_later_is_an_error():
     """Its optimizer state is not among what hold() has found: the first commit that has it is an error."""
 
     def train(job):

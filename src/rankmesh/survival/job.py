@@ -41,7 +41,7 @@ class Job:
     device: torch.device
     seconds: Mapping[str, float]
     _session: Session = field(repr=False)
-    _not_held: Callable[[], list[str]] = field(default=list, repr=False)
+    _later_state: Callable[[], list[str]] = field(default=list, repr=False)
 
     @property
     def address(self) -> str:
@@ -85,7 +85,7 @@ class Job:
         if model is not None:
             of_model, described = self._session.described(self, model, optimizer, replicated)
             sources, shardings = dict.fromkeys(of_model, of_model) | sources, described | shardings
-            local, self._not_held = of_model.local, later_state(model, optimizer)
+            local, self._later_state = of_model.local, later_state(model, optimizer)
         shards = shards_of(shardings, self.rank)
         for names, what in (
             (shards.keys() - sources.keys(), "tensor"),
@@ -109,7 +109,7 @@ class Job:
         an epoch, and with ``redundancy`` at each next one. Without ``redundancy`` a later difference ends the job at
         the next change. A change of the members ends ``train`` in this call, or in a collective.
         """
-        if names := self._not_held():
+        if names := self._later_state():
             raise PlanError(
                 f"rank {self.rank}: the optimizer has state of {quoted(names[0])} that is not held: the parameter "
                 "was frozen at hold(); freeze it after hold()",
