@@ -138,7 +138,13 @@ def _path() -> str:
 
 
 def _in_this_process(command: str, file: str | None) -> tuple[int, str]:
+    known, path = set(sys.modules), [*sys.path]
     result = CliRunner().invoke(app, shlex.split(command)[1:], prog_name="rankmesh", env=_TERMINAL)
+    # A program of the page that it has loaded: other tests have modules of that name.
+    here, sys.path[:] = str(Path.cwd()), path
+    for name in sys.modules.keys() - known:
+        if str(getattr(sys.modules[name], "__file__", "")).startswith(here):
+            del sys.modules[name]
     if file:
         Path(file).write_text(result.stdout, encoding="utf-8")
     # Words for people come first: what is written to a file is read, and said, before the table is printed.

@@ -37,6 +37,10 @@ __all__ = ["CurrentTensors", "later_state", "model_state", "unreplicated_axes"]
 # rank has values of its own.
 _Described = tuple[tuple[str | None, ...], tuple[int, ...], str, str | None, bool]
 _Read = Callable[[], Tensor]
+_LOCAL_NORMS = (
+    *(torch.nn.BatchNorm1d, torch.nn.BatchNorm2d, torch.nn.BatchNorm3d),
+    *(torch.nn.InstanceNorm1d, torch.nn.InstanceNorm2d, torch.nn.InstanceNorm3d),
+)
 
 
 class CurrentTensors(Mapping[str, Tensor]):
@@ -80,7 +84,7 @@ def model_state(
     suffix = "".join(f"@{axis}{place[axis]}" for axis in _unreplicated(plan.mesh, replicated))
     tensors: dict[str, _Read] = {}
     described: dict[str, _Described] = {}
-    local = _batch_statistics(model)
+    local = _statistics(model)
     for name, read, is_shard in _tensors(model, optimizer):
         tensor = read()
         is_dtensor = hasattr(tensor, "placements")
@@ -153,10 +157,9 @@ def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) ->
                 yield f"{names[parameter]}.{key}", of, not hasattr(parameter, "placements")
 
 
-def _batch_statistics(model: torch.nn.Module) -> set[str]:
-    """Return the names of the buffers in which BatchNorm keeps what it has seen on this rank alone."""
-    norm, synchronized = torch.nn.modules.batchnorm._BatchNorm, torch.nn.SyncBatchNorm
-    local = [name for name, one in model.named_modules() if isinstance(one, norm) and not isinstance(one, synchronized)]
+def _statistics(model: torch.nn.Module) -> set[str]:
+    """Return the names of the buffers in which norms keep what they have seen on this rank alone."""
+    local = [name for name, one in model.named_modules() if isinstance(one, _LOCAL_NORMS)]
     return {f"{name}.{key}".removeprefix(".") for name in local for key in ("running_mean", "running_var")}
 
 
