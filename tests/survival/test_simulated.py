@@ -22,6 +22,8 @@ from rankmesh.sim.store import SimulatedStore
 from rankmesh.survival import session, world
 from rankmesh.survival.probe import Probe
 
+SWEPT = pytest.mark.skipif(not ALL, reason="make test-sweeps SWEEP=all runs it")
+
 STEPS = 6
 LAYOUT = "tp=2,pp=2,dp=*"
 
@@ -507,7 +509,7 @@ def test_steps_without_losses_ask_nothing(monkeypatch):
     assert found[0].messages == found[1].messages
 
 
-@pytest.mark.parametrize("sizes", [(16, 64), pytest.param((16, 256), marks=pytest.mark.long)])
+@pytest.mark.parametrize("sizes", [(16, 64), pytest.param((16, 256), marks=SWEPT)])
 def test_what_a_change_asks_of_the_store(sizes, monkeypatch):
     """Few and many members lose three: each of the others asks as much of the stores, and sends as many messages."""
     found = [regrouped(size, monkeypatch, {1: 2, size // 2: 2, size - 6: 2}) for size in sizes]
@@ -521,7 +523,7 @@ def test_what_a_change_asks_of_the_store(sizes, monkeypatch):
         assert sum(costs.messages.values()) <= 12 * size
 
 
-@pytest.mark.parametrize("size", [16, 64, pytest.param(256, marks=pytest.mark.long)])
+@pytest.mark.parametrize("size", [16, 64, pytest.param(256, marks=SWEPT)])
 def test_the_server_is_lost_in_the_round(size, monkeypatch):
     """Member 0 dies when it has asked for those that are absent: messages grow with the members, not their square."""
     ask, asked = Probe.ask, []
@@ -539,7 +541,7 @@ def test_the_server_is_lost_in_the_round(size, monkeypatch):
     assert sum(costs.messages.values()) <= 20 * size
 
 
-@pytest.mark.skipif(not ALL, reason="make test-sweeps SWEEP=all runs it")
+@SWEPT
 def test_a_thousand_members(monkeypatch):
     """1,024 members lose three, and have agreed within a minute."""
     costs = regrouped(1024, monkeypatch, {1: 2, 512: 2, 1018: 2})

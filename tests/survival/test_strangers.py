@@ -10,6 +10,7 @@ from contextlib import ExitStack, suppress
 
 import pytest
 from tests.limits import AT_ONCE
+from tests.sweeping import ALL
 
 from rankmesh.launch.job_key import JobKey
 from rankmesh.survival import listener
@@ -199,7 +200,7 @@ def _line(random_, nonce):
     return b"\n" * random_.randrange(1, 300)
 
 
-@pytest.mark.parametrize("lines", [pytest.param(3_000), pytest.param(100_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lines", [3_000, pytest.param(100_000 if ALL else 30_000, marks=pytest.mark.long)])
 def test_fuzz(member, lines):
     """Random lines, half lines and lines of other jobs: none is acted on, and a member that pings notices nothing."""
     found, random_ = [], random.Random(0)  # noqa: S311  - lines, no secrets
