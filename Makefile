@@ -84,7 +84,7 @@ test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of conne
 		tests/dialects/test_kill_sweep.py tests/rendezvous/test_schedules.py \
 		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation \
 		tests/survival/test_survive.py::test_any_moment tests/survival/test_faults.py tests/guard/test_faults.py tests/survival/test_guarding.py tests/examples/test_survives.py \
-		tests/survival/test_simulated.py::test_a_thousand_members tests/survival/test_simulated.py::test_in_any_order tests/survival/test_relayout.py::test_any_sequence_of_layouts_and_losses tests/survival/test_relayout.py::test_a_thousand_members_change_their_layout tests/transfer/test_sync_failures.py tests/compare/test_train_gpt.py tests/multihost/test_four_hosts.py) $(ARGS)
+		tests/survival/test_simulated.py tests/survival/test_strangers.py tests/survival/test_relayout.py::test_any_sequence_of_layouts_and_losses tests/survival/test_relayout.py::test_a_thousand_members_change_their_layout tests/transfer/test_sync_failures.py tests/compare/test_train_gpt.py tests/multihost/test_four_hosts.py) $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
 	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/bench/test_cluster.py tests/multihost $(ARGS)
