@@ -27,8 +27,9 @@ __all__ = ["SNDBUFFORCE", "Drain", "cut", "duplicate_of"]
 
 # Seconds that messages under way have to arrive, those while something still comes, and those between two looks.
 _ARRIVAL, _LONGEST, _LOOK = 0.5, 2.0, 0.002
-# A connection on which nothing arrived for this share of the time that is left to arrive has no message under way.
-_STILL = 0.04
+# A connection on which nothing arrived for this share of the time that is left to arrive has no message under way; so
+# many times that where as many threads share a processor, since the sender may be in the middle of one.
+_STILL, _MOST = 0.04, 10.0
 # Where struct tcp_info has the milliseconds since data and since an acknowledgement arrived: tcpi_last_data_recv and
 # tcpi_last_ack_recv.
 _LAST_RECEIVED = 52
@@ -141,7 +142,8 @@ def _is_in_use(one: socket.socket, waits_to_write: bool, waited: float) -> bool:
         known = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
         received, acknowledged = (ago / 1000 for ago in struct.unpack_from("II", known, _LAST_RECEIVED))
         if waited < (_LONGEST if acknowledged < _ARRIVAL else _ARRIVAL):
-            within = _STILL * (_ARRIVAL - waited)
+            sharing = min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST)
+            within = sharing * _STILL * (_ARRIVAL - waited)
             return waits_to_write or received < within or bool(one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     return False
 
