@@ -1,5 +1,6 @@
 import os
 import signal
+import threading
 
 import pytest
 import torch.distributed as dist
@@ -57,7 +58,9 @@ def _end_at(moment, number):
     rows, speed, timed, calls = measuring._rows, measuring._speed, measuring._timed, iter(range(100))
 
     def end(*_):
-        os.kill(os.getpid(), number)
+        signal.pthread_kill(
+            threading.get_ident(), number
+        )  # another thread takes a signal to the process a moment later
 
     if moment == "measures":
         measuring._timed = lambda *given: end() if next(calls) == 2 else timed(*given)
