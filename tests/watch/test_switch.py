@@ -104,8 +104,9 @@ def test_unmodified_programs(tmp_path, program, mistake, monkeypatch):
         if "RANKMESH_PEERS" not in os.environ:
             pytest.skip("no releases of others here: make test-peers")
         monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{folder(program)}")
-    command = (*WATCH, "--after", "4", "--then", "exit", "--dir", "hangs", "--", *TORCHRUN)
-    printed, status = run(*command, HERE / "unmodified.py", program, mistake, cwd=tmp_path)
+    # A loaded machine takes seconds to make the groups: a call that is under way for so long is no hang yet.
+    command = (*WATCH, "--after", "12", "--then", "exit", "--dir", "hangs", "--", *TORCHRUN)
+    printed, status = run(*command, HERE / "unmodified.py", program, mistake, cwd=tmp_path, limit=200)
     assert status != 0
     lines = re.findall("^rankmesh: (.*)", printed, re.MULTILINE)
     assert sum("rankmesh doctor" in line for line in lines) == 1, printed
