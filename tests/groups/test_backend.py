@@ -292,17 +292,21 @@ class _Stopped(dist.Store):
         threading.Event().wait()
 
 
+def _join(rank, size, store, devices, *, timeout, within):
+    part = dist.PrefixStore("group", store)
+    how = {"ranks": range(size), "rank": rank, "name": "group", "lazy": False, "device_types": ["cpu"]}
+    limits = {"timeout": timedelta(seconds=timeout), "within": timedelta(seconds=within)}
+    put_gloo_under(dist.ProcessGroup(part, rank, size), devices, part, **how, **limits)
+
+
 def test_a_member_that_stops_before_its_pairs_connect(capfd):
     """8 members, one of which only listens: those that wait for it to connect give up within the limit."""
     store, within = dist.HashStore(), 1.0
 
     def make(rank, base):
-        part = dist.PrefixStore("group", base)
-        how = {"ranks": range(8), "rank": rank, "name": "group", "lazy": False, "device_types": ["cpu"]}
-        limits = {"timeout": timedelta(seconds=30), "within": timedelta(seconds=within)}
         started = time.monotonic()
         with suppress(NotJoined):
-            put_gloo_under(dist.ProcessGroup(part, rank, 8), GlooDevices(), part, **how, **limits)
+            _join(rank, 8, base, GlooDevices(), timeout=30, within=within)
         return time.monotonic() - started
 
     made = [submit(partial(make, rank, store if rank else _Stopped(store)), f"member-{rank}") for rank in range(8)]
@@ -312,16 +316,10 @@ def test_a_member_that_stops_before_its_pairs_connect(capfd):
 
 def test_a_cut_ends_the_wait_for_members_that_do_not_connect(capfd):
     """One of 2 members only listens: the other one is back at the cut, and says so, 60 s before its limit."""
-    store, devices, limit = dist.HashStore(), GlooDevices(), timedelta(seconds=60)
-
-    def make(rank, base, devices):
-        part = dist.PrefixStore("group", base)
-        how = {"ranks": range(2), "rank": rank, "name": "group", "lazy": False, "device_types": ["cpu"]}
-        put_gloo_under(dist.ProcessGroup(part, rank, 2), devices, part, timeout=limit, within=limit, **how)
-
-    submit(partial(make, 0, _Stopped(store), GlooDevices()), "member-0")
-    waiting = submit(partial(make, 1, store, devices), "member-1")
-    store.wait(["group/gloo//0/1"], limit)  # gloo waits for the other one from here on
+    store, devices, limits = dist.HashStore(), GlooDevices(), {"timeout": 60, "within": 60}
+    submit(partial(_join, 0, 2, _Stopped(store), GlooDevices(), **limits), "member-0")
+    waiting = submit(partial(_join, 1, 2, store, devices, **limits), "member-1")
+    store.wait(["group/gloo//0/1"], timedelta(seconds=60))  # gloo waits for the other one from here on
     devices.cut()
     with pytest.raises(NotJoined, match="before it was aborted"):
         waiting.result(timeout=AT_ONCE)

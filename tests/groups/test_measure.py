@@ -58,9 +58,8 @@ def _end_at(moment, number):
     rows, speed, timed, calls = measuring._rows, measuring._speed, measuring._timed, iter(range(100))
 
     def end(*_):
-        signal.pthread_kill(
-            threading.get_ident(), number
-        )  # another thread takes a signal to the process a moment later
+        # Another thread takes a signal to the process, a moment later.
+        signal.pthread_kill(threading.get_ident(), number)
 
     if moment == "measures":
         measuring._timed = lambda *given: end() if next(calls) == 2 else timed(*given)

@@ -55,9 +55,10 @@ def cut(published: Collection[bytes], drain: Drain) -> None:
     """
     devices, ended = _devices(published), set[int]()
     began, in_use = time.monotonic(), True
+    still = _STILL * min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST)
     while in_use:
         found = {inode: one for inode, one in _connections(devices).items() if inode not in ended}
-        in_use, cut_now = _end_receives(found, time.monotonic() - began)
+        in_use, cut_now = _end_receives(found, time.monotonic() - began, still)
         ended |= cut_now.keys()
         drain.take(cut_now, lambda: _connections(devices).keys())
         time.sleep(_LOOK)
@@ -116,7 +117,7 @@ def _listens_at(polled: _Polled, published: Collection[bytes]) -> bool:
     return False
 
 
-def _end_receives(found: Mapping[int, _Polled], waited: float) -> tuple[bool, dict[int, socket.socket]]:
+def _end_receives(found: Mapping[int, _Polled], waited: float, still: float) -> tuple[bool, dict[int, socket.socket]]:
     """End what arrives on connections, except on those in use after these seconds; whether there are such."""
     in_use, ended = False, {}
     for inode, polled in found.items():
@@ -125,7 +126,7 @@ def _end_receives(found: Mapping[int, _Polled], waited: float) -> tuple[bool, di
             continue
         with suppress(OSError):  # what is written is then under way for a shorter time, where this is permitted
             one.setsockopt(socket.SOL_SOCKET, SNDBUFFORCE, _BUFFER)
-        if _is_in_use(one, polled.waits_to_write, waited):
+        if _is_in_use(one, polled.waits_to_write, waited, still):
             in_use = True
             one.close()
         else:
@@ -135,15 +136,14 @@ def _end_receives(found: Mapping[int, _Polled], waited: float) -> tuple[bool, di
     return in_use, ended
 
 
-def _is_in_use(one: socket.socket, waits_to_write: bool, waited: float) -> bool:
+def _is_in_use(one: socket.socket, waits_to_write: bool, waited: float, still: float) -> bool:
     """Whether a message is under way: written, to be read, or received in a moment; and still moving, in the end."""
     with suppress(OSError):
         one.getpeername()  # raises where it is not connected
         known = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
         received, acknowledged = (ago / 1000 for ago in struct.unpack_from("II", known, _LAST_RECEIVED))
         if waited < (_LONGEST if acknowledged < _ARRIVAL else _ARRIVAL):
-            sharing = min(max(os.getloadavg()[0] / (os.cpu_count() or 1), 1.0), _MOST)
-            within = sharing * _STILL * (_ARRIVAL - waited)
+            within = still * (_ARRIVAL - waited)
             return waits_to_write or received < within or bool(one.recv(1, socket.MSG_PEEK | socket.MSG_DONTWAIT))
     return False
 

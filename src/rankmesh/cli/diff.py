@@ -13,6 +13,7 @@ from rankmesh.cli.console import note, write, write_filled
 from rankmesh.cli.options import SPEC_HELP, Variables, WorldSize, config_of, noted, source_of
 from rankmesh.cli.shell import Answer, ExitCode
 from rankmesh.core.difference import Difference, OnlyKind, difference
+from rankmesh.core.grouped import grouped
 
 __all__ = ["command"]
 
@@ -111,9 +112,7 @@ def _group(ranks: tuple[int, ...] | None, size: int) -> str:
 
 def _options(found: Difference) -> Iterator[tuple[str | int, ...]]:
     """Yield one row for all the kinds whose option differs alike."""
-    kinds: dict[tuple[str, str, str], list[str]] = {}
-    for item in found.options:
-        kinds.setdefault((item.option, str(item.left), str(item.right)), []).append(item.kind)
+    kinds = grouped(((item.option, str(item.left), str(item.right)), item.kind) for item in found.options)
     for option, names in kinds.items():
         yield (*option, ", ".join(names))
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
+from rankmesh.core.grouped import grouped
+
 __all__ = ["patterns", "reasons"]
 
 _NUMBER = re.compile(r"(?<![^.])\d+(?![^.])")
@@ -38,9 +40,7 @@ def reasons(by_name: Mapping[str, str]) -> list[str]:
     >>> reasons({"a.0": "it is not a tensor", "a.1": "it is not a tensor"})
     ['a.{0,1}: it is not a tensor']
     """
-    names: dict[str, list[str]] = {}
-    for name, why in by_name.items():
-        names.setdefault(why, []).append(name)
+    names = grouped((why, name) for name, why in by_name.items())
     return [f"{pattern}: {why}" for why, found in names.items() for pattern in patterns(found)]
 
 
@@ -52,9 +52,7 @@ def _products(tuples: Iterable[tuple[int, ...]]) -> Iterator[list[Sequence[int]]
             yield []
             return
         rests.setdefault(one[0], []).append(one[1:])
-    firsts: dict[tuple[tuple[int, ...], ...], list[int]] = {}
-    for first, rest in rests.items():
-        firsts.setdefault(tuple(rest), []).append(first)
+    firsts = grouped((tuple(rest), first) for first, rest in rests.items())
     for rest_of, values in firsts.items():
         for others in _products(rest_of):
             yield [values, *others]

@@ -71,7 +71,7 @@ EXIT_CODES = "\n".join(f"{code.value:>3}  {code.meaning}" for code in ExitCode)
 
 
 class Answer(NamedTuple):
-    """What a subcommand found: ``data`` returns what --json prints, ``show`` prints it for people.
+    """The result of a subcommand: ``data`` returns the document of --json, ``show`` prints the text for people.
 
     Then ``notes`` go to stderr, and the command exits with ``code`` and, of another than 0, the line ``problem``.
     """

@@ -21,6 +21,8 @@ from math import prod
 import torch
 from torch import Tensor
 
+from rankmesh.transfer.live.shards import flat
+
 __all__ = ["combined", "digest", "digests"]
 
 # Words of a piece: what a core's cache holds, and what keeps a GPU busy.
@@ -81,10 +83,7 @@ def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
 
 
 def _words(piece: Tensor) -> Tensor:
-    flat = piece.contiguous().reshape(-1)
-    if flat.stride(0) != 1:  # of one element, any stride counts as contiguous
-        flat = flat.clone(memory_format=torch.contiguous_format)
-    found = flat.view(torch.uint8)
+    found = flat(piece.contiguous()).view(torch.uint8)
     left = -len(found) % 4
     if left:
         found = torch.nn.functional.pad(found, (0, left))

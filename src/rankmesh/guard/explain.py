@@ -17,7 +17,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.errors import Diverged, in_words, quoted
 from rankmesh.guard.everyone import Everyone, gathered
 from rankmesh.guard.replicas import group_of
-from rankmesh.transfer.live.shards import local
+from rankmesh.transfer.live.shards import flat, local
 
 __all__ = ["explained", "minority"]
 
@@ -78,10 +78,10 @@ def _first(everyone: Everyone, tensor: Tensor, sharding: Sharding | None, right:
     """
     place, count = None, 0
     values: list[object] = [None, None]
-    flat = tensor.contiguous().as_strided((tensor.numel(),), (1,))  # of one element any stride counts as contiguous
-    length = max(1, _PIECE // flat.element_size())
-    for start in range(0, len(flat), length):
-        piece = flat[start : start + length].to(everyone.device)
+    elements = flat(tensor.contiguous())
+    length = max(1, _PIECE // elements.element_size())
+    for start in range(0, len(elements), length):
+        piece = elements[start : start + length].to(everyone.device)
         if everyone.rank == right:
             dist.send(piece.view(torch.uint8), wrong, group=everyone.pg)
             continue

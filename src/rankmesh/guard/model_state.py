@@ -24,6 +24,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
@@ -264,9 +265,8 @@ def _axes_along(plan: Plan, view: str | None, rank: int, ranks: Sequence[int]) -
 def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> tuple[dict[str, Sharding], set[str]]:
     """Return the shardings of all tensors of the job, in the order of their names, and which are of each rank."""
     plan, text = groups.plan, json.dumps(mine, sort_keys=True)
-    same: dict[str, list[int]] = {}  # the ranks that have the same tensors
-    for rank, digest in gathered(groups, sha256(text.encode()).hexdigest()[:32], "Guard.of()").items():
-        same.setdefault(digest, []).append(rank)
+    digests = gathered(groups, sha256(text.encode()).hexdigest()[:32], "Guard.of()")
+    same = grouped((digest, rank) for rank, digest in digests.items())  # the ranks that have the same tensors
     is_first = any(ranks[0] == groups.rank for ranks in same.values())
     documents = gathered(groups, mine if is_first else None, "Guard.of()")
     holders: dict[str, list[int]] = {}

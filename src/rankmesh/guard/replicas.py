@@ -17,6 +17,7 @@ from math import prod
 
 import numpy as np
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
@@ -44,9 +45,7 @@ class ReplicaKind:
 
 def replica_kinds(shardings: Mapping[str, Sharding]) -> list[ReplicaKind]:
     """Return the kinds of replicas in a job, the same on every rank; what only one rank holds is in none of them."""
-    names: dict[object, list[str]] = {}
-    for name, sharding in shardings.items():
-        names.setdefault(sharding.shard_map.copies, []).append(name)
+    names = grouped((sharding.shard_map.copies, name) for name, sharding in shardings.items())
     sets = {tuple(same): shardings[same[0]].shard_map.ranks for same in names.values()}
     return kinds_of({same: ranks for same, ranks in sets.items() if ranks.shape[1] > 1})
 

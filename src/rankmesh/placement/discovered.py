@@ -21,6 +21,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rankmesh.core.grouped import grouped
 from rankmesh.placement.cluster import Cluster, Host, Level
 from rankmesh.placement.machine import NETWORK
 
@@ -54,9 +55,7 @@ class Witness:
 def discovered(witnesses: Sequence[Witness]) -> Cluster:
     """Return the cluster of all ranks of a world, whichever report is first."""
     ordered = sorted(witnesses, key=lambda each: each.rank)
-    hosts: dict[_Identity, list[Witness]] = {}
-    for each in ordered:
-        hosts.setdefault(each.identity, []).append(each)
+    hosts = grouped((each.identity, each) for each in ordered)
     names = _names(list(hosts))
     levels, chains, left_out = _levels(hosts)
     rank_map = [
@@ -81,12 +80,8 @@ def _names(identities: Sequence[_Identity]) -> Mapping[_Identity, str]:
 
 
 def _notes(names: Mapping[_Identity, str]) -> Iterator[str]:
-    by_name: dict[str, list[_Identity]] = {}
-    by_boot: dict[str, list[_Identity]] = {}
-    for identity in names:
-        by_name.setdefault(identity[0], []).append(identity)
-        if identity[1]:
-            by_boot.setdefault(identity[1], []).append(identity)
+    by_name = grouped((identity[0], identity) for identity in names)
+    by_boot = grouped((identity[1], identity) for identity in names if identity[1])
     for name, same in by_name.items():
         if len({boot for _, boot, _ in same}) > 1:
             yield f"{len(same)} hosts call themselves {name}: {', '.join(names[each] for each in same)} by their boot"

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import Any
 
 from rankmesh.core.documents import Invalid, Unreadable, parse_json, read_text, refused_as
+from rankmesh.core.grouped import grouped
 from rankmesh.core.source import RECIPES
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.readers import slurm
@@ -330,9 +331,7 @@ def _checks(config: Config, stated: Iterable[str]) -> Iterator[_Check]:
 
 def _of_model(config: Config, *, known: bool) -> Iterator[Finding]:
     """Yield each size that does not divide what is known of the model; ``known``: the world size is stated."""
-    stated: dict[str, list[Entry]] = {}
-    for entry in config.stated:
-        stated.setdefault(entry.name, []).append(entry)
+    stated = grouped((entry.name, entry) for entry in config.stated)
     given = dict(config.arguments)
     if not any(reading.argument == "world_size" for reading in config.readings):
         given["world_size"] = None  # it follows from the sizes

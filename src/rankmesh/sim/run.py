@@ -30,6 +30,7 @@ import torch
 
 from rankmesh.backend import torch_threads
 from rankmesh.core.axes import integer
+from rankmesh.core.grouped import grouped
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlanError, first_line, in_words, quoted
@@ -221,9 +222,9 @@ def _sentence(error: BaseException) -> str:
 def _failed(simulation: Simulation) -> RanksFailed:
     """Return one error for all ranks: what failed first in full, then a line for each other failure."""
     failures = simulation.failures
-    by_failure: dict[tuple[type, str], list[int]] = {}
-    for rank, error in failures.items():
-        by_failure.setdefault((type(error), str(error).removeprefix(f"rank {rank}: ")), []).append(rank)
+    by_failure = grouped(
+        ((type(error), str(error).removeprefix(f"rank {rank}: ")), rank) for rank, error in failures.items()
+    )
     (kind, text), first = next(iter(by_failure.items()))
     cause = failures[min(first)]
     site = raise_site(cause)

@@ -28,6 +28,7 @@ from torch import Tensor
 
 from rankmesh.backend.nccl import device_done
 from rankmesh.core.axes import integer
+from rankmesh.core.grouped import grouped
 from rankmesh.core.sharding import Sharding, ShardMap
 from rankmesh.errors import PlanError
 from rankmesh.survival.agreement import same_step
@@ -105,10 +106,7 @@ class ReplicaHolders:
 
     @cached_property
     def _by_host(self) -> dict[str, list[int]]:
-        found: dict[str, list[int]] = {}
-        for rank, host in enumerate(self.hosts):
-            found.setdefault(host, []).append(rank)
-        return found
+        return grouped((host, rank) for rank, host in enumerate(self.hosts))
 
     def _ring(self, rank: int) -> tuple[int, ...]:
         """Return the ranks at the same place on the next hosts, then at the next places; on one host the next ranks."""

@@ -24,6 +24,7 @@ from math import prod
 from pathlib import Path
 from typing import Any
 
+import torch
 import torch.distributed as dist
 from torch import Tensor
 
@@ -32,7 +33,7 @@ from rankmesh.core.boxes import Box, meet, size, uncovered
 from rankmesh.core.documents import Unreadable, open_regular, parse_json, read_text, refused_as
 from rankmesh.core.sharding import DTYPES, Sharding
 from rankmesh.errors import MissingExtra, TransferError, extra, first_line, quoted
-from rankmesh.transfer.live.shards import Shards, flat_bytes, local, mark
+from rankmesh.transfer.live.shards import Shards, flat, local, mark
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.torch_checkpoint import METADATA, Chunk, chunks_of, read_chunk
 
@@ -168,7 +169,7 @@ def _safetensors_of(boxes: Mapping[str, Tensor]) -> Iterator[bytes | memoryview]
     )
     yield header
     for key in begins:
-        yield flat_bytes(boxes[key].cpu().contiguous()).numpy().data
+        yield flat(boxes[key].cpu().contiguous()).view(torch.uint8).numpy().data
 
 
 def safetensors_header(

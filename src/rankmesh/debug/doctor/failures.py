@@ -18,8 +18,8 @@ from dataclasses import dataclass
 from datetime import datetime
 from pathlib import Path
 
+from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.evidence import Finding
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import in_words

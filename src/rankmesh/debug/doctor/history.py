@@ -30,10 +30,10 @@ from functools import cached_property
 
 import numpy as np
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.calls import Signature
 from rankmesh.debug.doctor.columns import Bools, GroupName, Ints
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup, known_groups
 from rankmesh.debug.doctor.recording import Recording
 

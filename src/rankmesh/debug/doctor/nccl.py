@@ -16,9 +16,9 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import group_of_plan
 from rankmesh.debug.doctor.texts import Text
 from rankmesh.errors import first_of, in_words
@@ -58,7 +58,7 @@ class Init:
 
 @dataclass(frozen=True)
 class NcclLog:
-    """What a log of NCCL says: communicators that are made, versions by process, errors of the network."""
+    """The lines of NCCL in a log: communicators that are made, versions by process, errors of the network."""
 
     path: str
     inits: tuple[Init, ...]

@@ -19,10 +19,10 @@ from itertools import islice
 
 import numpy as np
 
+from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.calls import Signature, difference, odd_ones
 from rankmesh.debug.doctor.causes import Cause
 from rankmesh.debug.doctor.columns import Ints
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
 from rankmesh.errors import in_words

@@ -16,8 +16,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.causes import Cause, cause_of, wait_in
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall
 from rankmesh.debug.doctor.order import went_past

@@ -20,8 +20,8 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.evidence import Finding
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import first_of, in_words
@@ -164,10 +164,11 @@ def _of_json(text: Text) -> Iterator[tuple[Origin, str, Collection[Thread]]]:
     yield from ((origin_of(text.path), pid, threads) for pid, threads in by_process.items())
 
 
-def _of_text(text: Text) -> Iterator[tuple[Origin, str, Collection[Thread]]]:
-    """Yield the processes of a text, the later dump of one process after the earlier one."""
+def _of_text(text: Text) -> list[tuple[Origin, str, Collection[Thread]]]:
+    """Return the processes of a text, the later dump of one process after the earlier one."""
+    found: list[tuple[Origin, str, dict[str, Thread]]] = []
     current: dict[Origin, Thread | None] = {}
-    process: dict[Origin, tuple[Origin, str, dict[str, Thread]]] = {}
+    process: dict[Origin, dict[str, Thread]] = {}
     count = 0
     for origin, line in text.lines():
         if match := _PROCESS.match(line):
@@ -177,25 +178,25 @@ def _of_text(text: Text) -> Iterator[tuple[Origin, str, Collection[Thread]]]:
                 if origin.rank is not None or not rank
                 else Origin(origin.path, origin.prefix, None, int(rank[1]))
             )
-            if origin in process:
-                whose_before, pid, threads = process[origin]
-                yield whose_before, pid, threads.values()
-            process[origin], current[origin] = (whose, match["pid"], {}), None
-        elif match := next((found for header in _HEADERS if (found := header.match(line))), None):
+            process[origin], current[origin] = {}, None
+            found.append((whose, match["pid"], process[origin]))
+        elif match := next((head for header in _HEADERS if (head := header.match(line))), None):
             count += 1
             if count > _THREADS:
                 break
             about = match.groupdict()
             current[origin] = thread = Thread(about.get("name") or "", bool(about.get("last")))
-            _, _, threads = process.setdefault(origin, (origin, "", {}))
+            if origin not in process:
+                process[origin] = {}
+                found.append((origin, "", process[origin]))
             # faulthandler may have written another dump; the main thread is the last one of each.
-            threads.pop(number := about["id"] or "", None)
-            threads[number] = thread
+            process[origin].pop(number := about["id"] or "", None)
+            process[origin][number] = thread
         elif line.startswith("Timeout (") and origin in process:
-            process[origin][2].clear()
+            process[origin].clear()
         elif (inside := current.get(origin)) is not None and not _add(inside, line):
             current[origin] = None
-    yield from ((whose, pid, threads.values()) for whose, pid, threads in process.values())
+    return [(whose, pid, threads.values()) for whose, pid, threads in found]
 
 
 def _add(thread: Thread, line: str) -> bool:

@@ -31,8 +31,8 @@ from operator import itemgetter
 
 import numpy as np
 
+from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.columns import Bools, Ints
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
 from rankmesh.debug.doctor.recording import InCall

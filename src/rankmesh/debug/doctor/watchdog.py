@@ -33,9 +33,9 @@ from dataclasses import dataclass
 from functools import cached_property
 from operator import itemgetter
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.evidence import Finding, all_known, ranks_in_words
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.groups import DEFAULT, group_at
 from rankmesh.debug.doctor.texts import Text, origin_of
 from rankmesh.errors import first_of, in_words

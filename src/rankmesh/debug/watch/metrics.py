@@ -15,9 +15,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.private import write_whole
 from rankmesh.debug.doctor.diagnosis import Diagnosis
-from rankmesh.debug.doctor.grouped import grouped
 from rankmesh.debug.doctor.history import History, PendingCall
 
 __all__ = ["FILE", "Metrics", "metrics_of", "send_trace", "write_prometheus"]

@@ -24,7 +24,7 @@ from torch import Tensor
 from rankmesh.backend.nccl import Batch, device_done_within
 from rankmesh.errors import first_line, in_words
 from rankmesh.transfer.live.agreement import ExchangeError, in_one_line
-from rankmesh.transfer.live.shards import flat_bytes, same_place
+from rankmesh.transfer.live.shards import flat, same_place
 from rankmesh.transfer.live.stream import Message, Slices
 
 if TYPE_CHECKING:
@@ -251,7 +251,7 @@ class Exchange:
             piece = message.pieces[0]
             part = tensors[piece.name][piece.here]
             if part.is_contiguous() and part.device == self._device and not self._error:
-                return flat_bytes(part), None
+                return flat(part).view(torch.uint8), None
         buffer = self._free.pop() if self._free else self._new()
         return buffer[: message.bytes], buffer
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from rankmesh.core.sharding import Shard, Sharding
 
-__all__ = ["Shards", "allocate", "apart", "flat_bytes", "local", "mark", "problem_of", "same_place", "shards_of"]
+__all__ = ["Shards", "allocate", "apart", "flat", "local", "mark", "problem_of", "same_place", "shards_of"]
 
 
 class Shards(dict[str, Tensor]):
@@ -51,9 +51,12 @@ def local(tensor: Tensor) -> Tensor:
     return (tensor.to_local() if hasattr(tensor, "to_local") else tensor).detach()
 
 
-def flat_bytes(tensor: Tensor) -> Tensor:
-    """Return a contiguous tensor's bytes, as a view; of one element any stride counts as contiguous."""
-    return tensor.as_strided((tensor.numel(),), (1,)).view(torch.uint8)
+def flat(tensor: Tensor) -> Tensor:
+    """Return a contiguous tensor's elements in one dimension, as a view that may be viewed as another dtype.
+
+    A tensor of one element counts as contiguous with any stride, and ``view`` keeps that stride.
+    """
+    return tensor.as_strided((tensor.numel(),), (1,))
 
 
 def shards_of(shardings: Mapping[str, Sharding], rank: int) -> dict[str, Shard]:

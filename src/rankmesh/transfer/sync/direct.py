@@ -158,7 +158,7 @@ class NcclGroup:
 
 
 class Request(TypedDict):
-    """What an engine asks for: the version that it has of a ``run``, and the group that it would have it over."""
+    """A request of an engine: the version of a ``run`` that it has, and the group over which it receives the next."""
 
     number: int
     version: int | None
