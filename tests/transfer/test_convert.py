@@ -24,10 +24,7 @@ from rankmesh.transfer.convert import convert
 def _whole(folder):
     """Every tensor of a checkpoint, loaded at once."""
     checkpoint = files.Checkpoint.open(folder)
-    whole = {
-        name: rm.Sharding(rm.Mesh(dp=1), None, shape, checkpoint.dtypes[name])
-        for name, shape in checkpoint.shapes.items()
-    }
+    whole = {name: rm.Sharding(rm.Mesh(dp=1), None, one.shape, one.dtype) for name, one in checkpoint.tensors.items()}
     into = rm.Transfer(whole, whole).allocate(0)
     files.load(checkpoint, into, whole, rank=0)
     return dict(into)

@@ -188,12 +188,12 @@ def test_what_torch_saves_is_read(tmp_path):
     _by_torch(tmp_path, nested={"a": [torch.ones(2), 3, "x"], "b": b"x"}, scalar=torch.tensor(2.0), none=None)
     _by_torch(tmp_path / "more", **{str(dtype): torch.ones(3).to(dtype) for dtype in numbers})
     kept = files.Checkpoint.open(tmp_path)
-    assert dict(kept.shapes) == {"w": (8, 4), "nested.a.0": (2,), "scalar": ()}
+    assert {name: one.shape for name, one in kept.tensors.items()} == {"w": (8, 4), "nested.a.0": (2,), "scalar": ()}
     into = {"scalar": torch.empty(())}
     files.load(kept, into, {"scalar": rm.Sharding(rm.Mesh(dp=1), None, ())}, rank=0)
     assert into["scalar"] == 2
-    found = files.Checkpoint.open(tmp_path / "more").dtypes
-    assert {f"torch.{dtype}" for name, dtype in found.items() if name != "w"} == set(map(str, numbers))
+    found = files.Checkpoint.open(tmp_path / "more").tensors
+    assert {f"torch.{one.dtype}" for name, one in found.items() if name != "w"} == set(map(str, numbers))
 
 
 def test_a_torn_metadata_is_refused(tmp_path):

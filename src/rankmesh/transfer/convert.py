@@ -36,7 +36,8 @@ from rankmesh.core.boxes import size, uncovered
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import DTYPES, Sharding
 from rankmesh.errors import TransferError, quoted, quoted_path
-from rankmesh.transfer.files import CODES, Checkpoint, load, safetensors_header
+from rankmesh.transfer.files import CODES, Checkpoint, StoredTensor, load, safetensors_header
+from rankmesh.transfer.torch_checkpoint import Chunk
 
 __all__ = ["FORMATS", "convert"]
 
@@ -68,9 +69,7 @@ def convert(
     if to not in FORMATS:
         raise TransferError(f"unknown format {quoted(to)}; give one of {', '.join(FORMATS)}", received=to)
     checkpoint, place = _chosen(Checkpoint.open(source), tuple(leave_out), to), Path(target)
-    whole = {
-        name: Sharding(Mesh(dp=1), None, shape, checkpoint.dtypes[name]) for name, shape in checkpoint.shapes.items()
-    }
+    whole = {name: Sharding(Mesh(dp=1), None, one.shape, one.dtype) for name, one in checkpoint.tensors.items()}
     sizes = {name: sharding.bytes for name, sharding in whole.items()}
     if place.exists() and (not place.is_dir() or any(place.iterdir())):
         raise TransferError(f"{quoted_path(place)} is there already; give a new folder", folder=place)
@@ -96,20 +95,20 @@ def _chosen(checkpoint: Checkpoint, leave_out: tuple[str, ...], to: str) -> Chec
     def kept(name: str) -> bool:
         return not any(fnmatchcase(name, pattern) for pattern in leave_out)
 
-    shapes = {name: shape for name, shape in checkpoint.shapes.items() if kept(name)}
-    left = {name: checkpoint.dtypes[name] for name in shapes}
+    tensors = {name: one for name, one in checkpoint.tensors.items() if kept(name)}
     _refuse(checkpoint, filter(kept, checkpoint.objects), "Python objects and no tensors")
-    odd = (name for name, dtype in left.items() if dtype not in DTYPES or (to == "safetensors" and dtype not in CODES))
+    known = CODES.keys() & DTYPES.keys() if to == "safetensors" else DTYPES.keys()
+    odd = (name for name, one in tensors.items() if one.dtype not in known)
     _refuse(checkpoint, odd, f"of a dtype that {to} does not have")
     if to == "safetensors":
-        megatron = filter(_MEGATRON.search, shapes)
+        megatron = filter(_MEGATRON.search, tensors)
         what = "Megatron's, stacked over layers and fused, which Hugging Face has no such names for"
         _refuse(checkpoint, megatron, what, "convert to dcp, which keeps them, or with Megatron-Bridge or mbridge")
-    incomplete = (name for name in shapes if _missing(checkpoint, name))
+    incomplete = (name for name, one in tensors.items() if _missing(checkpoint.folder, one))
     _refuse(checkpoint, incomplete, "not whole in its files", "convert another checkpoint")
-    if not shapes:
+    if not tensors:
         raise TransferError(f"checkpoint {quoted_path(checkpoint.folder)} has no tensor to convert; leave out less")
-    return replace(checkpoint, shapes=shapes)
+    return replace(checkpoint, tensors=tensors)
 
 
 def _refuse(checkpoint: Checkpoint, names: Iterable[str], what: str, fix: str = "") -> None:
@@ -117,7 +116,7 @@ def _refuse(checkpoint: Checkpoint, names: Iterable[str], what: str, fix: str = 
     found = tuple(names)
     if found:
         shown = ", ".join(map(quoted, found[:3])) + (f" and {len(found) - 3} more" if len(found) > 3 else "")
-        patterns = _patterns(found, checkpoint.shapes.keys() - found)
+        patterns = _patterns(found, checkpoint.tensors.keys() - found)
         fix = fix or f"leave them out: {' '.join(f'--leave-out {shlex.quote(one)}' for one in patterns)}"
         raise TransferError(
             f"{shown} in {quoted_path(checkpoint.folder)}: {what}; {fix}",
@@ -142,19 +141,17 @@ def _patterns(names: Iterable[str], others: Collection[str]) -> list[str]:
     return found
 
 
-def _missing(checkpoint: Checkpoint, name: str) -> bool:
+def _missing(folder: Path, tensor: StoredTensor) -> bool:
     """Return whether elements of a tensor are in no file, or a file is shorter than its index says."""
-    box = tuple((0, length) for length in checkpoint.shapes[name])
-    stored = checkpoint.stored[name]
-    for one in stored:
-        file = checkpoint.folder / one.file
+    for one in tensor.boxes:
+        file = folder / one.file
         if not file.is_file():
             return True
-        if one.chunk is not None:
-            least = size(one.box) * DTYPES[checkpoint.dtypes[name]]
-            if one.chunk.length < least or file.stat().st_size < one.chunk.offset + one.chunk.length:
+        if isinstance(one, Chunk):
+            least = size(one.box) * DTYPES[tensor.dtype]
+            if one.length < least or file.stat().st_size < one.offset + one.length:
                 return True
-    return uncovered(box, (one.box for one in stored)) > 0
+    return uncovered(tuple((0, length) for length in tensor.shape), (one.box for one in tensor.boxes)) > 0
 
 
 # -- the formats ------------------------------------------------------------------------------------------------------

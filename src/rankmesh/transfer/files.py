@@ -19,10 +19,10 @@ import re
 import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from math import prod
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -37,7 +37,7 @@ from rankmesh.transfer.live.shards import Shards, flat, local, mark
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.torch_checkpoint import METADATA, Chunk, chunks_of, read_chunk
 
-__all__ = ["CODES", "INDEX", "Checkpoint", "Stored", "load", "safetensors_header", "save"]
+__all__ = ["CODES", "INDEX", "Checkpoint", "Stored", "StoredTensor", "load", "safetensors_header", "save"]
 
 INDEX = "rankmesh.json"
 _SCHEMA = 1
@@ -47,12 +47,19 @@ _OF_A_RANK = re.compile(r"rank-\d{5,}\.safetensors")
 
 @dataclass(frozen=True)
 class Stored:
-    """A box of a whole tensor in a file: ``key`` finds it there, in torch's files the place of the ``chunk``."""
+    """A box of a whole tensor in a safetensors file, in which ``key`` finds it."""
 
     file: str
     key: str
     box: Box
-    chunk: Chunk | None = None
+
+
+class StoredTensor(NamedTuple):
+    """A tensor of a checkpoint, and where its boxes are."""
+
+    shape: tuple[int, ...]
+    dtype: str
+    boxes: Sequence[Stored | Chunk]
 
 
 class _Opened(ExitStack):
@@ -77,13 +84,11 @@ class _Opened(ExitStack):
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """A checkpoint in a folder: shape and dtype of each tensor, where its boxes are, and names of other objects."""
+    """A checkpoint in a folder: its tensors by name, what it is ``about``, and names of other objects."""
 
     folder: Path
-    shapes: Mapping[str, tuple[int, ...]]
-    dtypes: Mapping[str, str]
-    stored: Mapping[str, Sequence[Stored]]
-    about: Mapping[str, Any]
+    tensors: Mapping[str, StoredTensor]
+    about: Mapping[str, Any] = field(default_factory=dict)
     objects: tuple[str, ...] = ()
 
     @classmethod
@@ -259,11 +264,11 @@ def load(
 def _fill(checkpoint: Checkpoint, opened: _Opened, name: str, target: Tensor, sharding: Sharding, rank: int) -> int:
     shard, missing, total = sharding.of(rank), 0, 0
     for box in shard.boxes:
-        found = [(one, shared) for one in checkpoint.stored[name] if (shared := meet(box, one.box)) is not None]
+        found = [(one, shared) for one in checkpoint.tensors[name].boxes if (shared := meet(box, one.box)) is not None]
         missing += uncovered(box, (shared for _, shared in found))
         for one, shared in found if not missing else ():
             inside = tuple(slice(a - low, b - low) for (a, b), (low, _) in zip(shared, one.box, strict=True))
-            part = _read(checkpoint, opened, one, inside)
+            part = _read(checkpoint, opened, name, one, inside)
             target[where(shard, shared)].copy_(part)
             total += part.numel() * part.element_size()
     if missing:
@@ -276,7 +281,7 @@ def _fill(checkpoint: Checkpoint, opened: _Opened, name: str, target: Tensor, sh
     return total
 
 
-def _read(checkpoint: Checkpoint, opened: _Opened, one: Stored, inside: Slices) -> Tensor:
+def _read(checkpoint: Checkpoint, opened: _Opened, name: str, one: Stored | Chunk, inside: Slices) -> Tensor:
     """Return a part of a stored box. Raises ``TransferError`` where the file does not have it as the index says."""
     try:
         part = _part(checkpoint.folder, opened, one, inside)
@@ -286,7 +291,7 @@ def _read(checkpoint: Checkpoint, opened: _Opened, one: Stored, inside: Slices) 
         raise
     except Exception as error:
         raise TransferError(
-            f"{one.key!r} cannot be read from {str(checkpoint.folder / one.file)!r} ({first_line(error)}); the "
+            f"{name!r} cannot be read from {str(checkpoint.folder / one.file)!r} ({first_line(error)}); the "
             "checkpoint is truncated; read another",
             file=one.file,
             folder=checkpoint.folder,
@@ -294,26 +299,27 @@ def _read(checkpoint: Checkpoint, opened: _Opened, one: Stored, inside: Slices) 
     return part
 
 
-def _part(folder: Path, opened: _Opened, one: Stored, inside: Slices) -> Tensor:
+def _part(folder: Path, opened: _Opened, one: Stored | Chunk, inside: Slices) -> Tensor:
     """Return a part of a stored box: a safetensors file is mapped, so that the rest is not read."""
-    if one.chunk is not None:
-        return read_chunk(folder, one.chunk)[inside]
+    if isinstance(one, Chunk):
+        return read_chunk(folder, one)[inside]
     file = opened.file(folder / one.file)
     part: Tensor = file.get_slice(one.key)[inside] if inside else file.get_tensor(one.key)
     return part
 
 
 def _check(checkpoint: Checkpoint, name: str, sharding: Sharding) -> None:
-    if name not in checkpoint.shapes:
+    if name not in checkpoint.tensors:
         raise TransferError(
-            f"checkpoint {str(checkpoint.folder)!r} does not have {name!r}; it has {len(checkpoint.shapes)} tensors, "
-            f"such as {next(iter(checkpoint.shapes), 'none')!r}; give its name there in names",
+            f"checkpoint {str(checkpoint.folder)!r} does not have {name!r}; it has {len(checkpoint.tensors)} tensors, "
+            f"such as {next(iter(checkpoint.tensors), 'none')!r}; give its name there in names",
             name=name,
             folder=checkpoint.folder,
         )
-    if tuple(checkpoint.shapes[name]) != sharding.shape:
+    shape = checkpoint.tensors[name].shape
+    if shape != sharding.shape:
         raise TransferError(
-            f"{name!r} has shape {tuple(checkpoint.shapes[name])} in {str(checkpoint.folder)!r}, and its sharding is "
+            f"{name!r} has shape {shape} in {str(checkpoint.folder)!r}, and its sharding is "
             f"of shape {sharding.shape}; a checkpoint is read as it is; give the sharding of that shape",
             name=name,
             folder=checkpoint.folder,
@@ -342,13 +348,13 @@ def _rankmesh(place: Path) -> Checkpoint:
     about = index["about"]
     if not isinstance(about, dict):
         raise Unreadable(f"has {quoted(about)} as about")
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes, stored = {}, {}
+    tensors = {}
     for name, entry in index["tensors"].items():
-        shapes[name], dtypes[name] = _shape(entry["shape"]), str(entry["dtype"])
-        boxes = [(rank, _box(box, shapes[name])) for rank, box in entry["boxes"]]
-        stored[name] = [Stored(_file(rank), _key(name, box), box) for rank, box in boxes]
-    return Checkpoint(place, shapes, dtypes, stored, about)
+        shape = _shape(entry["shape"])
+        boxes = [(rank, _box(box, shape)) for rank, box in entry["boxes"]]
+        stored = [Stored(_file(rank), _key(name, box), box) for rank, box in boxes]
+        tensors[name] = StoredTensor(shape, str(entry["dtype"]), stored)
+    return Checkpoint(place, tensors, about)
 
 
 def _shape(values: object) -> tuple[int, ...]:
@@ -374,30 +380,26 @@ CODES = {name: code for code, name in _NAMES.items()}
 
 def _safetensors(place: Path, files: Sequence[Path]) -> Checkpoint:
     """Return the checkpoint of whole tensors in files, as their headers list them."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes: dict[str, str] = {}
-    stored: dict[str, list[Stored]] = {}
+    tensors: dict[str, StoredTensor] = {}
     with _Opened() as opened:
         for path in files:
             file = opened.file(path)
             for name in file.keys():  # noqa: SIM118  - it is not a mapping
-                if name in shapes:
-                    raise Unreadable(f"has {quoted(name)} twice, in {stored[name][0].file} and in {path.name}")
+                if name in tensors:
+                    raise Unreadable(f"has {quoted(name)} twice, in {tensors[name].boxes[0].file} and in {path.name}")
                 entry = file.get_slice(name)
-                shapes[name], dtype = tuple(entry.get_shape()), entry.get_dtype()
-                dtypes[name] = _NAMES.get(dtype, dtype)
-                stored[name] = [Stored(path.name, name, tuple((0, length) for length in shapes[name]))]
-    return Checkpoint(place, shapes, dtypes, stored, {})
+                shape, dtype = tuple(entry.get_shape()), entry.get_dtype()
+                whole = Stored(path.name, name, tuple((0, length) for length in shape))
+                tensors[name] = StoredTensor(shape, _NAMES.get(dtype, dtype), [whole])
+    return Checkpoint(place, tensors)
 
 
 def _distributed(place: Path) -> Checkpoint:
     """Return torch's distributed checkpoint: chunks of each tensor, each somewhere in a file."""
-    shapes: dict[str, tuple[int, ...]] = {}
-    dtypes, stored, objects = {}, {}, []
-    for name, dtype, shape, chunks in chunks_of(place):
-        if dtype is None:
-            objects.append(name)
-            continue
-        shapes[name], dtypes[name] = shape, str(dtype).removeprefix("torch.")
-        stored[name] = [Stored(chunk.file, _key(name, chunk.box), chunk.box, chunk) for chunk in chunks]
-    return Checkpoint(place, shapes, dtypes, stored, {}, tuple(objects))
+    found = list(chunks_of(place))
+    tensors = {
+        name: StoredTensor(shape, str(dtype).removeprefix("torch."), chunks)
+        for name, dtype, shape, chunks in found
+        if dtype is not None
+    }
+    return Checkpoint(place, tensors, objects=tuple(name for name, dtype, _, _ in found if dtype is None))
