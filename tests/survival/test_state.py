@@ -320,7 +320,7 @@ class _Slow:
     def together(self, _):
         return False
 
-    def start(self, row, *, together):
+    def start(self, row):
         for one in row:
             self.received.append(one.tensor)
             one.work = self

@@ -192,9 +192,8 @@ def _another_key(me):
     sync = rm.Sync(ONE, ONE, {"w": torch.ones(8)}, at=me.store, timeout=20)
     os.environ["RANKMESH_JOB_KEY"] = KEY if me.rank else KEY[::-1]
     if me.rank == 0:
-        setup = direct.MemberSetup(me.store, sync._layouts.direct, 0, sync._timeout, 1 << 20, None, None)
-        forged = direct.Publisher(setup, {}, "", 1)
-        forged._put(f"go/{me.store.get('engine').decode()}/0", "{}")
+        forged = direct.Member(me.store, sync._layouts.direct, 0, sync._timeout, 1 << 20, None, None)
+        forged.put(f"go/{me.store.get('engine').decode()}/0", "{}")
         me.meet("over")
         return None
     assert sync.receive(wait=0) is None

@@ -42,7 +42,7 @@ class _OverGloo:
 
     def _started(self, tensor, peer, sending):
         message = PendingMessage(Message(peer, (), tensor.nbytes, tensor.nbytes), tensor, None, sending)
-        self._group.start([message], together=False)
+        self._group.start([message])
         return message.work
 
     def close(self):

@@ -80,8 +80,8 @@ class P2PTransport(Protocol):
     def together(self, device: torch.device) -> bool:
         """Return whether the messages of a round start together, with buffers there, and may wait for each other."""
 
-    def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
-        """Start messages, each a ``work``, in order; ``together`` in few calls, as NCCL needs a whole round."""
+    def start(self, row: Sequence[PendingMessage]) -> None:
+        """Start messages, each a ``work``, in order; in few calls where a round starts together, as NCCL needs it."""
 
 
 class GroupTransport:
@@ -102,9 +102,9 @@ class GroupTransport:
         """Connect all members over NCCL, which leaves it undefined what a first call does that only some make."""
         dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
 
-    def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
+    def start(self, row: Sequence[PendingMessage]) -> None:
         peers = [(self._ranks[one.message.peer], one.sending) for one in row]
-        if not together:
+        if row and not self.together(row[0].tensor.device):
             for one, (peer, sending) in zip(row, peers, strict=True):
                 where = {"group_dst" if sending else "group_src": peer}
                 one.work = (dist.isend if sending else dist.irecv)(one.tensor, group=self._group, **where)
@@ -196,12 +196,12 @@ class Exchange:
             row.append(one)
         row = [one for one in row if one.message.peer not in self._lost]
         if self._together:
-            self._transport.start(row, together=True)
+            self._transport.start(row)
             return row
         for one in row:
             started = time.monotonic()
             try:
-                self._transport.start([one], together=False)
+                self._transport.start([one])
             except RuntimeError as error:
                 self._lose(one, error, started, {one.message.peer})
         return [one for one in row if one.work is not None]

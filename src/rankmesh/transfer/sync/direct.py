@@ -106,7 +106,7 @@ class GlooGroup:
     def together(self, device: torch.device) -> bool:
         return False
 
-    def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
+    def start(self, row: Sequence[PendingMessage]) -> None:
         for one in row:
             call = self._group.send if one.sending else self._group.recv
             one.work = call([one.tensor], self._places[one.message.peer], 0)
@@ -146,7 +146,7 @@ class NcclGroup:
     def together(self, device: torch.device) -> bool:
         return True
 
-    def start(self, row: Sequence[PendingMessage], *, together: bool) -> None:
+    def start(self, row: Sequence[PendingMessage]) -> None:
         calls = [(one.tensor, self._places[one.message.peer], one.sending) for one in row]
         for batch in batches([call[1:] for call in calls], self._place, len(self._places)):
             work = self._made.start([calls[number] for number in batch])
@@ -176,9 +176,12 @@ class Served(TypedDict):
     budget: int
 
 
-@dataclass(frozen=True)
-class MemberSetup:
-    """The setup of messages on both sides: ``rank`` is this one in the transfer, ``device`` has its tensors."""
+@dataclass(eq=False)
+class Member:
+    """One rank of either side: ``rank`` is its number in the transfer, ``device`` has its tensors.
+
+    It reaches the other side through the ``store``, and sends messages over the group of one engine.
+    """
 
     store: Store
     moves: Transfer
@@ -188,17 +191,11 @@ class MemberSetup:
     connect: Connect
     device: torch.device
 
+    def __post_init__(self) -> None:
+        longest_message(self.moves, self.budget)  # which refuses a budget that is too small
+        self._channel, self._job_key = BoundedChannel(StoreChannel(self.store, PREFIX)), JobKey.of_environment()
 
-class _Member:
-    """One rank of either side, with messages over the group of one engine."""
-
-    def __init__(self, setup: MemberSetup) -> None:
-        longest_message(setup.moves, setup.budget)
-        self._setup, self._moves, self._rank = setup, setup.moves, setup.rank
-        self._channel, self._job_key = BoundedChannel(StoreChannel(setup.store, PREFIX)), JobKey.of_environment()
-        self.memory = 0
-
-    def _ask(self, call: Callable[[StoreChannel], _Result]) -> _Result:
+    def ask(self, call: Callable[[StoreChannel], _Result]) -> _Result:
         """Return what a call of the shared store gives. Raises ``StoreLost`` where it does not answer."""
         try:
             return self._channel.ask(call)
@@ -208,11 +205,11 @@ class _Member:
                 "serves it, is gone or unreachable; look at its log"
             ) from error
 
-    def _sealed(self, name: str, text: str) -> str:
+    def sealed(self, name: str, text: str) -> str:
         """Return a text to write under a name, behind its authentication code where there is a job key."""
         return text if self._job_key is None else f"{self._job_key.of_use(f'sync {name}').tag(text.encode())} {text}"
 
-    def _unsealed(self, name: str, text: str) -> Any:
+    def unsealed(self, name: str, text: str) -> Any:
         """Return the data of a text that was read under a name; ``AgreementError`` if it is not of the job key."""
         tag, _, sealed = text.partition(" ")
         if self._job_key is not None and not self._job_key.of_use(f"sync {name}").is_tag(tag, sealed.encode()):
@@ -222,21 +219,22 @@ class _Member:
         except ValueError as error:
             raise AgreementError(f"{name!r} in the store of a sync is not JSON; {_SAME_KEY}") from error
 
-    def _put(self, key: str, text: str) -> None:
-        self._ask(lambda channel: channel.write(key, self._sealed(key, text)))
+    def put(self, key: str, text: str) -> None:
+        """Write a text for the other side."""
+        self.ask(lambda channel: channel.write(key, self.sealed(key, text)))
 
-    def _connected(self, key: str) -> Group:
+    def connected(self, key: str) -> Group:
         """Return the transport of this name, once all its members have connected."""
-        one, members = self._setup, (*ranks_of(self._moves.source), *ranks_of(self._moves.target))
-        make = partial(one.connect, one.store, key, members, one.rank, one.timeout, one.device)
-        return answered_within(submit(make, "rankmesh-sync"), one.timeout.total_seconds() + _MOMENT)
+        members = (*ranks_of(self.moves.source), *ranks_of(self.moves.target))
+        make = partial(self.connect, self.store, key, members, self.rank, self.timeout, self.device)
+        return answered_within(submit(make, "rankmesh-sync"), self.timeout.total_seconds() + _MOMENT)
 
-    def _schedule(self, delta: Delta | None, budget: int) -> MessageSchedule:
+    def schedule(self, delta: Delta | None, budget: int) -> MessageSchedule:
         """Return the messages that carry what a delta has changed."""
-        longest = longest_message(self._moves, budget)
+        longest = longest_message(self.moves, budget)
         if delta is None:
-            return schedule_of(self._moves, self._rank, longest)
-        return schedule(self._moves, restricted(self._moves.of(self._rank), delta), longest)
+            return schedule_of(self.moves, self.rank, longest)
+        return schedule(self.moves, restricted(self.moves.of(self.rank), delta), longest)
 
 
 def _all_requests(channel: StoreChannel) -> dict[str, str | None]:
@@ -244,46 +242,47 @@ def _all_requests(channel: StoreChannel) -> dict[str, str | None]:
     return {engine: channel.read(f"request/{engine}") for engine in sorted(listed)}
 
 
-class Publisher(_Member):
-    """A trainer rank that sends; the first version waits for ``least`` engines."""
+class Publisher:
+    """A trainer rank that sends; the first version waits for ``least`` engines. ``run`` names this trainer."""
 
-    def __init__(self, setup: MemberSetup, tensors: Mapping[str, Tensor], run: str, least: int) -> None:
-        super().__init__(setup)
-        self._tensors, self.run, self._least = tensors, run, least
+    def __init__(self, member: Member, tensors: Mapping[str, Tensor], run: str, least: int) -> None:
+        self._member, self._tensors, self.run, self._least = member, tensors, run, least
+        self.history, self.memory = History(), 0
         self._groups: dict[str, tuple[str, Group]] = {}
         self._served: dict[str, int] = {}  # the last request of each engine that was served
         self._expected: set[str] = set()  # engines that took the last version
         self._ignored: set[str] = set()  # requests that are not of the job key
 
-    def write(self, version: int, delta: Delta | None) -> str:
+    def write(self) -> str:
         """Return the groups that this rank has, for the coordinator."""
         return json.dumps({engine: key for engine, (key, _) in self._groups.items()})
 
-    def announce(self, history: History, texts: Mapping[int, str]) -> str:
-        """Choose the engines that get a version, and write to them: one rank does."""
+    def announce(self, texts: Mapping[int, str]) -> str:
+        """Choose the engines that get the newest version, and write to them: one rank does."""
         groups_of = [json.loads(text) for text in texts.values()]
         served: dict[str, Served] = {}
         found = self._requests()
-        budget = self._setup.budget // max(1, len(found))
+        budget = self._member.budget // max(1, len(found))
         for engine, request in found.items():
             key = request["group"]
             if not key or any(groups.get(engine) != key for groups in groups_of):
                 key = f"{engine}-{request['number']}"
             since = request["version"] if request["run"] == self.run else None
             served[engine] = {"group": key, "since": since, "number": request["number"], "budget": budget}
-            go = {**served[engine], "run": self.run, "history": history.to_data(), "version": history.newest}
-            self._put(f"go/{engine}/{request['number']}", json.dumps(go))
+            history = {"history": self.history.to_data(), "version": self.history.newest}
+            go = {**served[engine], "run": self.run, **history}
+            self._member.put(f"go/{engine}/{request['number']}", json.dumps(go))
         return json.dumps(served)
 
     def _requests(self) -> dict[str, Request]:
         """Wait for requests, and return those that are not served yet, by engine."""
-        end, found, pause = time.monotonic() + self._setup.timeout.total_seconds(), dict[str, Request](), _PAUSE
+        end, pause = time.monotonic() + self._member.timeout.total_seconds(), _PAUSE
+        digest = self._member.moves.digest
         while True:
-            texts = self._ask(_all_requests)
-            there = dict(self._read(texts))
-            for engine in [engine for engine, one in there.items() if one["digest"] != self._moves.digest]:
-                refused = {"refused": self._moves.digest}
-                self._put(f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused))
+            there = dict(self._read(self._member.ask(_all_requests)))
+            for engine in [engine for engine, one in there.items() if one["digest"] != digest]:
+                refused = {"refused": digest}
+                self._member.put(f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused))
             found = {engine: one for engine, one in there.items() if one["number"] != self._served.get(engine)}
             awaited = [engine for engine in self._expected if engine in there and engine not in found]
             if (not awaited and len(found) >= (0 if self._served else self._least)) or time.monotonic() >= end:
@@ -296,24 +295,25 @@ class Publisher(_Member):
         for engine, text in texts.items():
             try:
                 if text and text not in self._ignored:
-                    yield engine, self._unsealed(f"request/{engine}", text)
+                    yield engine, self._member.unsealed(f"request/{engine}", text)
             except AgreementError as error:  # noqa: PERF203  - the others go on
                 self._ignored.add(str(text))
                 _log.warning("rankmesh: an engine is ignored: %s", error)
 
-    def send(self, history: History, _: Delta | None, value: str) -> dict[str, str]:
-        """Send a version to the engines that were chosen; return why it did not reach an engine, by engine."""
+    def send(self, value: str) -> dict[str, str]:
+        """Send the newest version to the engines that were chosen; return why it did not reach an engine, by engine."""
         served: dict[str, Served] = json.loads(value)
         self.memory = 0
-        if self._setup.device.type == "cuda":  # what this thread has given the GPU is done before other threads send it
-            torch.cuda.current_stream(self._setup.device).synchronize()
+        device = self._member.device
+        if device.type == "cuda":  # what this thread has given the GPU is done before other threads send it
+            torch.cuda.current_stream(device).synchronize()
         for engine in self._groups.keys() - served.keys():
             self._drop(engine, failed=False)
         self._served.update({engine: one["number"] for engine, one in served.items()})
         self._expected = set(served)
         interrupted = threading.Event()
         sending = {
-            engine: submit(partial(self._send, engine, one, history, interrupted), "rankmesh-sync")
+            engine: submit(partial(self._send, engine, one, interrupted), "rankmesh-sync")
             for engine, one in served.items()
         }
         failed: dict[str, str] = {}
@@ -332,15 +332,15 @@ class Publisher(_Member):
                 self._expected.discard(engine)
         return failed
 
-    def _send(self, engine: str, one: Served, history: History, interrupted: threading.Event) -> None:
+    def _send(self, engine: str, one: Served, interrupted: threading.Event) -> None:
         if self._groups.get(engine, ("", None))[0] != one["group"]:
             if interrupted.is_set():
                 raise ExchangeError("publish() was interrupted")
             self._drop(engine, failed=True)
-            self._groups[engine] = one["group"], self._connected(one["group"])
+            self._groups[engine] = one["group"], self._member.connected(one["group"])
         tensors = {name: local(tensor) for name, tensor in self._tensors.items()}
-        steps = self._schedule(history.since(one["since"]), one["budget"])
-        exchange = Exchange(self._groups[engine][1], tensors, {}, self._setup.timeout)
+        steps = self._member.schedule(self.history.since(one["since"]), one["budget"])
+        exchange = Exchange(self._groups[engine][1], tensors, {}, self._member.timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory += exchange.memory
 
@@ -358,7 +358,9 @@ class Publisher(_Member):
             self._drop(engine, failed=False)
         with suppress(RuntimeError):
             keys = [f"go/{engine}/{number}" for engine, number in self._served.items()]
-            self._ask(lambda channel: channel.delete(["engines", *keys, *(f"request/{e}" for e in self._served)]))
+            self._member.ask(
+                lambda channel: channel.delete(["engines", *keys, *(f"request/{e}" for e in self._served)])
+            )
 
 
 class Announced:
@@ -376,12 +378,11 @@ class Announced:
         self.delta = History(go["history"]).since(go["since"])
 
 
-class Requester(_Member):
+class Requester:
     """One rank of an engine that asks, and receives; ``engine`` is the engine's id."""
 
-    def __init__(self, setup: MemberSetup, engine: str) -> None:
-        super().__init__(setup)
-        self.engine = engine
+    def __init__(self, member: Member, engine: str) -> None:
+        self._member, self.engine, self.memory = member, engine, 0
         self._number, self._key = 0, ""
         self._group: Group | None = None
         self._in_use: tuple[str, int | None] = ("", None)
@@ -390,8 +391,9 @@ class Requester(_Member):
         """Ask the trainer for the next version, as one rank does for all."""
         key = f"request/{self.engine}"
         run, version = self._in_use
-        request = Request(number=self._number, version=version, run=run, group=self._key, digest=self._moves.digest)
-        text = self._sealed(key, json.dumps(request))
+        digest = self._member.moves.digest
+        request = Request(number=self._number, version=version, run=run, group=self._key, digest=digest)
+        text = self._member.sealed(key, json.dumps(request))
 
         def ask(channel: StoreChannel) -> None:
             listed = channel.read(key) is not None
@@ -399,7 +401,7 @@ class Requester(_Member):
             if not listed:
                 channel.post("engines", 0, self.engine)
 
-        self._ask(ask)
+        self._member.ask(ask)
         return ""
 
     def await_version(self, end: float) -> Announced | None:
@@ -407,18 +409,20 @@ class Requester(_Member):
         key = f"go/{self.engine}/{self._number}"
         while True:
             left = max(0.0, end - time.monotonic())
-            text = self._ask(lambda channel: channel.read(key) if channel.wait(key, min(left, _SLICE)) else None)  # noqa: B023
+            text = self._member.ask(
+                lambda channel: channel.read(key) if channel.wait(key, min(left, _SLICE)) else None  # noqa: B023
+            )
             if text is not None or not left:
-                return None if text is None else Announced(self._unsealed(key, text))
+                return None if text is None else Announced(self._member.unsealed(key, text))
 
     def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Slices]]]:
         """Receive what changed; return its bytes, and where they are. Raises ``ExchangeError``."""
         if self._key != announced.group or self._group is None:
             self.drop(failed=True)
-            self._group = self._connected(announced.group)
+            self._group = self._member.connected(announced.group)
             self._key = announced.group
-        steps = self._schedule(announced.delta, announced.budget)
-        exchange = Exchange(self._group, {}, into, self._setup.timeout)
+        steps = self._member.schedule(announced.delta, announced.budget)
+        exchange = Exchange(self._group, {}, into, self._member.timeout)
         exchange.all(steps.sends, steps.receives, steps.copies)
         self.memory = exchange.memory
         pieces = [piece for row in steps.receives for message in row for piece in message.pieces]
@@ -429,7 +433,7 @@ class Requester(_Member):
         if first:
             key = f"go/{self.engine}/{self._number}"
             with suppress(RuntimeError):
-                self._ask(lambda channel: channel.delete([key]))
+                self._member.ask(lambda channel: channel.delete([key]))
         self._number += 1
         if whole:
             self._in_use = announced.run, announced.version
@@ -447,4 +451,4 @@ class Requester(_Member):
         self.drop(failed=False)
         keys = [f"request/{self.engine}", f"go/{self.engine}/{self._number}"]
         with suppress(RuntimeError):
-            self._ask(lambda channel: channel.delete(keys))
+            self._member.ask(lambda channel: channel.delete(keys))

@@ -37,7 +37,7 @@ from rankmesh.transfer.live.agreement import ExchangeError, TransferAgreement, i
 from rankmesh.transfer.live.shards import problem_of, shards_of
 from rankmesh.transfer.planning.transfer import BUDGET
 from rankmesh.transfer.sync import direct, stored
-from rankmesh.transfer.sync.delta import Changed, Delta, History, delta_of
+from rankmesh.transfer.sync.delta import Changed, Delta, delta_of
 from rankmesh.transfer.sync.layouts import Layouts
 from rankmesh.transfer.sync.weights import Weights
 
@@ -103,7 +103,7 @@ class Sync:
         self._timeout, self._connect = time_limit(timeout), connect
         self._at = _place_of(at)
         self._weights = Weights(tensors, staged=not isinstance(self._at, Path))
-        self._history, self._everything = History(), True
+        self._everything = True
         self._publisher: stored.Publisher | direct.Publisher | None = None
         self._receiver: stored.Reader | direct.Requester | None = None
         self._asked = False
@@ -141,10 +141,10 @@ class Sync:
         publisher = self._publisher = self._publisher or self._trainer()
         delta = None if self._everything else delta
         self._everything = True
-        self._history.add(number, delta)
+        publisher.history.add(number, delta)
         problem, text = "", ""
         try:
-            text = publisher.write(number, delta)
+            text = publisher.write()
         except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
             problem = in_one_line(error)
         try:
@@ -153,13 +153,13 @@ class Sync:
                 {"version": number, "changed": _digest(delta)},
                 problem,
                 text,
-                lambda texts: publisher.announce(self._history, texts),
+                publisher.announce,
                 more=self._timeout.total_seconds(),
             )
         except BaseException:
             publisher.discard()
             raise
-        failed = publisher.send(self._history, delta, str(outcome.value))
+        failed = publisher.send(str(outcome.value))
         self._everything = False
         self._weights.version = number
         return Published(number, time.perf_counter() - started, publisher.memory, failed)
@@ -171,9 +171,8 @@ class Sync:
         tensors = self._weights.tensors
         if isinstance(self._at, Path):
             return stored.Publisher(self._at, self._layouts.stored, rank, tensors, run)
-        return direct.Publisher(
-            self._setup(rank, serves=rank == self._layouts.trainer_ranks[0]), tensors, run, self._least
-        )
+        member = self._member(rank, serves=rank == self._layouts.trainer_ranks[0])
+        return direct.Publisher(member, tensors, run, self._least)
 
     # -- an engine ----------------------------------------------------------------------------------------------------
 
@@ -200,7 +199,7 @@ class Sync:
         rank = self._rank + self._layouts.shift
         if isinstance(self._at, Path):
             return stored.Reader(self._at, self._layouts.stored, rank)
-        return direct.Requester(self._setup(rank, serves=False), name)
+        return direct.Requester(self._member(rank, serves=False), name)
 
     def _read(self, reader: stored.Reader, started: float, end: float) -> Received | None:
         """Receive from files: all ranks lock the files of one version, and copy them."""
@@ -319,10 +318,10 @@ class Sync:
             value=value,
         )
 
-    def _setup(self, rank: int, *, serves: bool) -> direct.MemberSetup:
-        """Return what both sides need for messages; ``rank`` is this one's number in the transfer."""
+    def _member(self, rank: int, *, serves: bool) -> direct.Member:
+        """Return this rank as it reaches the other side; ``rank`` is its number in the transfer."""
         store, device = self._open(serves=serves), self._weights.device
-        return direct.MemberSetup(store, self._layouts.direct, rank, self._timeout, self._budget, self._connect, device)
+        return direct.Member(store, self._layouts.direct, rank, self._timeout, self._budget, self._connect, device)
 
     def _open(self, *, serves: bool) -> Store:
         """Return the store that trainer and engines share."""

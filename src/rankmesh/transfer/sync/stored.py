@@ -48,7 +48,7 @@ from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.planning.local import LocalMoves
 from rankmesh.transfer.planning.transfer import Transfer
-from rankmesh.transfer.sync.delta import Delta, History, merged, restricted
+from rankmesh.transfer.sync.delta import Delta, History, restricted
 from rankmesh.transfer.sync.layouts import ranks_of
 
 __all__ = ["Announced", "Publisher", "Reader"]
@@ -100,7 +100,10 @@ def _places(shardings: Mapping[str, Sharding], rank: int) -> tuple[dict[str, Pla
 
 
 class File:
-    """One file of a trainer rank, mapped: its tensors by name, and the version that they are of."""
+    """One file of a trainer rank, mapped: its tensors by name, and the version that they are of.
+
+    ``version`` is what its writer has in it, None while that is of none.
+    """
 
     def __init__(
         self, folder: PrivateFolder, name: str, places: Mapping[str, Place], length: int, *, create: bool
@@ -123,7 +126,7 @@ class File:
             name: whole[place.start : place.stop].view(getattr(torch, place.dtype)).view(place.shape)
             for name, place in places.items()
         }
-        self.behind: Delta | None = None
+        self.version: int | None = None
 
     @property
     def stamp(self) -> str:
@@ -164,6 +167,7 @@ class Publisher:
     def __init__(self, folder: Path, moves: Transfer, rank: int, tensors: Mapping[str, Tensor], run: str) -> None:
         self._folder, self._moves, self._rank, self._tensors, self._run = folder, moves, rank, tensors, run
         self._places, self._length = _places(moves.source, rank)
+        self.history = History()
         self._number = 0
         self._current: File | None = None
         self._older: File | None = None
@@ -186,15 +190,15 @@ class Publisher:
                     folder.remove(name)
         self._is_prepared = True
 
-    def write(self, version: int, delta: Delta | None) -> str:
-        """Write this rank's part of a version beside the current one; return the file's name."""
+    def write(self) -> str:
+        """Write this rank's part of the newest version beside the current one; return the file's name."""
         if not self._is_prepared:
             self._prepare()
         if not self._places:
             return ""
         file = self._writing = self._free()
         file.stamp = ""
-        changed, file.behind = merged(file.behind, delta), None
+        changed, file.version = self.history.since(file.version), None
         for name, tensor in file.tensors.items():
             given = local(self._tensors[name])
             boxes = None if changed is None else changed.get(name, ())
@@ -202,7 +206,8 @@ class Publisher:
                 tensor[here].copy_(given[here])
         if any(tensor.is_cuda for tensor in self._tensors.values()):
             torch.cuda.synchronize()
-        file.stamp = f"{self._run} {version}"
+        file.version = self.history.newest
+        file.stamp = f"{self._run} {file.version}"
         file.flush()
         return file.name
 
@@ -225,26 +230,23 @@ class Publisher:
         file.lock(exclusive=True)
         return file
 
-    def announce(self, history: History, files: Mapping[int, str]) -> str:
-        """Put a version that all ranks have written into the index: one rank does."""
+    def announce(self, files: Mapping[int, str]) -> str:
+        """Put the newest version, which all ranks have written, into the index: one rank does."""
         index = {
             "digest": self._moves.digest,
             "run": self._run,
-            "history": history.to_data(),
+            "history": self.history.to_data(),
             "files": {str(rank): name for rank, name in files.items() if name},
         }
         with _opened(self._folder) as folder:
             folder.write(_INDEX, json.dumps(index).encode())
         return ""
 
-    def send(self, _: History, delta: Delta | None, __: str) -> dict[str, str]:
+    def send(self, _: str) -> dict[str, str]:
         """Make the files current that were written: the index has their version."""
         if self._writing is not None:
             self._older, self._current, self._writing = self._current, self._writing, None
-            self._current.behind = {}
             self._current.unlock()
-        if self._older is not None:
-            self._older.behind = merged(self._older.behind, delta)
         return {}
 
     def discard(self) -> None:
