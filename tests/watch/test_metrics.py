@@ -1,13 +1,15 @@
 """What monitoring reads of a diagnosis: its file in the format of Prometheus, and its spans."""
 
-import importlib.util
 import re
 import stat
 import sys
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 
 import pytest
+from opentelemetry import trace
+from opentelemetry.sdk.trace import TracerProvider
+from opentelemetry.sdk.trace.export import BatchSpanProcessor
+from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rankmesh.debug.doctor import doctor
 from rankmesh.debug.watch.metrics import FILE, metrics_of, send_trace, write_prometheus
@@ -24,14 +26,6 @@ def found():
 
 def _samples(text):
     """Each sample of a file by name and labels, by the rules of the format."""
-    if importlib.util.find_spec("prometheus_client"):
-        from prometheus_client.parser import text_string_to_metric_families
-
-        return {
-            (sample.name, tuple(sorted(sample.labels.items()))): sample.value
-            for family in text_string_to_metric_families(text)
-            for sample in family.samples
-        }
     declared, samples = set(), {}
     for line in text.splitlines():
         if line.startswith("# TYPE"):
@@ -90,89 +84,47 @@ def test_labels_of_any_text(found, tmp_path):
     assert [dict(labels)["verdict"] for name, labels in samples if name == "rankmesh_diagnosis_info"] == [verdict]
 
 
-class _Traced:
-    """What OpenTelemetry's API keeps of a span."""
-
-    def __init__(self, name, context=None, attributes=None, start_time=None):
-        self.name, self.context, self.attributes, self.start = name, context, attributes, start_time
-        self.events, self.ended, self.status = [], None, None
-
-    def add_event(self, name, attributes=None, timestamp=None):
-        self.events.append((name, attributes, timestamp))
-
-    def set_status(self, status, description=None):
-        self.status = status, description
-
-    def end(self, end_time=None):
-        self.ended = end_time
-
-
-@pytest.fixture
-def traced(monkeypatch):
-    """The spans that are sent, by a stand-in for the part of OpenTelemetry's API that is called."""
-    sent, flushed = [], []
-
-    def start_span(name, context=None, attributes=None, start_time=None):
-        sent.append(_Traced(name, context, attributes, start_time))
-        return sent[-1]
-
-    trace, context = ModuleType("opentelemetry.trace"), ModuleType("opentelemetry.context")
-    trace.get_tracer = lambda _: SimpleNamespace(start_span=start_span)
-    trace.get_tracer_provider = lambda: SimpleNamespace(force_flush=flushed.append)
-    trace.set_span_in_context = lambda parent, _: parent
-    trace.StatusCode = SimpleNamespace(ERROR="error")
-    context.Context = dict
-    parent = ModuleType("opentelemetry")
-    parent.trace, parent.context = trace, context
-    for module in (parent, trace, context):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    yield sent
-    assert len(flushed) == bool(sent)
-
-
-def test_the_trace_of_a_hang(found, traced):
-    """A span of the hang with the diagnosis as its event, and within it one of each call that ranks wait in."""
-    send_trace(found)
-    hang, *waits = traced
-    ((name, event, when),) = hang.events
-    assert (hang.name, name, when, hang.ended, hang.status) == (
-        "rankmesh.hang", "rankmesh.diagnosis", found.time, found.time, ("error", found.verdict)
-    )  # fmt: skip
-    assert (hang.attributes["rankmesh.cause"], hang.attributes["rankmesh.ranks"]) == ("late", [3])
-    assert hang.attributes["rankmesh.slowest_kind"] == found.slowest
-    assert event["rankmesh.states"] == found.states
-    assert event["rankmesh.calls_behind.dp"] == 1
-    assert hang.start < found.time
-    assert [wait.context for wait in waits] == [hang] * len(waits) != []
-    assert {wait.attributes["rankmesh.group"] for wait in waits} >= {"dp@tp1"}
-
-
-def test_nothing_is_sent_where_nothing_hangs(found, traced):
-    """A diagnosis on demand of a job that works has no spans."""
-    send_trace(type(found)(**{**vars(found), "cause": {}}))
-    assert traced == []
-
-
 def test_without_opentelemetry(found, monkeypatch):
     """Without its API nothing is sent, and nothing is wrong."""
     monkeypatch.setitem(sys.modules, "opentelemetry", None)
     send_trace(found)
 
 
-def test_opentelemetry_itself(found):
-    """The SDK, where it is installed, takes what is sent: one trace with the group's name."""
-    pytest.importorskip("opentelemetry.sdk")
-    from opentelemetry import trace
-    from opentelemetry.sdk.trace import TracerProvider
-    from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-    from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
-
+@pytest.fixture(scope="module")
+def _exported():
+    """OpenTelemetry's own exporter, to which this process sends from now on."""
     exporter, provider = InMemorySpanExporter(), TracerProvider()
-    provider.add_span_processor(SimpleSpanProcessor(exporter))
+    provider.add_span_processor(BatchSpanProcessor(exporter, schedule_delay_millis=600_000))  # sent when it is flushed
     trace.set_tracer_provider(provider)
+    return exporter
+
+
+@pytest.fixture
+def sent(_exported):
+    """The spans that a test sends, in the order of their starts."""
+    _exported.clear()
+    return lambda: sorted(_exported.get_finished_spans(), key=lambda one: (one.parent is not None, one.start_time))
+
+
+def test_the_trace_of_a_hang(found, sent):
+    """A span of the hang with the diagnosis as its event, and within it one of each call that ranks wait in."""
     send_trace(found)
-    *waits, hang = sorted(exporter.get_finished_spans(), key=lambda one: one.parent is None)
-    assert hang.name == "rankmesh.hang"
+    hang, *waits = sent()
+    (diagnosis,) = hang.events
+    assert (hang.name, diagnosis.name, diagnosis.timestamp) == ("rankmesh.hang", "rankmesh.diagnosis", found.time)
+    assert (hang.end_time, hang.status.status_code) == (found.time, trace.StatusCode.ERROR)
+    assert hang.status.description == diagnosis.attributes["rankmesh.verdict"] == found.verdict
+    assert (hang.attributes["rankmesh.cause"], hang.attributes["rankmesh.ranks"]) == ("late", (3,))
     assert hang.attributes["rankmesh.group"] == "dp@tp1"
-    assert {wait.parent.trace_id for wait in waits} == {hang.context.trace_id}
-    assert hang.events[0].attributes["rankmesh.verdict"] == found.verdict
+    assert hang.attributes["rankmesh.slowest_kind"] == found.slowest
+    assert diagnosis.attributes["rankmesh.states"] == tuple(found.states)
+    assert diagnosis.attributes["rankmesh.calls_behind.dp"] == 1
+    assert hang.start_time < found.time
+    assert [wait.parent for wait in waits] == [hang.context] * len(waits) != []
+    assert {wait.attributes["rankmesh.group"] for wait in waits} >= {"dp@tp1"}
+
+
+def test_nothing_is_sent_where_nothing_hangs(found, sent):
+    """A diagnosis on demand of a job that works has no spans."""
+    send_trace(type(found)(**{**vars(found), "cause": {}}))
+    assert sent() == []
