@@ -8,6 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doctor.making import WORLD, call, document, write
+from tests.doctor.test_logs import BEHIND
+from tests.doctor.test_ras import as_json, as_text
 
 import rankmesh as rm
 from rankmesh.debug.doctor import doctor
@@ -422,13 +424,19 @@ def test_laws(tmp_path_factory, texts):
             assert not one.ranks or all(text in (WAITS, BACKWARD) for text in others)
 
 
-@settings(max_examples=100, deadline=None)
+REPORT = [(list(range(8)), {"AllReduce": {rank: 10 - (rank == 5) for rank in range(8)}}, [6])]
+
+
+@settings(max_examples=300, deadline=None)
 @given(
-    st.sampled_from([WAITS, LOADS, ROOT % (1, STACK), error_file(), init(0, "START"), '[{"thread_name": "x"}]']),
-    st.lists(st.tuples(st.integers(0, 2000), st.text(max_size=3)), max_size=8),
-)
+    st.sampled_from(
+        [WAITS, LOADS, ROOT % (1, STACK), error_file(), init(0, "START"), '[{"thread_name": "x"}]',
+         "\n".join(BEHIND), as_text(REPORT), as_json(REPORT)]
+    ),
+    st.lists(st.tuples(st.integers(0, 6000), st.text(max_size=3)), max_size=8),
+)  # fmt: skip
 def test_changed_files(tmp_path_factory, text, changes):
-    """Any text is read without another error than ours."""
+    """Any text, a watchdog's log and a report of ncclras too, is read without another error than ours."""
     for place, inserted in changes:
         text = text[: place % len(text)] + inserted + text[(place + 1) % len(text) :]
     with suppress(UnicodeEncodeError, RecordingError):
