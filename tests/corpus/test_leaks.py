@@ -1,6 +1,5 @@
 """Bugs of peers that leave something behind, or take too much along."""
 
-import pytest
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
@@ -38,24 +37,6 @@ def test_groups_that_are_only_forgotten():
         assert counts[1] - counts[0] == counts[2] - counts[1] > 5
     for counts in sim.run(_closes, 8, 3):
         assert len(set(counts)) == 1
-
-
-def _megatron_cycles(cycles):
-    from megatron.core import parallel_state
-
-    counts = []
-    for _ in range(cycles):
-        parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-        parallel_state.destroy_model_parallel()
-        counts.append(registries()["pg_map"])
-    return counts
-
-
-def test_megatron_core_forgets():
-    """4 ranks: Megatron-Core 0.16.1 itself leaves its groups behind at each destroy_model_parallel."""
-    pytest.importorskip("megatron.core.parallel_state")
-    first, second = sim.run(_megatron_cycles, 4, 2)[0]
-    assert second > first > 5
 
 
 def _destroys_an_axis(ours):

@@ -1,5 +1,3 @@
-import copy
-
 import pytest
 import torch
 import torch.distributed as dist
@@ -7,12 +5,7 @@ import torch.distributed._functional_collectives as functional
 import torch.distributed.nn.functional as differentiable
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import nn
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Partial, Replicate, Shard, distribute_tensor
-from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-from torch.nn.parallel import DistributedDataParallel
 
 import rankmesh as rm
 from rankmesh import sim
@@ -55,41 +48,6 @@ def test_differentiable_collectives():
     assert sim.run(_differentiable, 3) == [[36.0, 36.0]] * 3
 
 
-def _data_parallel():
-    torch.manual_seed(0)
-    model = DistributedDataParallel(nn.Sequential(nn.Linear(4, 3), nn.ReLU(), nn.Linear(3, 1)))
-    single = copy.deepcopy(model.module)
-    batch = torch.randn(dist.get_world_size(), 5, 4)
-    model(batch[dist.get_rank()]).mean().backward()
-    single(batch.reshape(-1, 4)).mean().backward()
-    pairs = zip(model.module.parameters(), single.parameters(), strict=True)
-    return all(torch.allclose(ours.grad, theirs.grad, atol=1e-6) for ours, theirs in pairs)
-
-
-def test_distributed_data_parallel():
-    """3 ranks: the gradients of DDP are those of one process with the whole batch."""
-    assert sim.run(_data_parallel, 3) == [True] * 3
-
-
-def _sharded():
-    torch.manual_seed(0)
-    model = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8))
-    single = copy.deepcopy(model)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    for layer in (model[0], model[2], model):
-        fully_shard(layer, mesh=mesh)
-    x = torch.randn(4, 8)
-    model(x).sum().backward()
-    single(x).sum().backward()
-    pairs = zip(model.parameters(), single.parameters(), strict=True)
-    return all(torch.allclose(ours.grad.full_tensor(), theirs.grad, atol=1e-5) for ours, theirs in pairs)
-
-
-def test_fully_sharded():
-    """4 ranks: the gradients of fully sharded parameters are those of one process."""
-    assert sim.run(_sharded, 4) == [True] * 4
-
-
 def _tensors(groups):
     mesh = groups.device_mesh("dp", "tp")
     whole = torch.arange(32.0).reshape(4, 8)
@@ -121,20 +79,6 @@ def test_meshes_of_two_ranks_are_not_equal():
     meshes = sim.run(_mesh, "tp=2,dp=2")
     assert len(set(meshes)) == 4
     assert all(mesh == mesh for mesh in meshes)
-
-
-def _tensor_parallel():
-    torch.manual_seed(0)
-    model, x = nn.Sequential(nn.Linear(8, 16), nn.ReLU(), nn.Linear(16, 8)), torch.randn(4, 8)
-    expected = model(x)
-    mesh = init_device_mesh("cpu", (dist.get_world_size(),))
-    parallel = parallelize_module(model, mesh, {"0": ColwiseParallel(), "2": RowwiseParallel()})
-    return torch.allclose(parallel(x), expected, atol=1e-5)
-
-
-def test_tensor_parallel_modules():
-    """4 ranks: a module cut by torch's tensor parallelism computes what the whole one does."""
-    assert sim.run(_tensor_parallel, 4) == [True] * 4
 
 
 def _starts_itself():
