@@ -91,7 +91,7 @@ REFUSED = [
     (lambda: Mesh(tp=2, rank_map=5), {"received": 5}),
     *(
         (lambda ranks=ranks: Mesh(tp=2, dp=2, rank_map=ranks), {"received": tuple(ranks), "offset": 0, "size": 4})
-        for ranks in ([0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], ["a"] * 4, [])
+        for ranks in ([0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], ["a"] * 4, [], [[0], [1, 2]])
     ),
     # texts
     *((parse(text), {"received": text}) for text in ("tp", "", "tp=2,", "tp=", "tp=two", "tp=2.0", "tp=2;dp=2")),
@@ -123,6 +123,7 @@ REFUSED = [
     (split(a=0, b=...), {"received": 0, "what": "size of axis 'a'", "least": 1}),
     (split(tp=2, b=2), {"axis": "dp"}),
     (split(dp=4), {"axis": "dp"}),
+    (lambda: Mesh(tp=2, dp=4).split("dp", a=2, b=2).rename(tp="dp"), {"axis": "dp"}),
     (lambda: Mesh(tp=2, dp=2, pp=1).reorder("tp-pp"), {"order": ("tp", "pp"), "missing": ["dp"]}),
     (lambda: Mesh(cp=4).split("cp", a=2, b=2).groups("cp-a"), {"received": ["a", "b", "a"], "axis": "a"}),
     # levels and picks of groups

@@ -309,6 +309,11 @@ class Mesh:
         def renamed(mesh: Mesh, views: dict[str, Mesh]) -> Mesh:
             sizes = _unique((names.get(axis, axis), size) for axis, size in mesh._sizes.items())
             parts = {axis: tuple(names.get(leaf, leaf) for leaf in leaves) for axis, leaves in mesh._parts.items()}
+            if taken := sorted(sizes.keys() & parts.keys()):
+                raise LayoutError(
+                    f"{taken[0]!r} names the axis that was split into {', '.join(parts[taken[0]])}; use another name",
+                    axis=taken[0],
+                )
             return mesh._with(sizes=sizes, parts=parts, views=views)
 
         return renamed(self, {view: renamed(other, {}) for view, other in self._views.items()})

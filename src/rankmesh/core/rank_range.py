@@ -70,7 +70,11 @@ class RankRange:
                 f"rank_map is {quoted(rank_map)}; list the global rank at each position, such as (0, 2, 1, 3)",
                 received=rank_map,
             )
-        ranks = np.asarray(list(rank_map))
+        given = list(rank_map)
+        try:
+            ranks = np.asarray(given)
+        except ValueError:  # lists of several lengths
+            ranks = np.asarray(given, dtype=object)
         integers = ranks.shape == (self.size,) and ranks.dtype.kind in "iu" and int(ranks.min()) >= 0
         if not integers or not np.array_equal(np.sort(ranks), self.ascending if consecutive else np.unique(ranks)):
             wanted = f"each of {self}" if consecutive else f"{self.size} different ranks"
