@@ -14,14 +14,17 @@ ask on one of them, or test with 'embd' in groups
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from typing import TypeVar, overload
+from typing import TYPE_CHECKING, TypeVar, overload
 
 from rankmesh.core.groups import Group, Groups
 from rankmesh.core.options import Options
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import NotAMember, UnknownGroup, listed
+
+if TYPE_CHECKING:
+    from rankmesh.core.plan import Plan
 
 __all__ = ["ByKind", "LocalGroup", "LocalGroups"]
 
@@ -107,26 +110,16 @@ class LocalGroups(ByKind[LocalGroup]):
     the plan does not have is ``UnknownGroup`` with both.
     """
 
-    __slots__ = ("_elsewhere", "_groups", "rank")
+    __slots__ = ("_groups", "_kinds", "rank")
 
-    def __init__(self, rank: int, kinds: Iterable[tuple[GroupSpec, Groups, str]]) -> None:
+    def __init__(self, plan: Plan, rank: int) -> None:
         self.rank = rank
-        given = tuple(kinds)
-        member = [
-            (spec, groups, canonical, *groups.locate(rank)) for spec, groups, canonical in given if groups.has(rank)
-        ]
+        self._kinds = plan.kinds
         self._groups = {
-            spec.name: LocalGroup(
-                spec=spec,
-                group=group,
-                rank=position,
-                coordinate=tuple(groups.coordinate_of(rank).items()),
-                piece=groups.piece_of(rank),
-                canonical=canonical,
-            )
-            for spec, groups, canonical, group, position in member
+            spec.name: _local(spec, groups, rank, plan.canonical[spec.name])
+            for spec, groups in zip(plan.specs, self._kinds.values(), strict=True)
+            if groups.has(rank)
         }
-        self._elsewhere = {spec.name: groups for spec, groups, _ in given if spec.name not in self._groups}
 
     def __getitem__(self, name: str) -> LocalGroup:
         try:
@@ -135,9 +128,9 @@ class LocalGroups(ByKind[LocalGroup]):
             raise self._absent(name) from None
 
     def _absent(self, name: str) -> UnknownGroup | NotAMember:
-        if name not in self._elsewhere:
-            return UnknownGroup(name, (*self._groups, *self._elsewhere))
-        groups = self._elsewhere[name]
+        if name not in self._kinds:
+            return UnknownGroup(name, self._kinds)
+        groups = self._kinds[name]
         if self.rank not in groups.rank_range:
             where = f"the plan covers {groups.rank_range}"
         else:
@@ -165,3 +158,9 @@ class LocalGroups(ByKind[LocalGroup]):
 
     def __repr__(self) -> str:
         return f"LocalGroups(rank={self.rank}, {', '.join(map(str, self._groups.values()))})"
+
+
+def _local(spec: GroupSpec, groups: Groups, rank: int, canonical: str) -> LocalGroup:
+    group, position = groups.locate(rank)
+    coordinate = tuple(groups.coordinate_of(rank).items())
+    return LocalGroup(spec, group, position, coordinate, groups.piece_of(rank), canonical)

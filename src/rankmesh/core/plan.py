@@ -162,8 +162,7 @@ class Plan:
         number = integer(rank, "rank", least=0)
         if number >= self.world_size:
             self.mesh.rank_range.position(number)
-        canonical = self.canonical
-        return LocalGroups(number, ((spec, self._kinds[spec.name], canonical[spec.name]) for spec in self.specs))
+        return LocalGroups(self, number)
 
     @cached_property
     def sharing(self) -> list[tuple[str, ...]]:
