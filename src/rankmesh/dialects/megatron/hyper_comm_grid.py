@@ -100,7 +100,7 @@ class HyperCommGrid:
         self.dim_names = dim_names[:]
         self.backend = backend
         self._pgs: dict[Key, dist.ProcessGroup | None] = {}
-        self._mesh = _mesh(shape, dim_names, rank_offset)
+        self._mesh = Mesh.of(_sizes(shape, dim_names), offset=rank_offset)
         self._views = {_BASE_VIEW_NAME: _RankViewSpec(_BASE_VIEW_NAME, shape[:], dim_names[:], [])}
         self._live: dict[Key, LiveGroups] = {}
 
@@ -204,7 +204,8 @@ class HyperCommGrid:
 
     def _gen_rank_enum_for(self, shape: list[int], dim_names: list[str], dims: list[str]) -> list[list[int]]:
         """Return every group along these dimensions of another factorisation of the grid's ranks."""
-        return _mesh(shape, dim_names, self.rank_offset).groups(dims[::-1], ordered=True).tolist()
+        mesh = Mesh.of(_sizes(shape, dim_names), offset=self.rank_offset)
+        return mesh.groups(dims[::-1], ordered=True).tolist()
 
     def _order_dims(self, dims: str | list[str]) -> tuple[list[str], str]:
         """Return the dimensions in reverse order of the grid's, and their key."""
@@ -248,10 +249,6 @@ def _view(view: str | None) -> str | None:
 
 def _sizes(shape: list[int], dim_names: list[str]) -> dict[str, int]:
     return dict(zip(dim_names, shape, strict=True))
-
-
-def _mesh(shape: list[int], dim_names: list[str], offset: int) -> Mesh:
-    return Mesh(offset=offset, rank_map=None, **_sizes(shape, dim_names))
 
 
 # -- what a grid refuses ----------------------------------------------------------------------------------------------

@@ -18,20 +18,12 @@ from rankmesh.backend.options import nccl_options
 from rankmesh.core.nccl_config import nccl_sections
 from rankmesh.core.options import NcclValue, Options
 from rankmesh.dialects.megatron.refusals import Refused, UnknownName
-from rankmesh.dialects.megatron.table import CONFIG_KEYS
+from rankmesh.dialects.megatron.table import CONFIG_KEYS, SECTIONS_OF_PIECES
 
 __all__ = ["get_nccl_options", "overwrite_nccl_comm_cfgs", "prepare_ucc", "read_config", "section_of", "sharp_kind"]
 
 _HIGH_PRIORITY = "is_high_priority_stream"
 _SHARP = {"dp": "dp_cp", "dp_replica": "inter_ep_dp"}
-
-# The sections for groups that cross the pieces of weights.
-_OF_PIECES = {
-    "dp_gtp": "gtp_remat_dp",
-    "dp_cp_gtp": "gtp_remat_dp_cp",
-    "ep_dp_gtp": "ep_gtp_remat_dp",
-    "tp_ep_pp_gtp": "tp_ep_gtp_remat_pp",
-}
 
 # What UCC's pipeline groups need: what the user set stays, where Megatron-Core lets it stay.
 _UCC_UNLESS_SET = {
@@ -59,7 +51,7 @@ def section_of(kind: str) -> str | None:
         return "dp_cp"
     if kind == "expt_dp_ag":
         return "ep_dp"
-    return "hcp" if kind.startswith("hcp_") else _OF_PIECES.get(kind, kind)
+    return "hcp" if kind.startswith("hcp_") else SECTIONS_OF_PIECES.get(kind, kind)
 
 
 def sharp_kind(group: str) -> str:

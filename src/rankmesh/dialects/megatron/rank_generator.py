@@ -32,7 +32,7 @@ def generate_masked_orthogonal_rank_groups(
     [[0, 2], [1, 3], [4, 6], [5, 7]]
     """
     with refusals():
-        mesh = _mesh({f"axis_{place}": size for place, size in enumerate(parallel_size)})
+        mesh = Mesh.of({f"axis_{place}": size for place, size in enumerate(parallel_size)})
         chosen = [f"axis_{place}" for place, wanted in enumerate(mask) if wanted]
         if mesh.size != world_size:
             raise Refused(
@@ -73,10 +73,10 @@ class RankGenerator:
         self.name_to_size = {"tp": tp, "pp": pp, "dp": dp, "ep": ep, "cp": cp}
         if self._names_pieces or gtp_remat != 1 or "gtp_remat" in order:
             self.name_to_size["gtp_remat"] = gtp_remat
-        self.order = "-".join(_complete(order, self.name_to_size))
-        self.ordered_size = [self.name_to_size[token] for token in self.order.split("-")]
         with refusals():
-            self._mesh = _mesh({name: self.name_to_size[name] for name in self.order.split("-")}, rank_offset)
+            self._mesh = Mesh.of(self.name_to_size, offset=rank_offset).reorder(order.lower())
+        self.order = "-".join(self._mesh.axes)
+        self.ordered_size = list(self._mesh.axes.values())
 
     def get_mask(self, order: str, token: str) -> List[bool]:  # noqa: UP006
         """Return which axes of the order the token names, in the order's order."""
@@ -114,29 +114,6 @@ def _inject_gtp_remat_axis(order_str: str, after: str = "tp") -> str:
     ('tp-cp-ep-gtp_remat-dp-pp', 'tp-gtp_remat-dp-pp')
     """
     return "-".join(with_pieces(tuple(order_str.split("-")), after))
-
-
-def _mesh(sizes: dict[str, int], offset: int = 0) -> Mesh:
-    return Mesh(offset=offset, rank_map=None, **sizes)
-
-
-def _complete(order: str, sizes: dict[str, int]) -> list[str]:
-    tokens = order.lower().split("-")
-    for token in tokens:
-        if token not in sizes:
-            raise UnknownName(
-                f"order {order!r} names {token!r}, but the axes are {', '.join(sizes)}; use these", name=token
-            )
-        if tokens.count(token) > 1:
-            raise Refused(f"order {order!r} names {token!r} twice; name each axis once", order=order)
-    missing = [name for name in sizes if name not in tokens]
-    for name in missing:
-        if sizes[name] != 1:
-            raise Refused(
-                f"order {order!r} leaves out {name!r}, whose size is {sizes[name]}; name all axes of several ranks",
-                order=order,
-            )
-    return tokens + missing
 
 
 def default_embedding_ranks(pp_ranks):  # type: ignore[no-untyped-def]

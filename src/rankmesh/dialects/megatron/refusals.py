@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-from rankmesh.errors import ConnectError, LayoutError, NotAMember, PlanError, UnknownAxis, UnknownGroup
+from rankmesh.errors import LayoutError, NotAMember, NotInitialized, PlanError, UnknownAxis, UnknownGroup
 
 __all__ = [
     "NotHere",
@@ -21,10 +21,6 @@ __all__ = [
     "second_buffer",
     "unknown_group_size",
 ]
-
-
-class NotInitialized(ConnectError, AssertionError):
-    """The state does not have what was asked for: it is not initialised, not created, or destroyed."""
 
 
 class NotHere(NotAMember, AssertionError):

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-__all__ = ["BY_KIND", "CONFIG_KEYS", "GLOBALS", "ROWS", "Row"]
+__all__ = ["BY_KIND", "CONFIG_KEYS", "GLOBALS", "ROWS", "SECTIONS_OF_PIECES", "Row"]
 
 
 @dataclass(frozen=True)
@@ -90,11 +90,15 @@ GLOBALS = (
     "_UNWRITTEN",
 )
 
+# The sections of an NCCL configuration for groups that cross the pieces of weights.
+SECTIONS_OF_PIECES = {
+    "dp_gtp": "gtp_remat_dp",
+    "dp_cp_gtp": "gtp_remat_dp_cp",
+    "ep_dp_gtp": "ep_gtp_remat_dp",
+    "tp_ep_pp_gtp": "tp_ep_gtp_remat_pp",
+}
 # Sections that an NCCL configuration may have, whether or not a job has the group.
 CONFIG_KEYS = frozenset(row.kind for row in ROWS if not row.kind.endswith(("_gloo", "_gtp", "_ag"))) | {
     "hcp",
-    "gtp_remat_dp",
-    "gtp_remat_dp_cp",
-    "ep_gtp_remat_dp",
-    "tp_ep_gtp_remat_pp",
+    *SECTIONS_OF_PIECES.values(),
 }
