@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankmesh.launch import Launch
 from rankmesh.runtime.devices import Capabilities, capabilities, choose, loopback_address, pick
 
 
@@ -43,7 +44,7 @@ def test_a_share_of_a_device(monkeypatch):
 
     def chosen(version):
         monkeypatch.setattr("torch.cuda.nccl.version", lambda: version)
-        found = [capabilities(rank, 4, "host", rank, None, rank) for rank in range(4)]
+        found = [capabilities(Launch("torchrun", rank, 4, rank, host="host"), None) for rank in range(4)]
         return choose(found).backend, [one.index for one in found]
 
     monkeypatch.delenv("NCCL_MULTI_RANK_GPU_ENABLE", raising=False)

@@ -32,6 +32,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # absent from
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_of, in_words
 from rankmesh.launch.address import is_local
+from rankmesh.launch.started import Launch
 from rankmesh.rendezvous import Arrivals, Codec, Outcome, Proposal, Round, StoreChannel
 from rankmesh.rendezvous.gather import or_missing
 from rankmesh.rendezvous.step import Step, WaitPolicy
@@ -73,16 +74,15 @@ class BackendDecision:
     ranks: tuple[int, ...] = ()
 
 
-def capabilities(
-    rank: int, size: int, host: str, process: int, asked: str | None, local_rank: int | None
-) -> Capabilities:
-    """Return what this process has."""
-    shared = ranks_share()
-    index, why = _device_index(local_rank, shared)
+def capabilities(launch: Launch, asked: str | None) -> Capabilities:
+    """Return what this process has; ``asked`` is the backend that it asks for."""
+    rank, shared = launch.rank, ranks_share()
+    index, why = _device_index(launch.local_rank, shared)
     device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
     # A share of a device is a device of its own.
     identity = f"{device}/{rank}" if device and shared else device
-    return Capabilities(rank, size, host, process, asked, index, identity, why, loopback_address(), _network())
+    here = launch.host, os.getpid(), asked, index, identity, why, loopback_address(), _network()
+    return Capabilities(rank, launch.world_size, *here)
 
 
 def loopback_address() -> str:

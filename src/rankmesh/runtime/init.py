@@ -97,7 +97,7 @@ def enter(
     if dist.is_initialized():
         default_pg()  # raises in a forked child
         return _joined(launch, backend)
-    local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), backend, launch.local_rank)
+    local = capabilities(launch, backend)
     launch, store, prefix, decision = together(launch, local, limit or _LIMIT)
     backend, device = str(decision.backend), device_of(str(decision.backend), local)
 

@@ -75,7 +75,7 @@ def measure(
     among = world.round(f"measure/{plan.digest[:16]}/{groups.epoch}", ranks)
     # Each thread has a current GPU of its own, at first the first one.
     device = _device(world.default.backend)
-    wait = _Barrier(world, f"{among.name}/barrier", ranks, limit)
+    wait = _barrier(world, f"{among.name}/barrier", ranks, limit)
 
     def work() -> dict[str, object]:
         rows = list(_rows(groups, chosen, given, progress, wait, device))
@@ -163,19 +163,13 @@ def _speed(device: str) -> float:
     return 2.0 * size**3 / min(times[1:])
 
 
-class _Barrier:
-    """All ranks of the plan start together: the world's own barrier, or the store's where it has more ranks."""
-
-    def __init__(self, world: World, name: str, ranks: range, limit: timedelta) -> None:
-        self._world, self._name, self._ranks, self._limit = world, name, ranks, limit
-        # Torch guesses a GPU where none is given, and warns.
-        self._devices = [torch.cuda.current_device()] if world.default.backend == "nccl" else None
-
-    def __call__(self) -> None:
-        if len(self._ranks) == self._world.default.size:
-            dist.barrier(device_ids=self._devices)
-            return
-        gather(self._world.round(self._name, self._ranks), 0, len, self._limit.total_seconds(), "measure()")
+def _barrier(world: World, name: str, ranks: range, limit: timedelta) -> Callable[[], None]:
+    """Return what all ranks of the plan start at: the world's own barrier, or the store's where it has more ranks."""
+    if len(ranks) < world.default.size:
+        return lambda: gather(world.round(name, ranks), 0, len, limit.total_seconds(), "measure()")
+    # Torch guesses a GPU where none is given, and warns.
+    devices = [torch.cuda.current_device()] if world.default.backend == "nccl" else None
+    return lambda: dist.barrier(device_ids=devices)
 
 
 class _Call:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import logging
 import math
-import os
 import socket
 import threading
 import time
@@ -64,7 +63,7 @@ class Peers:
     def __init__(self, reply: Callable[[Message], Message], seconds: float, join: str | None = None) -> None:
         key = JobKey.of_environment()
         launch = started_by()
-        local = capabilities(launch.rank, launch.world_size, launch.host, os.getpid(), None, launch.local_rank)
+        local = capabilities(launch, None)
         self.joined = None if join is None else address_of(join, "join=", key)[0]
         if self.joined is None:
             launch, store, prefix, decision = together(launch, local, timedelta(seconds=seconds))
