@@ -33,6 +33,10 @@ def survive(
 ) -> _Result | None:
     """Run ``train(job)`` on every rank of the plan, again after each loss of members, until it has returned on all.
 
+    ``spares`` is the number of started processes that wait, and replace lost ranks. Without a spare, axis ``shrink``
+    loses the replica of a lost rank; without both, a loss ends the job. A member that does not respond within
+    ``timeout`` seconds is lost.
+
     ``redundancy`` is the number of other ranks, on other hosts if possible, that keep a copy of each shard without a
     replica. The copies are sent while the program continues after a ``commit``, which every rank then calls in each
     step. Two snapshots of such shards take (1 + redundancy) times the memory.
