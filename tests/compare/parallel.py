@@ -1,7 +1,8 @@
-"""What the programs of the corpus are made of: collectives with gradients, and two small layers."""
+"""What the programs of the corpus are made of: collectives with gradients, and small layers."""
 
 import torch
 import torch.distributed as dist
+import torch.nn.functional as F  # noqa: N812
 
 from rankmesh import sim
 
@@ -116,3 +117,41 @@ def stage(groups):
 def ends(groups):
     """Whether this stage of pp is the first one, and the last one."""
     return groups["pp"].rank == 0, groups["pp"].rank == groups["pp"].size - 1
+
+
+def norm_of_parts(groups):
+    """Layers of tp behind a norm of this rank's part of the sequence, after a backward pass: weights and output."""
+    tp = pg(groups, "tp")
+    norm = torch.nn.Parameter(torch.ones(4))
+    up, down = weight(groups, "up", (8, 4), ("tp", None)), weight(groups, "down", (4, 8), (None, "tp"))
+    x = sim.random(groups, "x", (8, 4), ("dp-tp", None))
+    y = scattered(F.gelu(gathered(F.rms_norm(x, (4,), norm), tp) @ up.T) @ down.T, tp)
+    y.square().sum().backward()
+    return norm, up, down, y
+
+
+def moe(groups):
+    """A layer of experts, after a backward pass: the router, the experts and the output."""
+    ep = groups["ep"]
+    router = weight(groups, "router", (4, 4))
+    w = weight(groups, "experts", (4, 4, 4), ("ep", None, None), view="expert")
+    x = sim.random(groups, "x", (8, 4), ("dp", None))
+    shares, mine = F.softmax(x @ router.T, dim=-1), len(w)
+    tokens, weights = gathered(x, ep.pg), gathered(shares, ep.pg)
+    done = sum((tokens @ w[i].T).tanh() * weights[:, ep.rank * mine + i, None] for i in range(mine))
+    y = scattered(done, ep.pg)
+    y.square().sum().backward()
+    return router, w, y
+
+
+def sinks_of_heads(groups):
+    """Attention with a learned sink for each head, after a backward pass: the sinks and the output."""
+    tp = pg(groups, "tp")
+    sink = weight(groups, "sink", (4,), ("tp",))
+    w = weight(groups, "w", (4, 3, 4), ("tp", None, None))
+    x = sim.random(groups, "x", (8, 4), ("dp", None))
+    scores = torch.einsum("se,hke->hsk", copied(x, tp), w)
+    scores = torch.cat([scores, sink[:, None, None].expand(-1, len(x), 1)], dim=-1)
+    out = summed(F.softmax(scores, dim=-1)[..., :3].sum((0, 2)), tp)
+    out.square().sum().backward()
+    return sink, out

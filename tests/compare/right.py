@@ -8,10 +8,12 @@ from tests.compare.parallel import (
     ends,
     gather_rows,
     gathered,
+    moe,
+    norm_of_parts,
     pg,
     reduce_,
     scatter_rows,
-    scattered,
+    sinks_of_heads,
     stage,
     summed,
     weight,
@@ -76,14 +78,9 @@ def mean_loss(groups):
 @right("tp=2", "tp=4", "tp=2,dp=2")
 def sequence_parallel(groups):
     """Rows over tp between the layers; the norm's weight sums its gradient over tp."""
-    tp, dp = pg(groups, "tp"), pg(groups, "dp")
-    norm = torch.nn.Parameter(torch.ones(4))
-    up, down = weight(groups, "up", (8, 4), ("tp", None)), weight(groups, "down", (4, 8), (None, "tp"))
-    x = sim.random(groups, "x", (8, 4), ("dp-tp", None))
-    h = F.rms_norm(x, (4,), norm)
-    y = scattered(F.gelu(gathered(h, tp) @ up.T) @ down.T, tp)
-    y.square().sum().backward()
-    reduce_(norm.grad, tp)
+    norm, up, down, y = norm_of_parts(groups)
+    dp = pg(groups, "dp")
+    reduce_(norm.grad, pg(groups, "tp"))
     for parameter in (norm, up, down):
         reduce_(parameter.grad, dp)
     sim.see("y", y, ("dp-tp", None))
@@ -143,20 +140,10 @@ def zigzag(groups):
 @right(*EXPERTS)
 def experts(groups):
     """Experts over ep, their gradients over edp, the router's over dp."""
-    ep, edp, dp = groups["ep"], pg(groups, "edp"), pg(groups, "dp")
-    router = weight(groups, "router", (4, 4))
-    w = weight(groups, "experts", (4, 4, 4), ("ep", None, None), view="expert")
-    x = sim.random(groups, "x", (8, 4), ("dp", None))
-    shares, mine = F.softmax(x @ router.T, dim=-1), len(w)
-    tokens, weights = gathered(x, ep.pg), gathered(shares, ep.pg)
-    first = ep.rank * mine
-    done = sum((tokens @ w[i].T).tanh() * weights[:, first + i, None] for i in range(mine))
-    y = scattered(done, ep.pg)
-    loss = y.square().sum()
-    loss.backward()
+    router, w, y = moe(groups)
     sim.see("y", y, ("dp", None))
-    sim.see("router.grad", reduce_(router.grad, dp))
-    sim.see("experts.grad", reduce_(w.grad, edp), ("ep", None, None), view="expert")
+    sim.see("router.grad", reduce_(router.grad, pg(groups, "dp")))
+    sim.see("experts.grad", reduce_(w.grad, pg(groups, "edp")), ("ep", None, None), view="expert")
 
 
 @right("pp=2", "pp=4", "dp=2,pp=2")
@@ -358,16 +345,9 @@ def ulysses(groups):
 @right("tp=2", "tp=4", "tp=2,dp=2")
 def sinks(groups):
     """Attention with a learned sink for each head, which tp cuts as it cuts the heads."""
-    tp, dp = pg(groups, "tp"), pg(groups, "dp")
-    sink = weight(groups, "sink", (4,), ("tp",))
-    w = weight(groups, "w", (4, 3, 4), ("tp", None, None))
-    x = sim.random(groups, "x", (8, 4), ("dp", None))
-    scores = torch.einsum("se,hke->hsk", copied(x, tp), w)
-    scores = torch.cat([scores, sink[:, None, None].expand(-1, len(x), 1)], dim=-1)
-    out = summed(F.softmax(scores, dim=-1)[..., :3].sum((0, 2)), tp)
-    out.square().sum().backward()
+    sink, out = sinks_of_heads(groups)
     sim.see("out", out, ("dp",))
-    sim.see("sink.grad", reduce_(sink.grad, dp), ("tp",))
+    sim.see("sink.grad", reduce_(sink.grad, pg(groups, "dp")), ("tp",))
 
 
 @right("dp=2", "tp=2", "tp=2,dp=2")

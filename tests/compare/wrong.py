@@ -9,11 +9,13 @@ import torch.nn.functional as F  # noqa: N812
 from tests.compare.parallel import (
     copied,
     gather_rows,
-    gathered,
+    moe,
+    norm_of_parts,
     pg,
     reduce_,
     scatter_rows,
     scattered,
+    sinks_of_heads,
     summed,
     weight,
 )
@@ -123,30 +125,11 @@ def tied_not_summed(groups):
 @wrong("tp=2", "tp=4", "tp=2,dp=2", repair=("all-reduce", "tp"))
 def norm_of_sequence_parallel(groups):
     """A norm's weight sees a part of the sequence, and its gradient is not summed over tp."""
-    tp, dp = pg(groups, "tp"), pg(groups, "dp")
-    norm = torch.nn.Parameter(torch.ones(4))
-    up, down = weight(groups, "up", (8, 4), ("tp", None)), weight(groups, "down", (4, 8), (None, "tp"))
-    x = sim.random(groups, "x", (8, 4), ("dp-tp", None))
-    y = scattered(F.gelu(gathered(F.rms_norm(x, (4,), norm), tp) @ up.T) @ down.T, tp)
-    y.square().sum().backward()
+    norm, up, down, _ = norm_of_parts(groups)
     for parameter in (up, down, norm):
-        reduce_(parameter.grad, dp)
+        reduce_(parameter.grad, pg(groups, "dp"))
     sim.see("up.grad", up.grad, ("tp", None))
     sim.see("norm.grad", norm.grad)  # wrong
-
-
-def moe(groups):
-    """A layer of experts: the router, the experts and the output."""
-    ep = groups["ep"]
-    router = weight(groups, "router", (4, 4))
-    w = weight(groups, "experts", (4, 4, 4), ("ep", None, None), view="expert")
-    x = sim.random(groups, "x", (8, 4), ("dp", None))
-    shares, mine = F.softmax(x @ router.T, dim=-1), len(w)
-    tokens, weights = gathered(x, ep.pg), gathered(shares, ep.pg)
-    done = sum((tokens @ w[i].T).tanh() * weights[:, ep.rank * mine + i, None] for i in range(mine))
-    y = scattered(done, ep.pg)
-    y.square().sum().backward()
-    return router, w, y
 
 
 @wrong(*EXPERTS, repair=("group", "edp"), group="dp")
@@ -183,14 +166,7 @@ def loss_over_tp(groups):
 @wrong("tp=2", "tp=4", "tp=2,dp=2", repair=("group", "dp"), group="world")
 def sinks_over_tp(groups):
     """Each rank of tp has the sinks of other heads, and their gradients are summed."""
-    tp = pg(groups, "tp")
-    sink = weight(groups, "sink", (4,), ("tp",))
-    w = weight(groups, "w", (4, 3, 4), ("tp", None, None))
-    x = sim.random(groups, "x", (8, 4), ("dp", None))
-    scores = torch.einsum("se,hke->hsk", copied(x, tp), w)
-    scores = torch.cat([scores, sink[:, None, None].expand(-1, len(x), 1)], dim=-1)
-    out = summed(F.softmax(scores, dim=-1)[..., :3].sum((0, 2)), tp)
-    out.square().sum().backward()
+    sink, out = sinks_of_heads(groups)
     sim.see("out", out, ("dp",))
     dist.all_reduce(sink.grad)  # wrong
     sim.see("sink.grad", sink.grad, ("tp",))

@@ -1,15 +1,13 @@
 """The rank that serves the store is stopped, or the way to it cut, at each message of a job: every wait has a limit."""
 
 import os
-import selectors
 import signal
-import socket
-import threading
 import time
 from pathlib import Path
 
 import pytest
 from tests import limits
+from tests.rendezvous.link import Link
 from tests.sockets import free_port
 from tests.sweeping import ALL
 
@@ -20,41 +18,6 @@ from rankmesh.rendezvous import round as rounds
 from rankmesh.runtime import init
 
 pytestmark = pytest.mark.long  # a sweep
-
-
-class Link:
-    """The way of a rank to the store, on which something happens at a message; where it is cut, all is lost."""
-
-    def __init__(self, port, happens):
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self.port, self.messages, self.at, self.cut = self._server.getsockname()[1], 0, 0, False
-        self._to, self._happens = port, happens
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def _accept(self):
-        while True:
-            near, _ = self._server.accept()
-            threading.Thread(target=self._forward, args=(near,), daemon=True).start()
-
-    def _forward(self, near):
-        # Where nothing listens yet, the one that tries is told so.
-        with near, socket.socket() as far:
-            if far.connect_ex(("127.0.0.1", self._to)):
-                return
-            waiting = selectors.DefaultSelector()
-            waiting.register(near, selectors.EVENT_READ, far)
-            waiting.register(far, selectors.EVENT_READ, near)
-            while True:
-                for key, _ in waiting.select():
-                    data = key.fileobj.recv(65536)
-                    if not data and not self.cut:
-                        return
-                    self.messages += key.fileobj is near
-                    if key.fileobj is near and self.messages == self.at:
-                        self._happens(self)
-                    if self.cut:
-                        time.sleep(4 * limits.LONG)
-                    key.data.sendall(data)
 
 
 def _cut(link):

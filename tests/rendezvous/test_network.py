@@ -1,50 +1,18 @@
 """Rounds over a network that is cut, and over a store whose server goes away as soon as it may."""
 
 import os
-import selectors
-import socket
 import threading
 import time
 
 import pytest
 from tests import limits
+from tests.rendezvous.link import Link
 from torch.distributed import TCPStore
 
 from rankmesh.errors import StoreLost
 from rankmesh.rendezvous import Outcome, Proposal, Round, StoreChannel, WaitPolicy
 from rankmesh.rendezvous import round as rounds
 from rankmesh.rendezvous.gather import or_missing
-
-
-class Link:
-    """A way to a port of this machine that can be cut: then nothing comes through, and nothing is closed."""
-
-    def __init__(self, port):
-        self._server = socket.create_server(("127.0.0.1", 0))
-        self._to, self._cut, self.port = port, False, self._server.getsockname()[1]
-        threading.Thread(target=self._accept, daemon=True).start()
-
-    def cut(self):
-        """From now on nothing comes through."""
-        self._cut = True
-
-    def _accept(self):
-        while True:
-            near, _ = self._server.accept()
-            far = socket.create_connection(("127.0.0.1", self._to))
-            threading.Thread(target=self._forward, args=(near, far), daemon=True).start()
-
-    def _forward(self, near, far):
-        waiting = selectors.DefaultSelector()
-        for one, other in ((near, far), (far, near)):
-            waiting.register(one, selectors.EVENT_READ, other)
-        while True:
-            for key, _ in waiting.select():
-                data = key.fileobj.recv(65536)
-                if self._cut or not data:
-                    time.sleep(limits.LONG)
-                    return
-                key.data.sendall(data)
 
 
 @pytest.mark.parametrize("moment", ["before it arrives", "while it waits"])
@@ -61,7 +29,7 @@ def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
         channel = StoreChannel(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
         found = Round(channel, "meet", range(4 if moment == "while it waits" else 3), rank)
         if rank == 1 and moment == "before it arrives":
-            link.cut()
+            link.cut = True
         started = time.monotonic()
         try:
             every = or_missing(lambda _: Outcome(), 2, "meet")
@@ -74,7 +42,7 @@ def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
     for thread in threads:
         thread.start()
     time.sleep(0.5)
-    link.cut()
+    link.cut = True
     for thread in threads:
         thread.join(limits.LONG)
     assert isinstance(answers[1][0], StoreLost), answers
