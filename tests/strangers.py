@@ -17,6 +17,12 @@ def runs(*command):
     return subprocess.run(command, user=STRANGER, group=STRANGER, extra_groups=[], capture_output=True).returncode == 0
 
 
+def sparse(path):
+    """Make a file of 6 GB of nothing, which takes no room."""
+    with path.open("wb") as file:
+        file.truncate(6 << 30)
+
+
 def give_away(folder):
     """Make another user the owner of a folder, and of all that is in it."""
     for path in (folder, *folder.rglob("*")):

@@ -3,15 +3,9 @@
 import json
 
 from tests.doctor.making import WORLD, call, document, write
-from typer.testing import CliRunner
 
 import rankmesh as rm
-from rankmesh.cli.app import app
 from rankmesh.cli.shell import ExitCode
-
-
-def _run(*arguments):
-    return CliRunner().invoke(app, ["doctor", *map(str, arguments)], prog_name="rankmesh")
 
 
 def _hung(folder, *, hangs=True):
@@ -23,21 +17,21 @@ def _hung(folder, *, hangs=True):
     )
 
 
-def test_text(tmp_path):
+def test_text(rankmesh, tmp_path):
     """The verdict comes first, then the evidence; the status says that something hangs."""
     _hung(tmp_path)
-    done = _run(tmp_path)
-    assert done.exit_code == ExitCode.HUNG
-    lines = done.stdout.splitlines()
+    done = rankmesh("doctor", tmp_path)
+    assert done.code == ExitCode.HUNG
+    lines = done.out.splitlines()
     assert lines[0].startswith("dead: rank 3 left no recording; ranks 0, 1, 2 wait in all_reduce, call 2 of world")
     assert lines[-1] == "waiting    ranks 0, 1, 2 of 4"
 
 
-def test_data(tmp_path):
+def test_data(rankmesh, tmp_path):
     """The data has stable keys, and names the groups after the SPEC."""
     _hung(tmp_path)
-    done = _run(tmp_path, "tp=2,dp=2", "--json")
-    data = json.loads(done.stdout)
+    done = rankmesh("doctor", tmp_path, "tp=2,dp=2", "--json")
+    data = json.loads(done.out)
     assert data["waiting"] == [0, 1, 2]
     cause = data["causes"][0]
     assert [cause[key] for key in ("cause", "ranks", "kind", "group", "call", "operation")] == [
@@ -45,28 +39,28 @@ def test_data(tmp_path):
     ]  # fmt: skip
 
 
-def test_nothing_hangs(tmp_path):
+def test_nothing_hangs(rankmesh, tmp_path):
     """Status 0 where nothing hangs."""
     _hung(tmp_path, hangs=False)
-    done = _run(tmp_path)
-    assert (done.exit_code, done.stdout.strip()) == (0, "no rank waits: nothing in these recordings hangs")
+    done = rankmesh("doctor", tmp_path)
+    assert (done.code, done.out.strip()) == (0, "no rank waits: nothing in these recordings hangs")
 
 
-def test_bad_folders(tmp_path):
+def test_bad_folders(rankmesh, tmp_path):
     """A folder without recordings is refused in words."""
-    done = _run(tmp_path)
-    assert (done.exit_code, done.stdout) == (ExitCode.BAD_SPEC, "")
-    assert "holds no recording" in done.stderr
+    done = rankmesh("doctor", tmp_path)
+    assert (done.code, done.out) == (ExitCode.BAD_SPEC, "")
+    assert "holds no recording" in done.err
 
 
-def test_a_layout_by_name_and_by_place(tmp_path):
+def test_a_layout_by_name_and_by_place(rankmesh, tmp_path):
     """The layout is an option or follows the paths; a saved plan whose name ends with a number is not a recording."""
     _hung(tmp_path)
     plan = tmp_path.parent / "plan2.json"
     plan.write_text(rm.recipes.axes(rm.Mesh(tp=2, dp=2)).to_json(), encoding="utf-8")
     files = sorted(tmp_path.iterdir())
     shown = [
-        _run(*arguments, "--json").stdout
+        rankmesh("doctor", *arguments, "--json").out
         for arguments in ((tmp_path, "--layout", "tp=2,dp=2"), (*files, plan), (*files, "tp=2,dp=2"))
     ]
     assert shown[0]

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from tests import limits
-from tests.strangers import as_root, give_away, runs, shared  # noqa: F401
+from tests.strangers import as_root, give_away, runs, shared, sparse  # noqa: F401
 
 from rankmesh.core.documents import Unreadable
 from rankmesh.core.private import PrivateFolder, write_whole
@@ -86,18 +86,13 @@ def test_a_folder_that_takes_the_place_of_an_open_one(tmp_path):
     assert not list((tmp_path / "place").iterdir())
 
 
-def _sparse(path):
-    with path.open("wb") as file:
-        file.truncate(6 << 30)
-
-
 @pytest.mark.parametrize(
     ("prepare", "why"),
     [
         (os.mkfifo, "is a FIFO"),
         (lambda path: path.symlink_to("/etc/passwd"), "is a symbolic link"),
         (lambda path: path.mkdir(), "is a folder"),
-        (_sparse, "is larger than 1 KiB"),
+        (sparse, "is larger than 1 KiB"),
         pytest.param(lambda path: path.touch() or os.chown(path, 65534, 65534), "belongs to user", marks=as_root),
         pytest.param(lambda path: os.mknod(path, stat.S_IFCHR | 0o600, os.makedev(1, 5)), "is a device", marks=as_root),
     ],

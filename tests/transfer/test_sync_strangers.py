@@ -9,7 +9,7 @@ import time
 import pytest
 import torch
 from tests import limits
-from tests.strangers import as_root, give_away, runs, shared  # noqa: F401
+from tests.strangers import as_root, give_away, runs, shared, sparse  # noqa: F401
 
 import rankmesh as rm
 from rankmesh.core.private import PrivateFolder
@@ -113,14 +113,9 @@ def test_a_trainer_that_was_killed_is_followed_by_another(tmp_path):
     assert not (tmp_path / "sync").exists()
 
 
-def _sparse(path):
-    with path.open("wb") as file:
-        file.truncate(6 << 30)
-
-
 @pytest.mark.parametrize(
     ("prepare", "why"),
-    [(os.mkfifo, "is a FIFO"), (_sparse, "is larger than"), (lambda path: path.write_text("{"), "is not an index")],
+    [(os.mkfifo, "is a FIFO"), (sparse, "is larger than"), (lambda path: path.write_text("{"), "is not an index")],
 )
 def test_what_is_in_place_of_the_index_holds_nobody(tmp_path, prepare, why):
     """A FIFO, 6 GB of nothing, and half of a text in place of the index: an error at once."""
