@@ -84,7 +84,7 @@ def test_error_while_calls_are_matched_reaches_every_member(monkeypatch):
     def broken(calls):
         raise KeyError("gives")
 
-    monkeypatch.setattr("rankmesh.sim.channel.fit", broken)
+    monkeypatch.setattr("rankmesh.sim.channel.compute", broken)
     start = time.monotonic()
     found = failures(lambda: dist.all_to_all_single(torch.ones(2), torch.ones(2)), 2, timeout=200.0)
     assert {rank: error.kind for rank, error in found.items()} == {0: "refused", 1: "refused"}

@@ -2,13 +2,13 @@ import threading
 
 import pytest
 
-from rankmesh.sim.scheduler import Chooser, Scheduler
+from rankmesh.sim.scheduler import Scheduler
 
 
 def play(size, script, stuck=None):
     """Run ``script(scheduler, rank, log)`` on each rank; the log."""
     log = []
-    scheduler = Scheduler(size, Chooser("deterministic"), stuck or (lambda waiting: pytest.fail("stuck")))
+    scheduler = Scheduler(size, "deterministic", stuck or (lambda waiting: pytest.fail("stuck")))
 
     def body(rank):
         scheduler.await_start(rank)

@@ -109,7 +109,6 @@ class Call:
     ``inputs``     what the rank gives; ``outputs`` where it wants the results
     ``signature``  what must be equal on all members, by name, in the order in which it is shown
     ``local``      what may differ between members: split sizes, the shapes of uneven gathers
-    ``stack``      the user's lines that led to the call, innermost first, where an observer asked for them
     """
 
     rank: int
@@ -125,7 +124,6 @@ class Call:
     given: list[torch.Tensor] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     results: list[torch.Tensor] | None = None
-    stack: tuple[Site, ...] = ()
 
     def __str__(self) -> str:
         facts = [f"{name} {_text(value)}" for name, value in {**self.signature, **self.local}.items()]

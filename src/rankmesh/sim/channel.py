@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING
 from rankmesh.debug.doctor.calls import difference
 from rankmesh.errors import first_line, listed
 from rankmesh.sim.calls import Call
-from rankmesh.sim.compute import compute, fit
+from rankmesh.sim.compute import compute
 
 if TYPE_CHECKING:
     from rankmesh.sim.group import SimulatedGroup
@@ -78,12 +78,6 @@ class Collective:
         """The global ranks that have not joined."""
         return [rank for position, rank in enumerate(self.channel.ranks) if position not in self.operations]
 
-    def difference(self) -> str | None:
-        """Return what differs between the calls that were made; None when they are one call."""
-        if different := difference(self.calls):
-            return different
-        return fit(self.calls) if len(self.operations) == len(self.channel.ranks) else None
-
 
 class Observer:
     """Base of observers, which see the calls of a simulation and may change them; this one does nothing.
@@ -136,11 +130,10 @@ class Channel:
 
     def _hold(self, collective: Collective) -> None:
         try:
-            difference = collective.difference()
-            if difference is not None:
-                self.fail([*collective.operations.values()], "mismatch", difference)
+            different = difference(collective.calls) or compute(collective.calls)
+            if different is not None:
+                self.fail([*collective.operations.values()], "mismatch", different)
                 return
-            compute(collective.calls)
             if self._observer is not None:
                 self._observer.computed(self, collective.calls)
         except Exception as error:  # noqa: BLE001  - whatever it is, no member may wait for the others

@@ -14,15 +14,13 @@ barrier           nothing                 nothing
 ```
 
 Calls with one large tensor, such as all_gather_single, give and take its parts. Sums are made in the tensors' own
-dtype, one after the other: every run gives the same bits. ``fit`` returns in words why calls with
-equal signatures cannot be computed together.
+dtype, one after the other: every run gives the same bits.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from functools import reduce as fold
-from math import prod
 
 import torch
 from torch.distributed import ReduceOp
@@ -30,9 +28,7 @@ from torch.distributed import ReduceOp
 from rankmesh.backend.single_rank import premultiplied
 from rankmesh.sim.calls import Call, shapes
 
-__all__ = ["compute", "fit", "reduction_name"]
-
-Tensors = list[torch.Tensor]
+__all__ = ["compute", "reduction_name"]
 
 
 _REDUCTIONS: dict[object, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
@@ -69,14 +65,15 @@ def _reduced(tensors: Sequence[torch.Tensor], operation: object) -> torch.Tensor
     return total
 
 
-def compute(calls: Sequence[Call]) -> None:
-    """Give each call its results."""
+def compute(calls: Sequence[Call]) -> str | None:
+    """Give each call its results; where what one member gives is not what another one takes, return why instead."""
     with torch.no_grad():
-        _RULES[_kind(calls)](calls)
-
-
-def _kind(calls: Sequence[Call]) -> str:
-    return calls[0].operation.removesuffix("_coalesced").removesuffix("_single")
+        why = _RULES[calls[0].operation.removesuffix("_coalesced").removesuffix("_single")](calls)
+    why = why or next(filter(None, (_misfit(call, calls) for call in calls)), None)
+    if why is not None:
+        for call in calls:
+            call.results = None
+    return why
 
 
 def _all_reduce(calls: Sequence[Call]) -> None:
@@ -107,9 +104,13 @@ def _gather(calls: Sequence[Call]) -> None:
     _root(calls).results = [call.given[0] for call in calls]
 
 
-def _scatter(calls: Sequence[Call]) -> None:
+def _scatter(calls: Sequence[Call]) -> str | None:
+    root = _root(calls)
+    if len(root.given) != len(calls):
+        return f"rank {root.rank} scatters {len(root.given)} tensors to {len(calls)} members"
     for call in calls:
-        call.results = [_root(calls).given[call.position]]
+        call.results = [root.given[call.position]]
+    return None
 
 
 def _reduce_scatter(calls: Sequence[Call]) -> None:
@@ -133,7 +134,7 @@ def _root(calls: Sequence[Call]) -> Call:
     return next(call for call in calls if call.position == call.root)
 
 
-_RULES: dict[str, Callable[[Sequence[Call]], None]] = {
+_RULES: dict[str, Callable[[Sequence[Call]], str | None]] = {
     "all_reduce": _all_reduce,
     "reduce": _reduce,
     "broadcast": _broadcast,
@@ -148,53 +149,15 @@ _RULES: dict[str, Callable[[Sequence[Call]], None]] = {
 }
 
 
-# -- do calls with equal signatures fit? --------------------------------------------------------------------------
-
-
-def fit(calls: Sequence[Call]) -> str | None:
-    """Return why what one member gives is not what another one takes; None when all fit."""
-    check = _FITS.get(_kind(calls))
-    return None if check is None else next(filter(None, map(check, calls, [calls] * len(calls))), None)
-
-
-def _takes_what_others_give(call: Call, calls: Sequence[Call]) -> str | None:
-    if not call.outputs:
+def _misfit(call: Call, calls: Sequence[Call]) -> str | None:
+    """Return why the results of a call are not what it takes; a reduction has one shape on all members."""
+    results = call.results or []
+    if call.reduction is not None:
         return None
-    given = [tensor for other in calls for tensor in other.given]
-    return _first_difference(call, calls, given, len(given) // len(calls))
-
-
-def _takes_its_share(call: Call, calls: Sequence[Call]) -> str | None:
-    return _first_difference(call, calls, [other.given[call.position] for other in calls], 1)
-
-
-def _takes_from_root(call: Call, calls: Sequence[Call]) -> str | None:
-    root = _root(calls)
-    if len(root.given) != len(calls):
-        return f"rank {root.rank} scatters {len(root.given)} tensors to {len(calls)} members"
-    given = root.given[call.position]
-    if _content(given) == _content(call.outputs[0]):
-        return None
-    return f"rank {call.rank} takes {shapes(call.outputs)[0]} where rank {root.rank} gives {shapes([given])[0]}"
-
-
-def _first_difference(call: Call, calls: Sequence[Call], given: Tensors, each: int) -> str | None:
-    if len(given) != len(call.outputs):
-        return f"rank {call.rank} takes {len(call.outputs)} tensors of {len(given)}"
-    for index, (tensor, output) in enumerate(zip(given, call.outputs, strict=True)):
-        if _content(tensor) != _content(output):
-            giver = calls[index // each].rank
-            return f"rank {call.rank} takes {shapes([output])[0]} where rank {giver} gives {shapes([tensor])[0]}"
+    if len(results) != len(call.outputs):
+        return f"rank {call.rank} takes {len(call.outputs)} tensors of {len(results)}"
+    for result, output in zip(results, call.outputs, strict=True):
+        if (result.numel(), result.dtype) != (output.numel(), output.dtype):
+            giver = next(other.rank for other in calls if any(given is result for given in other.given))
+            return f"rank {call.rank} takes {shapes([output])[0]} where rank {giver} gives {shapes([result])[0]}"
     return None
-
-
-def _content(tensor: torch.Tensor) -> tuple[int, torch.dtype]:
-    return prod(tensor.shape), tensor.dtype
-
-
-_FITS: dict[str, Callable[[Call, Sequence[Call]], str | None]] = {
-    "all_gather": _takes_what_others_give,
-    "gather": _takes_what_others_give,
-    "scatter": _takes_from_root,
-    "all_to_all": _takes_its_share,
-}

@@ -14,7 +14,7 @@ ones too: they are known on the releases of ``backend.versions``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol
 
@@ -29,7 +29,7 @@ from rankmesh.sim.compute import reduction_name
 from rankmesh.sim.works import SimulatedWork, Together
 
 if TYPE_CHECKING:
-    from rankmesh.sim.channel import Channel
+    from rankmesh.sim.channel import Channel, PendingOperation
     from rankmesh.sim.simulation import Simulation
 
 __all__ = ["SimulatedGroup"]
@@ -235,14 +235,13 @@ class SimulatedGroup(PythonGroup):
 
     def _post(self, *given: Any, **options: Any) -> SimulatedWork:
         """Make a collective call: see ``_call``."""
-        call = self._call(*given, **options)
-        return self._work(lambda: self.simulation.join(self, call))
+        return self._work(self.simulation.join(self, self._call(*given, **options)))
 
     def _point_to_point(self, operation: str, given: Tensors, takes: Tensors, peer: int | None, tag: int) -> dist.Work:
         whom = "anybody" if peer is None else self._name_of(peer)
         signature = {"to" if operation == "send" else "from": whom, "tensor": shapes(given or takes), "tag": tag}
         call = self._call(operation, given, takes, None, signature)
-        return self._work(lambda: self.simulation.post(self, call, peer, tag))
+        return self._work(self.simulation.post(self, call, peer, tag))
 
     def _call(
         self,
@@ -258,6 +257,7 @@ class SimulatedGroup(PythonGroup):
     ) -> Call:
         for tensor in (*given, *takes):
             _check_dense(tensor, operation)
+        self._posted += 1
         return Call(
             rank=self.owner,
             position=self.position,
@@ -273,9 +273,8 @@ class SimulatedGroup(PythonGroup):
             versions=[torch_threads.version(tensor) for tensor in given] if getattr(opts, "asyncOp", True) else [],
         )
 
-    def _work(self, post: Callable[[], SimulatedWork]) -> SimulatedWork:
-        self._posted += 1
-        work = post()
+    def _work(self, pending: PendingOperation) -> SimulatedWork:
+        work = SimulatedWork(self.simulation.scheduler, pending)
         if self._together is not None:
             self._together.append(work)
         return work

@@ -130,8 +130,7 @@ class SimulatedPeers:
         return {member: self._send(member, message) for member in members if member != self.member}
 
     def _send(self, member: int, message: Message) -> Message | Presence:
-        simulation = self._members.simulation
-        if simulation.chooser.random is not None and self._scheduler.holder == self.member:
+        if self._scheduler.random is not None and self._scheduler.holder == self.member:
             self._scheduler.pause(self.member)
         peers = self._members.living.get(member)
         return "gone" if peers is None else _plain(peers._reply(_plain(message)))

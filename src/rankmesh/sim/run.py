@@ -21,8 +21,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext, suppress
-from dataclasses import dataclass
+from contextlib import contextmanager, suppress
 from types import ModuleType
 from typing import Any
 
@@ -44,7 +43,7 @@ from rankmesh.sim.scheduler import Abandoned, Order
 from rankmesh.sim.simulation import RankContext, Simulation
 from rankmesh.sim.watchdog import hooks, watch
 
-__all__ = ["LIMIT", "cut_by", "quiet_torch", "run"]
+__all__ = ["LIMIT", "cut_by", "quiet_torch", "run", "with_groups"]
 
 Ranks = int | str | Mesh | Plan
 
@@ -105,10 +104,15 @@ def run(
     simulation = Simulation(size, order, backend, process, observer)
     simulation.members.lose.update(losses)
     threads_before = torch.get_num_threads()
-    program = _Program(function, args, plan, simulation, initialise)
+
+    def program() -> object:
+        if initialise:
+            torch_threads.begin_world(size, backend, simulation.store)
+        return with_groups(plan, function, args)
+
     with hooks.in_use(), torch_threads.registries_by_thread(), process.adopting_imports():
         try:
-            watch(simulation, [_thread(program, rank) for rank in range(size)], timeout)
+            watch(simulation, [_thread(simulation, rank, program) for rank in range(size)], timeout)
         finally:
             torch.set_num_threads(threads_before)
     for rank, error in simulation.left_over().items():
@@ -165,51 +169,43 @@ def cut_by(ranks: Ranks) -> Plan | None:
     return None
 
 
-@dataclass
-class _Program:
-    """The program of every rank."""
-
-    function: Callable[..., object]
-    args: Sequence[object]
-    plan: Plan | None
-    simulation: Simulation
-    initialise: bool
-
-    def rank(self, rank: int) -> None:
-        """Run one rank, from its start to its end, on a thread of its own."""
-        context = RankContext(self.simulation, rank, torch_threads.RankWorld())
-        context.enter()
-        simulation, scheduler = self.simulation, self.simulation.scheduler
-        try:
-            scheduler.await_start(rank)
-            torch.set_num_threads(1)
-            torch.autograd.set_multithreading_enabled(False)
-            simulation.values[rank] = self._work()
-            simulation.ends[rank] = "has returned"
-        except Abandoned:
-            simulation.ends[rank] = "was lost" if rank in scheduler.lost else "was given up"
-        except BaseException as error:  # noqa: BLE001  - whatever it was, the caller gets it
-            simulation.failures[rank] = error
-            simulation.ends[rank] = f"has raised {_sentence(error)}"
-        finally:
-            if rank in scheduler.lost:  # what its program did of it is nobody's
-                simulation.failures.pop(rank, None)
-                simulation.values[rank] = None
-            torch_threads.end_world(context.world)
-            scheduler.end(rank)
-
-    def _work(self) -> object:
-        if self.initialise:
-            torch_threads.begin_world(self.simulation.size, self.simulation.backend, self.simulation.store)
-        groups = nullcontext() if self.plan is None else connect(self.plan)
-        with groups as live:
-            return self.function(*self.args) if live is None else self.function(live, *self.args)
+def with_groups(plan: Plan | None, function: Callable[..., object], args: Sequence[object]) -> object:
+    """Call a function on this rank, before its arguments with the live groups of a plan if there is one."""
+    __tracebackhide__ = True
+    if plan is None:
+        return function(*args)
+    with connect(plan) as groups:
+        return function(groups, *args)
 
 
-def _thread(program: _Program, rank: int) -> threading.Thread:
+def _rank(simulation: Simulation, rank: int, program: Callable[[], object]) -> None:
+    """Run one rank, from its start to its end, on a thread of its own."""
+    context = RankContext(simulation, rank, torch_threads.RankWorld())
+    context.enter()
+    scheduler = simulation.scheduler
+    try:
+        scheduler.await_start(rank)
+        torch.set_num_threads(1)
+        torch.autograd.set_multithreading_enabled(False)
+        simulation.values[rank] = program()
+        simulation.ends[rank] = "has returned"
+    except Abandoned:
+        simulation.ends[rank] = "was lost" if rank in scheduler.lost else "was given up"
+    except BaseException as error:  # noqa: BLE001  - whatever it was, the caller gets it
+        simulation.failures[rank] = error
+        simulation.ends[rank] = f"has raised {_sentence(error)}"
+    finally:
+        if rank in scheduler.lost:  # what its program did of it is nobody's
+            simulation.failures.pop(rank, None)
+            simulation.values[rank] = None
+        torch_threads.end_world(context.world)
+        scheduler.end(rank)
+
+
+def _thread(simulation: Simulation, rank: int, program: Callable[[], object]) -> threading.Thread:
     def body() -> None:
         with suppress(Abandoned):  # raised once more while the rank was ending
-            program.rank(rank)
+            _rank(simulation, rank, program)
 
     return threading.Thread(target=body, name=f"rank {rank}", daemon=True)
 

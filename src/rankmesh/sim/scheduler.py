@@ -21,7 +21,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-__all__ = ["Abandoned", "Chooser", "Order", "Scheduler", "Waiting"]
+__all__ = ["Abandoned", "Order", "Scheduler", "Waiting"]
 
 Order = str | int
 
@@ -40,32 +40,17 @@ class Waiting:
     late: bool = False
 
 
-class Chooser:
-    """Choice of the next rank: the one that has been ready longest, or, with a seed, any of them.
-
-    >>> chooser = Chooser("deterministic")
-    >>> [chooser.next([3, 1, 2]) for _ in range(2)]
-    [0, 0]
-    """
-
-    def __init__(self, order: Order) -> None:
-        self.random = None if order == "deterministic" else random.Random(order)  # noqa: S311  - not for secrets
-
-    def next(self, choices: Sequence[object]) -> int:
-        """Return the index of the choice."""
-        return 0 if self.random is None else self.random.randrange(len(choices))
-
-
 class Scheduler:
     """Hands the token from rank to rank; calls ``stuck`` when nobody can take it.
 
-    ``stuck`` gets the waits by rank and must ``fail`` at least one of them.
+    ``order``  "deterministic": the rank that has been ready longest is next; a seed: any that is ready
+    ``stuck``  gets the waits by rank, and must ``wake`` at least one of them
     """
 
     def __init__(
         self,
         size: int,
-        chooser: Chooser,
+        order: Order,
         stuck: Callable[[dict[int, Waiting]], None],
         changed: Callable[[int | None, int | None], None] = lambda before, after: None,
     ) -> None:
@@ -79,7 +64,8 @@ class Scheduler:
         self.abandoned: set[int] = set()
         self._ready: list[int] = list(range(size))
         self._tokens = [threading.Lock() for _ in range(size)]
-        self._chooser, self._stuck, self._changed = chooser, stuck, changed
+        self.random = None if order == "deterministic" else random.Random(order)  # noqa: S311  - not for secrets
+        self._stuck, self._changed = stuck, changed
         self.clock = 0.0  # simulated seconds since the start
         self._state = threading.Lock()  # between the rank that runs and the one that watches
         for token in self._tokens:
@@ -161,7 +147,11 @@ class Scheduler:
     def _next(self) -> int | None:
         while not self._ready and self.waiting:
             self._let_time_pass()
-        return self._ready.pop(self._chooser.next(self._ready)) if self._ready else None
+        return self._ready.pop(self.choose(self._ready)) if self._ready else None
+
+    def choose(self, choices: Sequence[object]) -> int:
+        """Return the index of the choice: the first, or in a random order any."""
+        return 0 if self.random is None else self.random.randrange(len(choices))
 
     def _let_time_pass(self) -> None:
         deadlines = {rank: wait.deadline for rank, wait in self.waiting.items() if wait.deadline is not None}

@@ -15,15 +15,15 @@ from dataclasses import dataclass, field
 from typing import NoReturn
 
 from rankmesh.backend import torch_threads
+from rankmesh.debug.doctor.calls import difference
 from rankmesh.sim.calls import Call, call_site
 from rankmesh.sim.channel import Channel, Failure, Observer, PendingOperation
 from rankmesh.sim.failures import DivergenceError, divergence, mismatch, stuck, unmatched
 from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.members import SimulatedMembers, SimulatedPeers
 from rankmesh.sim.process import Process
-from rankmesh.sim.scheduler import Chooser, Order, Scheduler, Waiting
+from rankmesh.sim.scheduler import Order, Scheduler, Waiting
 from rankmesh.sim.store import Keys, SimulatedStore
-from rankmesh.sim.works import SimulatedWork, deliver
 from rankmesh.survival.heartbeat import Message
 
 __all__ = ["RankContext", "Simulation", "current_context"]
@@ -107,8 +107,7 @@ class Simulation:
 
     def __init__(self, size: int, order: Order, backend: str, process: Process, observer: Observer | None) -> None:
         self.size, self.backend, self.observer = size, backend, observer
-        self.chooser = Chooser(order)
-        self.scheduler = Scheduler(size, self.chooser, self._stuck, process.switch)
+        self.scheduler = Scheduler(size, order, self._stuck, process.switch)
         self.store = SimulatedStore(self)
         # How each rank ended, in words; the values of some, and the errors of others in the order in which they failed.
         self.ends: dict[int, str] = {}
@@ -128,25 +127,27 @@ class Simulation:
             self._channels[key] = Channel(name, ranks, label, self._settled, self.observer)
         return SimulatedGroup(self, self._channels[key], key[1].index(rank))
 
-    def join(self, pg: SimulatedGroup, call: Call) -> SimulatedWork:
+    def join(self, pg: SimulatedGroup, call: Call) -> PendingOperation:
         """Make a collective call, on the group that the observer chooses."""
         chosen = pg if self.observer is None else self.observer.route(pg, call)
-        return self._post(chosen, lambda: chosen.channel.join(call))
+        self._admit(chosen)
+        return chosen.channel.join(call)
 
-    def post(self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int) -> SimulatedWork:
+    def post(self, pg: SimulatedGroup, call: Call, peer: int | None, tag: int) -> PendingOperation:
         """Post a send or a receive."""
-        return self._post(pg, lambda: pg.channel.post(call, peer, tag, self.chooser.next))
+        self._admit(pg)
+        return pg.channel.post(call, peer, tag, self.scheduler.choose)
 
-    def _post(self, pg: SimulatedGroup, put: Callable[[], PendingOperation]) -> SimulatedWork:
-        context = current_context()
-        self._check_use(pg, context)
-        if self.chooser.random is not None:
+    def _admit(self, pg: SimulatedGroup) -> None:
+        """Let this rank make a call on its group, after others in a random order; refuse any other thread."""
+        self._check_use(pg)
+        if self.scheduler.random is not None:
             self.scheduler.pause(pg.owner)
         if pg.channel.failure is not None:
             raise divergence(pg.channel.failure, pg.owner, again=True)
-        return SimulatedWork(self, put())
 
-    def _check_use(self, pg: SimulatedGroup, context: RankContext | None) -> None:
+    def _check_use(self, pg: SimulatedGroup) -> None:
+        context = current_context()
         if context is None or context.simulation is not self or context.rank != pg.owner:
             who = "a thread that is not a rank" if context is None else f"rank {context.rank}"
             raise DivergenceError(
@@ -168,26 +169,6 @@ class Simulation:
             )
 
     # -- waiting ------------------------------------------------------------------------------------------------
-
-    def wait(self, pending: PendingOperation) -> None:
-        """Wait until a call is done, and put its results in place; ``DivergenceError`` where it failed."""
-        rank = pending.call.rank
-        self.scheduler.check(rank)
-        if not pending.settled:
-            self.scheduler.block(rank, pending)
-        if pending.failure is not None:
-            raise divergence(pending.failure, rank)
-        if not deliver(pending):
-            text = f"rank {rank} changed a tensor between the call and the wait"
-            raise divergence(Failure("race", text, pending.channel, {rank: pending.call}), rank)
-
-    def look_at(self, pending: PendingOperation) -> bool:
-        """Return whether a call is done; the others run first where it is not."""
-        if not pending.settled:
-            self.scheduler.pause(pending.call.rank, idle=True)
-        if pending.settled and pending.failure is None:
-            deliver(pending)
-        return pending.settled
 
     def _settled(self, pending: PendingOperation) -> None:
         waiting = self.scheduler.waiting.get(pending.call.rank)
@@ -233,11 +214,11 @@ class Simulation:
         """Nobody can run: what differs is reported first, else which rank waits for which."""
         operations = {rank: wait.what for rank, wait in waiting.items() if isinstance(wait.what, PendingOperation)}
         for pending in operations.values():
-            difference = pending.collective and pending.collective.difference()
-            if pending.collective and difference:
+            different = None if pending.collective is None else difference(pending.collective.calls)
+            if pending.collective is not None and different is not None:
                 channel, posted = pending.channel, list(pending.collective.operations.values())
                 channel.forget(posted)
-                channel.fail(posted, "mismatch", mismatch(pending.collective, difference, self.doing))
+                channel.fail(posted, "mismatch", mismatch(pending.collective, different, self.doing))
                 return
         for rank in waiting.keys() - operations.keys():
             text = (

@@ -10,7 +10,6 @@ sees old numbers, on every run. A tensor that is changed between the call and th
 from __future__ import annotations
 
 from datetime import timedelta
-from typing import TYPE_CHECKING
 
 import torch
 import torch.distributed as dist
@@ -18,24 +17,31 @@ import torch.distributed as dist
 from rankmesh.backend import torch_threads
 from rankmesh.backend.python_group import PythonWork
 from rankmesh.backend.single_rank import Finished
-from rankmesh.sim.channel import PendingOperation
+from rankmesh.sim.channel import Failure, PendingOperation
+from rankmesh.sim.failures import divergence
+from rankmesh.sim.scheduler import Scheduler
 
-if TYPE_CHECKING:
-    from rankmesh.sim.simulation import Simulation
-
-__all__ = ["SimulatedWork", "Together", "deliver"]
+__all__ = ["SimulatedWork", "Together"]
 
 
 class SimulatedWork(PythonWork):
-    """One call on its way; ``wait`` is the simulation's: it lets other ranks run until the call is settled."""
+    """One call on its way; ``wait`` lets other ranks run until the call is settled."""
 
-    def __init__(self, simulation: Simulation, pending: PendingOperation) -> None:
+    def __init__(self, scheduler: Scheduler, pending: PendingOperation) -> None:
         super().__init__()
-        self._simulation, self._pending = simulation, pending
+        self._scheduler, self._pending = scheduler, pending
 
     def wait(self, timeout: timedelta | None = None) -> bool:
         """Wait until the call is done, then put the results in place; ``DivergenceError`` when it failed."""
-        self._simulation.wait(self._pending)
+        pending, rank = self._pending, self._pending.call.rank
+        self._scheduler.check(rank)
+        if not pending.settled:
+            self._scheduler.block(rank, pending)
+        if pending.failure is not None:
+            raise divergence(pending.failure, rank)
+        if not _deliver(pending):
+            text = f"rank {rank} changed a tensor between the call and the wait"
+            raise divergence(Failure("race", text, pending.channel, {rank: pending.call}), rank)
         return True
 
     def synchronize(self) -> None:
@@ -46,7 +52,12 @@ class SimulatedWork(PythonWork):
 
     def is_completed(self) -> bool:
         """Return whether the call is done; lets the other ranks run first where it is not."""
-        return self._simulation.look_at(self._pending)
+        pending = self._pending
+        if not pending.settled:
+            self._scheduler.pause(pending.call.rank, idle=True)
+        if self.is_success():
+            _deliver(pending)
+        return pending.settled
 
     def is_success(self) -> bool:
         return self._pending.settled and self._pending.failure is None
@@ -88,7 +99,7 @@ class Together(dist.Work):
         return Finished([tensor for work in self._works for tensor in work.result()]).get_future()
 
 
-def deliver(pending: PendingOperation) -> bool:
+def _deliver(pending: PendingOperation) -> bool:
     """Put the results into the caller's tensors, once; False when what it gave was changed meanwhile."""
     call = pending.call
     if pending.delivered:

@@ -34,13 +34,13 @@ import pytest
 import torch
 import torch.distributed as dist
 
+from rankmesh.core.plan import Plan
 from rankmesh.core.private import write_whole
 from rankmesh.launch.local import output_to, wait
 from rankmesh.launch.table import torchrun_variables
-from rankmesh.runtime.connect import connect
 from rankmesh.runtime.devices import ranks_share
 from rankmesh.sim.calls import users_trace
-from rankmesh.sim.run import Ranks, cut_by
+from rankmesh.sim.run import Ranks, cut_by, with_groups
 
 __all__ = ["RankTest", "current", "rank_function", "rank_test", "run_function", "run_test"]
 
@@ -136,7 +136,7 @@ def run_function(
         )
     with tempfile.TemporaryDirectory(prefix="rankmesh-test-") as folder:
         file = inspect.getsourcefile(function)
-        results = _run(rank_function, size, folder, backend, seconds, file, name, plan or size, tuple(args))
+        results = _run(rank_function, size, folder, backend, seconds, file, name, plan, tuple(args))
     _check_failed(results, backend)
     return [pickle.loads(results[rank]["value"]) for rank in range(size)]  # noqa: S301
 
@@ -220,7 +220,7 @@ class RankTest:
         self._worlds += 1
         with _world(self._place, str(self._worlds)):
             try:
-                _call(test, spec if wants_groups else 1, ())
+                with_groups(cut_by(spec) if wants_groups else None, test, ())
             except BaseException as error:  # noqa: BLE001  - raised again, its traceback shortened
                 # Taken before the world is destroyed: the other ranks fail then.
                 self.failed_at = self.failed_at or time.time()
@@ -247,15 +247,6 @@ def _world(place: Place, name: str) -> Iterator[None]:
         dist.barrier()  # a rank that has left is an error for those that still communicate with it
     finally:
         dist.destroy_process_group()
-
-
-def _call(function: Callable[..., object], spec: Ranks, args: Sequence[object]) -> object:
-    __tracebackhide__ = True
-    plan = cut_by(spec)
-    if plan is None:
-        return function(*args)
-    with connect(plan) as groups:
-        return function(groups, *args)
 
 
 @contextmanager
@@ -306,7 +297,7 @@ def _outcome(report: pytest.TestReport) -> str:
 
 
 def rank_function(
-    place: Place, environment: Mapping[str, str], file: str, name: str, spec: Ranks, args: Sequence[object]
+    place: Place, environment: Mapping[str, str], file: str, name: str, plan: Plan | None, args: Sequence[object]
 ) -> None:
     """Call one function of a file on this rank, and leave its value or its error."""
     with _at(place, environment):
@@ -314,7 +305,7 @@ def rank_function(
         try:
             with _world(place, "1"):
                 try:
-                    result = {"outcome": "passed", "value": pickle.dumps(_call(_load(file, name), spec, args))}
+                    result = {"outcome": "passed", "value": pickle.dumps(with_groups(plan, _load(file, name), args))}
                 except BaseException as error:
                     result = _failure(error)
                     raise

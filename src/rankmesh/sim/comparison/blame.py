@@ -40,7 +40,7 @@ from rankmesh.sim.comparison.repairs import (
 )
 from rankmesh.sim.comparison.result import Difference
 from rankmesh.sim.comparison.runner import Runner
-from rankmesh.sim.comparison.session import SAME_SHAPE, Deviation, Key, Record, Reference, Session
+from rankmesh.sim.comparison.session import SAME_SHAPE, Key, Record, Reference, Session
 from rankmesh.sim.comparison.stacks import Gradient, Node, Stack, nodes_of
 from rankmesh.sim.failures import RanksFailed
 
@@ -129,14 +129,14 @@ class _Search:
         others = tuple(node.site.short for node in repair.others)
         return replace(found, repair=repair.described(), settles=not left, untried=tuple(untried), others=others)
 
-    def _factor(self, deviation: Deviation | None) -> float | None:
+    def _factor(self, deviation: Difference | None) -> float | None:
         """Return what would make a value right if multiplied by it: 1 where it is; None where no factor does."""
         if deviation is None:
             return 1.0
         expected, got = deviation.expected, deviation.got
-        if deviation.why != "value" or expected is None or got is None or not got.is_floating_point():
+        if not (isinstance(expected, torch.Tensor) and isinstance(got, torch.Tensor) and got.is_floating_point()):
             return None
-        return proportion(got, expected, self.reference.allowed(deviation.key))
+        return proportion(got, expected, self.reference.allowed(self.key)) if deviation.why == "value" else None
 
     def scaled(self) -> list[Repair]:
         """Return the factor that makes what is seen right under every layout, where there is one."""

@@ -12,9 +12,9 @@ from rankmesh.errors import LayoutError, first_line, quoted
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.sim.comparison.blame import find
 from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, reference_of
-from rankmesh.sim.comparison.result import Comparison, Difference
+from rankmesh.sim.comparison.result import Comparison
 from rankmesh.sim.comparison.runner import Runner
-from rankmesh.sim.comparison.session import Deviation, Reference, Session
+from rankmesh.sim.comparison.session import Reference, Session
 from rankmesh.sim.failures import DivergenceError, RanksFailed
 
 __all__ = ["compare"]
@@ -103,10 +103,12 @@ def _result(runner: Runner, reference: Reference, sessions: dict[Layout, Session
         firsts = {layout: min(session.deviations, key=reference.place) for layout, session in failing.items()}
         layout = min(failing, key=lambda one: (failing[one].failure is None, reference.place(firsts[one])))
         failure = failing[layout].failure
-        difference = _difference(layout, failing[layout].deviations[firsts[layout]], failure)
+        difference = failing[layout].deviations[firsts[layout]]
         first = find(sessions, layout, difference, reference, runner, seconds)
         if failure is not None and first.repair is None:
             raise failure
+        expected, got = _value(first.expected), _value(first.got)
+        first = replace(first, expected=expected, got=got, failure="" if failure is None else failure.message)
     return Comparison(
         layouts=tuple(layout.name for layout in sessions),
         first=first,
@@ -133,23 +135,6 @@ def _raised(reference: Reference) -> dict[str, float]:
     return found
 
 
-def _difference(layout: Layout, deviation: Deviation, failure: RanksFailed | None) -> Difference:
-    name, number = deviation.key
-    return Difference(
-        name,
-        layout.name,
-        tuple(sorted(set(deviation.ranks))),
-        _value(deviation.expected),
-        _value(deviation.got),
-        None if deviation.site is None else deviation.site.short,
-        number=number,
-        why=deviation.why,
-        error=deviation.error,
-        failure="" if failure is None else failure.message,
-    )
-
-
-def _value(tensor: torch.Tensor | None) -> float | torch.Tensor | None:
-    if tensor is None or tensor.numel() != 1 or tensor.is_complex():
-        return tensor
-    return float(tensor)
+def _value(value: float | torch.Tensor | None) -> float | torch.Tensor | None:
+    """Return a real tensor of one element as its number."""
+    return float(value) if isinstance(value, torch.Tensor) and value.numel() == 1 and not value.is_complex() else value

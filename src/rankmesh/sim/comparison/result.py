@@ -23,7 +23,9 @@ _LINES = 12
 class Difference:
     """The first thing seen that differs, in the order of the program.
 
-    ``name``, ``layout``    what, and under which layout; ``ranks`` saw it differ
+    ``name``, ``layout``    what, and under which layout; ``ranks`` saw it differ, or did not see a part of it
+    ``why``                 ``"value"``, ``"shape"``, ``"unseen"`` (by some rank), ``"extra"`` (one process does not
+                            see it) or ``"failed"`` (the program did before); ``error``: the most that an element is off
     ``expected``, ``got``   a number, or the tensor of the first of these ranks; None where nobody saw it
     ``site``                ``"train.py:41"``: the collective that made it differ, or the backward pass that lacks one;
                             ``sim.see`` where no line is known to be wrong

@@ -9,9 +9,10 @@ layout       each rank's shard of a value  ──────  the same elements
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, field, replace
 from functools import cached_property
+from math import inf
 
 import torch
 
@@ -23,13 +24,14 @@ from rankmesh.sim.channel import Channel, Observer
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.noise import Scale, largest
 from rankmesh.sim.comparison.repairs import Repair
+from rankmesh.sim.comparison.result import Difference
 from rankmesh.sim.comparison.seen import Seen, piece
 from rankmesh.sim.comparison.stacks import Gradient, Stack, stack_here
 from rankmesh.sim.failures import RanksFailed
 from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.simulation import current_context
 
-__all__ = ["SAME_SHAPE", "Deviation", "Key", "Record", "Reference", "Session", "Stopped"]
+__all__ = ["SAME_SHAPE", "Key", "Record", "Reference", "Session", "Stopped"]
 
 # Collectives whose tensors have one shape whatever the size of the group.
 SAME_SHAPE = ("all_reduce", "all_reduce_coalesced", "broadcast", "reduce")
@@ -41,25 +43,6 @@ _ROUNDING = 1e-12
 
 class Stopped(BaseException):
     """Ends a trial as soon as it cannot succeed; no error of the user's program."""
-
-
-@dataclass(eq=False)
-class Deviation:
-    """A value that differs from the reference under a layout.
-
-    ``ranks``  those that saw it differ, or for a part that nobody saw, those that should have
-    ``error``  the largest difference of an element
-    ``why``    ``"value"``, ``"shape"``, ``"unseen"`` (by some rank), ``"extra"`` (the reference did not see it) or
-               ``"failed"`` (the program did before)
-    """
-
-    key: Key
-    why: str
-    ranks: list[int]
-    error: float
-    expected: torch.Tensor | None
-    got: torch.Tensor | None
-    site: Site | None
 
 
 @dataclass(eq=False)
@@ -128,7 +111,7 @@ class Session(Observer):
         self.layout, self.reference, self.repair, self.trace = layout, reference, repair, trace
         self.failure: RanksFailed | None = None
         self.values: dict[Key, torch.Tensor] = {}
-        self.deviations: dict[Key, Deviation] = {}
+        self.deviations: dict[Key, Difference] = {}
         self.worst: dict[str, float] = {}
         self.records: dict[int, list[Record]] = defaultdict(list)
         # Gradients of backward passes, with the kinds of group that their functions got.
@@ -160,7 +143,7 @@ class Session(Observer):
         if self.reference is None:
             self.values[key] = seen.tensor.cpu().clone()
         elif key not in self.reference.values:
-            self._note(key, "extra", rank, float("inf"), None, seen.tensor)
+            self._note(key, "extra", rank, inf, None, seen.tensor)
         else:
             self._compare(key, rank, seen, self.reference)
 
@@ -172,7 +155,7 @@ class Session(Observer):
             return
         self._covered[key].extend(shard.boxes)
         if tuple(seen.tensor.shape) != shard.shape:
-            self._note(key, "shape", rank, float("inf"), piece(whole, shard, None), seen.tensor)
+            self._note(key, "shape", rank, inf, piece(whole, shard, None), seen.tensor)
             return
         error, expected = _difference(whole, shard, seen.tensor)
         if not self.looks_at_lines:
@@ -204,13 +187,27 @@ class Session(Observer):
     ) -> None:
         known = self.deviations.get(key)
         if known is None:
-            site = call_site()
-            self.deviations[key] = Deviation(key, why, [rank], error, expected, got.cpu().clone(), site)
+            self._deviates(key, why, [rank], error, expected, got.cpu().clone(), call_site().short)
         else:
-            known.ranks.append(rank)
-            known.error = max(known.error, error)
+            ranks = tuple(sorted({*known.ranks, rank}))
+            self.deviations[key] = replace(known, ranks=ranks, error=max(known.error, error))
         if self.reference is not None and self.reference.order.get(key, self._until + 1) <= self._until:
             raise Stopped
+
+    def _deviates(
+        self,
+        key: Key,
+        why: str,
+        ranks: Iterable[int],
+        error: float = inf,
+        expected: torch.Tensor | None = None,
+        got: torch.Tensor | None = None,
+        site: str | None = None,
+    ) -> None:
+        name, number = key
+        self.deviations[key] = Difference(
+            name, self.layout.name, tuple(sorted(ranks)), expected, got, site, number=number, why=why, error=error
+        )
 
     def finish(self) -> None:
         """Note the values of the reference of which some part was seen by no rank."""
@@ -218,8 +215,8 @@ class Session(Observer):
             box: Box = tuple((0, length) for length in whole.shape)
             parts = self._covered.get(key, [])
             if key not in self.deviations and whole.numel() and uncovered(box, parts):
-                ranks = sorted(set(range(self.layout.plan.world_size)) - set(self.seen_at.get(key, ())))
-                self.deviations[key] = Deviation(key, "unseen", ranks, float("inf"), whole, None, None)
+                ranks = set(range(self.layout.plan.world_size)) - set(self.seen_at.get(key, ()))
+                self._deviates(key, "unseen", ranks, expected=whole)
 
     def fail(self, failure: RanksFailed) -> None:
         """Note that the program failed, and what it had not seen until then."""
@@ -227,7 +224,7 @@ class Session(Observer):
         keys = list(self.reference.values) if self.reference else []
         first = next((key for key in keys if key in self.deviations), keys[-1])
         self.failure = failure
-        self.deviations[first] = Deviation(first, "failed", sorted(failure.failures), float("inf"), None, None, None)
+        self._deviates(first, "failed", failure.failures)
 
     def _next(self, rank: int) -> int:
         self._events[rank] += 1
@@ -328,7 +325,6 @@ class Session(Observer):
     def _changes(self, pg: SimulatedGroup, call: Call) -> bool:
         """Record a call where that is wanted; whether it is one that the repair changes."""
         kind, stack = self._kind(pg.channel), stack_here(pg)
-        call.stack = stack.sites
         if self.trace:
             self.records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
         changes = self.repair is not None and self.repair.changes(stack.sites, kind)
