@@ -264,6 +264,22 @@ def test_nobody_is_left_out_for_what_several_began(first, unclear):
     )
 
 
+def test_nobody_is_left_out_for_a_rank_that_has_returned():
+    """4 ranks and a spare: one returns early, and a call of another fails first; the error names who returned."""
+    given_ = {
+        member: Report(
+            done=member == 1, torn="RuntimeError: timed out" * (member != 1), first=member == 2, committed=True
+        )
+        for member in JOB.ranks
+    }
+    given_ = {member: replace(report, steps={0: (6, 7)}) for member, report in given_.items()} | {4: Report()}
+    outcome = conclude({0: JOB}, 0, given_, ())
+    assert (outcome.agreed, outcome.ranks, outcome.value["step"]) == (True, (), 7)
+    again = conclude({0: JOB}, 0, given_, (), outcome.value["raised"])
+    assert (again.reason, again.ranks) == ("failed", (2,))
+    assert again.message.endswith("at fault: RuntimeError: timed out; train() had returned on rank 1")
+
+
 @pytest.mark.parametrize(("spares", "shrink"), [(0, None), (1, None), (1, "dp")])
 def test_an_error_of_every_rank_is_the_end(spares, shrink):
     """Whoever has no error of its own, as a spare, reads why the job ends; more ranks would not help."""

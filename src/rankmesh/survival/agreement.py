@@ -125,9 +125,10 @@ def conclude(
     """
     members = history[epoch]
     absent = tuple(sorted(set(members.all) - reports.keys()))
-    returned = [reports[member].done for member in members.ranks if member in reports]
+    there = [member for member in members.ranks if member in reports]
+    returned = [rank for rank, member in enumerate(members.ranks) if member in reports and reports[member].done]
     announced = any(report.over for report in reports.values())
-    if all(returned) and (announced or len(returned) == len(members.ranks)):
+    if len(returned) == len(there) and (announced or len(there) == len(members.ranks)):
         return Outcome(value={"over": True})
     alive = len(members.all) - len(gone)
     half = 2 * len(reports) == alive and min(set(members.all).difference(gone)) in reports
@@ -143,9 +144,9 @@ def conclude(
     evicted = {member for report in reports.values() for member in report.evicted}
     lost = set(absent).union(evicted, (member for member, report in reports.items() if report.error))
     unclear = next((report.unclear for report in reports.values() if report.unclear), "")
-    # A collective failed, and nobody is missing.
+    # A collective failed, and nobody is missing; the others may have waited for a rank that has returned.
     began = set() if lost else {member for member, report in reports.items() if report.torn and report.first}
-    if len(began) == 1 and not unclear and not reports[min(began)].handled:
+    if len(began) == 1 and not unclear and not returned and not reports[min(began)].handled:
         lost, began = began, set()
     errors = _raised(members, reports, lost)
     for where, error in errors.items():
@@ -177,6 +178,7 @@ def conclude(
         if raised is not None and raised.get("") == errors[""]:
             message = f"{errors['']} failed again, and no rank is known to be at fault"
             message += f": {unclear or _why(reports, began)}"
+            message += f"; train() had returned on {in_words(returned)}" if returned else ""
             return Outcome("failed", tuple(sorted(began)), fields=("error",), message=message)
     return Outcome(
         ranks=tuple(sorted(lost)),
