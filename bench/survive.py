@@ -66,6 +66,12 @@ def _kept(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> Epoch
     return EpochState(0, layout, tensors, rank=rank, device=torch.device("cpu"))
 
 
+def _memory(state: EpochState) -> int:
+    """Return the bytes of memory that all snapshots take, also those of other ranks' shards."""
+    others = () if state.copies is None else state.copies.kept.values()
+    return sum(one.memory.nbytes for snapshots in (state.snapshots, *others) for one in snapshots.values())
+
+
 def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
     sys.path.insert(0, str(EXAMPLE))
     loop, layout, model = (__import__(f"gpt.{name}", fromlist=["gpt"]) for name in ("loop", "layout", "model"))
@@ -94,7 +100,7 @@ def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
                         times[name].append(whole)
                         times["commit alone"] += [commit_only] * (name == "commit")
         state = sum(tensor.nbytes for tensor in tensors.values())
-        memory = {name: one.bytes for name, one in variants.items() if isinstance(one, EpochState)}
+        memory = {name: _memory(one) for name, one in variants.items() if isinstance(one, EpochState)}
         medians = {name: [median(column) for column in zip(*each, strict=True)] for name, each in times.items()}
         return {"medians": medians, "state": state, "memory": memory}
 

@@ -31,7 +31,7 @@ INDEX = torch.arange(ROWS, dtype=torch.float64)
 # Where a fault may be, by module and qualified name; of this module the last one.
 POINTS = {
     "rankmesh.survival": """
-        session:Session._begin session:Session._enter session:Session._agree session:Session._adopt
+        session:Session._begin session:Session._enter rounds:Rounds.agree session:Session._adopt
         session:Session._announce session:Session._abort session:Session._reply session:Session._leave_world
         session:Session._finished session:Session._restored session:Session._all_hold session:Session._follow
         session:Session._enter_as_new session:Session.hold session:Session.commit session:Session.relayout
@@ -43,7 +43,7 @@ POINTS = {
         world:EpochWorld.give world:EpochWorld.taken world:connect
         peers:Peers.client peers:Peers.prepare peers:Peers._connected peers:Peers.announce peers:Peers.admit
         peers:Peers.watch peers:Peers.close
-        state:Snapshots.take state:run state:transfer state:Writes.__call__
+        state:EpochState._take state:run state:transfer state:Writes.__call__
         redundancy:Copies.send redundancy:Copies.wait redundancy:Copies._meet redundancy:Snapshot.copy
         probe:Probe.ask probe:Probe.outcome heartbeat:_Watch._attempt listener:Listener._answer
         joining:Newcomers.welcome joining:Newcomers.let_grow

@@ -16,7 +16,7 @@ from rankmesh.guard import Guard
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.guarding import Suspicion
 from rankmesh.survival.members import Members
-from rankmesh.survival.redundancy import Snapshot, overwritten
+from rankmesh.survival.redundancy import Snapshot, Snapshots
 
 STEPS = 12
 
@@ -284,14 +284,18 @@ def test_a_guard_of_no_steps_is_refused():
 
 def test_a_step_that_is_kept_is_not_overwritten():
     """Two steps and the one that is kept: a third snapshot only where it is neither of them."""
-    steps, made = {}, 0
+    made = []
+
+    def new():
+        made.append(Snapshot({"w": torch.zeros(1)}))
+        return made[-1]
+
+    steps = Snapshots(new)
     for step in range(10):
-        if overwritten(steps, step, kept=3 if step > 3 else None) is None:
-            made += 1
-        steps[step] = Snapshot({"w": torch.zeros(1)})
+        steps[step] = steps.overwritten(step, kept=3 if step > 3 else None)
         assert {step, step - 1} & {*range(10)} <= steps.keys()
         assert step < 4 or 3 in steps
-    assert (made, sorted(steps)) == (3, [3, 8, 9])
+    assert (len(made), sorted(steps)) == (3, [3, 8, 9])
 
 
 def test_all_go_back_to_the_step_that_the_guard_names():

@@ -87,7 +87,7 @@ def test_any_order_of_events(data):
                 network.lost.add(member)
             elif what == "error":
                 network.carry_out(member, machine.end())
-                errors[member] = Left(error=ValueError("a bug"), certain=True)
+                errors[member] = Left(error=ValueError("a bug"))
             elif what == "evict":
                 other = data.draw(st.sampled_from(machine.members.ranks))
                 network.carry_out(member, machine.diagnosed(machine.epoch, "late", (other,), unlimited=False))
@@ -197,11 +197,11 @@ BUG, CUT = ValueError("a bug"), RuntimeError("cut")
 @pytest.mark.parametrize(
     ("left", "outcome", "raised"),
     [
-        (Left(error=BUG, certain=True), Outcome(ranks=(0,), value={}), BUG),
+        (Left(error=BUG), Outcome(ranks=(0,), value={}), BUG),
         (Left(error=CUT), Outcome(ranks=(0,), value={}), CUT),
         (Left(error=CUT), Outcome(ranks=(0,), missing=(0,), value={}), "left out of the job, since it did not respond"),
         (Left(), Outcome(ranks=(0,), value={}), "left out of the job, since it did not respond"),
-        (Left(error=BUG, certain=True), Outcome("failed", message="too few"), BUG),
+        (Left(error=BUG), Outcome("failed", message="too few"), BUG),
         (Left(error=CUT), Outcome("failed", message="too few"), "the job ends, since too few"),
         (Left(error=CUT), Outcome("failed", (0,), fields=("error",), message="again"), CUT),
         (Left(error=CUT), Outcome(value={"over": True}), None),

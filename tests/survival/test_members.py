@@ -154,7 +154,7 @@ def test_views_of_a_fixed_size():
             "8 ranks and 1 spares were asked for, but 8 ranks were started; start 9",
         ),
         ({"layout": "tp=2,dp=*", "shrink": "cp"}, "shrink='cp' is not an axis of"),
-        ({"layout": 7}, "cannot survive with 7"),
+        ({"layout": 7}, "7 is not a plan, a mesh or a SPEC"),
     ],
 )
 def test_what_is_refused(how, match):

@@ -168,7 +168,7 @@ def test_any_sequence_of_layouts_and_losses(changes, lose, shrink, order):
 
 # Where a member may be lost in a change.
 PLACES = {
-    "agrees": (session.Session, "_agree"),
+    "agrees": (session.Rounds, "agree"),
     "adopts": (machine.Machine, "concluded"),
     "leaves": (world.EpochWorld, "close"),
     "enters": (world.EpochWorld, "_install"),

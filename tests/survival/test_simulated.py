@@ -102,7 +102,7 @@ def test_spares_take_over(what, without_loss):
 
 # Where a member may die besides: what it calls then.
 PLACES = {
-    "before it agrees": (session.Session, "_agree"),
+    "before it agrees": (session.Rounds, "agree"),
     "before it adopts": (session.Session, "_adopt"),
     "as it enters the world": (world.EpochWorld, "_install"),
     "as it holds": (session.Session, "hold"),

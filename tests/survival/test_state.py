@@ -28,7 +28,7 @@ from rankmesh.survival import state
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
 from rankmesh.survival.redundancy import Copies, ReplicaHolders, Snapshot, checked
-from rankmesh.survival.state import EpochState, Snapshots, Writes, load_boxes
+from rankmesh.survival.state import EpochState, Writes, load_boxes
 from rankmesh.survival.state_layout import StateLayout
 from rankmesh.transfer.live.exchange import Copy, Exchange
 from rankmesh.transfer.live.stream import Message, Piece
@@ -161,26 +161,36 @@ def test_a_restore_loads_no_module():
 def test_commits_copy_into_memory_of_two_snapshots():
     """The third and later ones allocate nothing; the tensors are those of the steps, however they are in memory."""
     tensors = {"a": torch.arange(6.0).view(2, 3).t(), "b": torch.tensor(3, dtype=torch.int64), "c": torch.zeros(0, 4)}
-    snapshots = Snapshots(first=["b"])
+    state = _single_rank(tensors)
+    state.copies = mock.Mock(names=["b"])
     for step in range(5):
         with mock.patch.object(torch, "empty", wraps=torch.empty) as made:
-            memory = snapshots.take(step, tensors, tuple).memory
+            state.commit(step, lambda call: call(), tuple)
         assert made.call_count == (step < 2)
-        assert memory[:8].view(torch.int64).item() == 3 + step
+        assert state.snapshots[step].memory[:8].view(torch.int64).item() == 3 + step
         for tensor in tensors.values():
             tensor += 1
-    assert snapshots.steps == [3, 4]
+    assert sorted(state.snapshots) == [3, 4]
     for step in (3, 4):
-        assert torch.equal(snapshots[step]["a"], torch.arange(6.0).view(2, 3).t() + step)
-    assert snapshots.bytes == 2 * 128
+        assert torch.equal(state.snapshots[step].tensors["a"], torch.arange(6.0).view(2, 3).t() + step)
+    assert [one.memory.nbytes for one in state.snapshots.values()] == [128, 128]
+
+
+def _single_rank(tensors):
+    """What a single rank holds."""
+    layout = StateLayout(Mesh(dp=1), {}, ("a",), 0)
+    return EpochState(0, layout, tensors, rank=0, device=torch.device("cpu"))
 
 
 def test_a_step_that_is_committed_again_replaces_its_snapshot():
     """Not the other one."""
-    snapshots = Snapshots()
+    tensor = torch.zeros(())
+    state = _single_rank({"a": tensor})
     for step, value in ((1, 1.0), (2, 2.0), (2, 3.0)):
-        snapshots.take(step, {"a": torch.tensor(value)}, tuple)
-    assert [(step, snapshots[step]["a"].item()) for step in snapshots.steps] == [(1, 1.0), (2, 3.0)]
+        tensor.fill_(value)
+        state.commit(step, lambda call: call(), tuple)
+    found = {step: one.tensors["a"].item() for step, one in state.snapshots.items()}
+    assert found == {1: 1.0, 2: 3.0}
 
 
 class _Working:
@@ -214,7 +224,7 @@ def test_a_commit_waits_for_a_gpu(monkeypatch, redundancy, ends):
     stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
     layout = StateLayout(Mesh(dp=2), stored, ("a", "b"), redundancy)
     state = EpochState(0, layout, {"w": torch.zeros(2)}, rank=0, device=torch.device("cuda", 0))
-    state.copies = mock.Mock() if redundancy else None
+    state.copies = mock.Mock(names=[]) if redundancy else None
 
     def check():
         checks.append(gpu.looks)
@@ -223,12 +233,12 @@ def test_a_commit_waits_for_a_gpu(monkeypatch, redundancy, ends):
 
     if ends is None:
         state.commit(1, lambda call: call(), check)
-        assert state.snapshots.steps == [1]
+        assert [*state.snapshots] == [1]
         assert checks == [2, 1, 0, -1]
     else:
         with pytest.raises(_Left):
             state.commit(1, lambda call: call(), check)
-        assert state.snapshots.steps == []
+        assert not state.snapshots
     assert not redundancy or state.copies.send.called == (ends is None)
 
 
@@ -260,7 +270,7 @@ def test_a_step_counts_when_the_copies_of_it_have_arrived():
             copies.send(step, snapshot)
             assert step in copies.steps()
         assert copies.steps() == {3, 4}
-    assert copies.bytes == 2 * 8
+    assert [one.memory.nbytes for one in copies.kept[1].values()] == [8, 8]
 
 
 def test_what_restore_gives_has_to_be_the_box():
@@ -439,7 +449,7 @@ def member(me, port, deaths, layout, loads, coupled, how):
 
 # Where a member may die beside a step: the n-th call, before or after it.
 PLACES = {
-    "take": (Snapshots, "take", False),
+    "take": (EpochState, "_take", False),
     "sent": (Copies, "send", True),
     "arrived": (Copies, "_meet", True),
 }

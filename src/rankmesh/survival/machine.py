@@ -15,7 +15,16 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-from rankmesh.errors import ConnectError, LayoutError, PlanError, first_line, in_words
+from rankmesh.errors import (
+    ConnectError,
+    Diverged,
+    LayoutError,
+    LostState,
+    PlanError,
+    RankmeshError,
+    first_line,
+    in_words,
+)
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import EpochEnd, Relayout, Report
 from rankmesh.survival.epoch import Epoch
@@ -63,16 +72,24 @@ Action = Abort | Announce
 
 @dataclass
 class Left:
-    """How this member left an epoch: ``train`` is ``done``, or an ``error`` ended it, for ``certain`` its own.
+    """How this member left an epoch: ``train`` is ``done``, or an ``error`` ended it.
 
     ``first``: this member began the change; ``handled``: the program handles the error.
     """
 
     done: bool = False
     error: Exception | None = None
-    certain: bool = False
     first: bool = False
     handled: bool = False
+
+    @property
+    def certain(self) -> bool:
+        """Whether the error is of the program for certain: a collective's error may be the loss of another member."""
+        if self.error is None or self.handled:
+            return False
+        if isinstance(self.error, LostState | PlanError | Diverged):
+            return True
+        return not isinstance(self.error, RuntimeError | RankmeshError)
 
 
 @dataclass

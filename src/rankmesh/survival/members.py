@@ -27,10 +27,9 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache
 from typing import TypedDict
 
-from rankmesh.core import recipes
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.errors import LayoutError, PlanError, in_words, quoted
+from rankmesh.errors import LayoutError, PlanError, in_words
 from rankmesh.readers.source import read_plan
 
 __all__ = ["Members", "PlanLike", "Sizes", "SizesData", "plan_of"]
@@ -162,8 +161,9 @@ class Members:
 
         Raises ``PlanError`` where the layout does not fit, or has no axis ``shrink``.
         """
-        sizes = Sizes.of(layout, _plan(layout, world_size - spares), shrink)
-        plan = sizes.first
+        # A plan or a mesh may have fewer ranks: the other members are spares.
+        plan = read_plan(layout, world_size=world_size - spares if isinstance(layout, str) else None)
+        sizes = Sizes.of(layout, plan, shrink)
         if plan.mesh.size + spares > world_size:
             raise PlanError(
                 f"the plan has {plan.mesh.size} ranks and {spares} spares were asked for, but {world_size} ranks were "
@@ -321,18 +321,5 @@ class Members:
 def plan_of(layout: PlanLike, ranks: int) -> Plan:
     """Return the plan of a layout that has sizes of its own; a size of ``*`` is what is left of so many ranks."""
     with suppress(LayoutError, PlanError):
-        return _plan(layout, None)
-    return _plan(layout, ranks)
-
-
-def _plan(layout: object, world_size: int | None) -> Plan:
-    if isinstance(layout, Plan):
-        return layout
-    if isinstance(layout, Mesh):
-        return recipes.axes(layout)
-    if isinstance(layout, str):
-        return read_plan(layout, world_size=world_size)
-    raise PlanError(
-        f"cannot survive with {quoted(layout)}, which is not a plan, a SPEC or a mesh; give one, such as 'tp=2,dp=*'",
-        received=layout,
-    )
+        return read_plan(layout)
+    return read_plan(layout, world_size=ranks)

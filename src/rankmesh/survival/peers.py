@@ -93,14 +93,12 @@ class Peers:
             self._start(key)
 
     def admit(self, joined: Mapping[int, Contact]) -> None:
-        """Further members, and where they are reached."""
         self.contacts.update(joined)
 
     def introduce(self) -> Message | None:
-        """Tell the others where this member is reached, and learn where they are; what they tell one that joins.
+        """Ask the members of a running job until they agree; at the start, gather where all members are.
 
-        The members of a running job receive requests until they agree. Raises ``ConnectError`` if none of them
-        replies, if a rank is missing, or if the ranks have different keys.
+        Raises ``ConnectError`` if none of them replies, if a rank is missing, or if the ranks have different keys.
         """
         if self.joined is not None:
             return self._ask_to_join(self.joined)
@@ -134,7 +132,6 @@ class Peers:
 
     @property
     def hosts(self) -> Mapping[int, str]:
-        """The host of each member."""
         return {member: contact.host for member, contact in self.contacts.items()}
 
     def _start(self, key: JobKey) -> None:
@@ -162,7 +159,6 @@ class Peers:
     # -- heartbeats ---------------------------------------------------------------------------------------------
 
     def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
-        """Send a message to other members; the reply of each, or why there is none."""
         addresses = {member: self.contacts[member].replies_at for member in members if member != self.member}
         return self._exchange(addresses, message, seconds)
 
@@ -172,7 +168,6 @@ class Peers:
         return exchange(addresses, self._heartbeat_key, message, seconds)
 
     def announce(self, members: Collection[int], message: Message, seconds: float) -> None:
-        """Send a message to other members without waiting; again to who does not reply, for so many seconds."""
         call = partial(self._announce, members, message, time.monotonic() + seconds)
         thread = threading.Thread(target=call, daemon=True, name="rankmesh-announce")
         thread.start()
@@ -189,21 +184,17 @@ class Peers:
                 return
 
     def watch(self, member: int, timeout: float, late: Callable[[], object], lost: Callable[[Presence], None]) -> None:
-        """Watch another member from now on, instead of the one before."""
         self._heartbeat.watch(self.contacts[member].replies_at, timeout, late, lost)
 
     def stood_still(self) -> float:
-        """Return the longest time, in seconds, that this process gave no reply, since ``start_over``."""
         return self._heartbeat.stood_still()
 
     def start_over(self) -> None:
-        """Count anew how long this process stood still."""
         self._heartbeat.start_over()
 
     # -- stores -------------------------------------------------------------------------------------------------
 
     def client(self, server: int, seconds: float) -> CutStore:
-        """Return a connection to the store of a member; ``ConnectError`` where it does not answer in time."""
         made = self._prepared.pop(server, None)
         if made is None or (made.done() and made.exception() is not None):
             made = submit(lambda: self._connected(server, seconds), "rankmesh-store")
@@ -219,11 +210,8 @@ class Peers:
         return client
 
     def prepare(self, servers: Collection[int], seconds: float) -> None:
-        """Connect to the stores of these members meanwhile, and to no others: ``client`` then finds a connection.
-
-        Torch asks for the names of both ends of each, which takes seconds where an answer of a name server is lost. A
-        member that has ended has no store, and nothing ends a call that tries to connect to it but its limit.
-        """
+        # Torch asks for the names of both ends of each, which takes seconds where an answer of a name server is lost.
+        # A member that has ended has no store, and nothing ends a call that tries to connect to it but its limit.
         limit = min(seconds, _MOMENT)
         self._prepared = {server: made for server, made in self._prepared.items() if server in servers}
         for server in servers:
@@ -232,7 +220,6 @@ class Peers:
         self._preparing.close()
 
     def forget(self, before: int) -> None:
-        """Delete what epochs before this number have left in the store of this member, meanwhile."""
         self._preparing.submit(partial(self._forget, before))
         self._preparing.close()
 
@@ -247,7 +234,6 @@ class Peers:
         return CutStore(contact.address, contact.store, timedelta(seconds=seconds))
 
     def world(self, connection: Connection, epoch: Epoch, members: Members, seconds: float) -> EpochWorld:
-        """Return this member's world of an epoch, not entered yet."""
         return EpochWorld(
             *(connection, epoch, members, self.member),
             backend=self.backend,
@@ -259,11 +245,9 @@ class Peers:
     # -- waiting ------------------------------------------------------------------------------------------------
 
     def event(self) -> threading.Event:
-        """Record an event of this member."""
         return threading.Event()
 
     def now(self) -> float:
-        """Seconds on the clock of the system."""
         return time.monotonic()
 
     def committed(self, step: int) -> None:

@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property
+from functools import cached_property, partial
 
 import torch
 import torch.distributed as dist
@@ -33,7 +33,7 @@ from rankmesh.core.sharding import Sharding, ShardMap
 from rankmesh.errors import PlanError
 from rankmesh.survival.agreement import same_step
 
-__all__ = ["Copies", "ReplicaHolders", "Snapshot", "checked", "overwritten"]
+__all__ = ["Copies", "ReplicaHolders", "Snapshot", "Snapshots", "checked"]
 
 # Tags of our messages in the default group, which the program's do not have.
 _COPIES, _ARRIVED = 27_001, 27_002
@@ -152,13 +152,17 @@ class Snapshot:
                 self.tensors[name].copy_(tensor)
 
 
-def overwritten(by_step: dict[int, Snapshot], step: int, kept: int | None = None) -> Snapshot | None:
-    """Take out what is to be overwritten by a step; None where there is room.
+class Snapshots(dict[int, Snapshot]):
+    """Snapshots of the same tensors at the beginning of two steps, by step; ``new`` makes the memory of one."""
 
-    It is what is there of this step, or the oldest but for the newest and the step that is ``kept``.
-    """
-    old = [step] if step in by_step else sorted(by_step.keys() - {max(by_step, default=step), kept})
-    return by_step.pop(old[0]) if old else None
+    def __init__(self, new: Callable[[], Snapshot]) -> None:
+        super().__init__()
+        self._new = new
+
+    def overwritten(self, step: int, kept: int | None = None) -> Snapshot:
+        """Take out the snapshot that a step overwrites: its own, or the oldest but for the newest and the ``kept``."""
+        old = [step] if step in self else sorted(self.keys() - {max(self, default=step), kept})
+        return self.pop(old[0]) if old else self._new()
 
 
 @dataclass
@@ -168,19 +172,13 @@ class Copies:
     holders: ReplicaHolders
     rank: int
     device: torch.device
-    _kept: dict[int, dict[int, Snapshot]] = field(default_factory=dict, repr=False)
     _arrived: set[int] = field(default_factory=set)
     _underway: tuple[int, list[dist.Work]] | None = None
 
     def __post_init__(self) -> None:
         self.names = self.holders.names(self.rank)
-        self._owners = sorted(owner for owner, ranks in self.holders.by_rank.items() if self.rank in ranks)
-        self._kept = {owner: {} for owner in self._owners}
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of memory that the copies take."""
-        return sum(one.memory.nbytes for by_step in self._kept.values() for one in by_step.values())
+        owners = sorted(owner for owner, ranks in self.holders.by_rank.items() if self.rank in ranks)
+        self.kept = {owner: Snapshots(partial(self._allocated, owner)) for owner in owners}
 
     def steps(self) -> set[int]:
         """Return the steps of which all copies that this rank keeps have arrived; also after the world has ended."""
@@ -195,7 +193,7 @@ class Copies:
 
     def at(self, step: int) -> dict[int, dict[str, Tensor]]:
         """Return the copies of the shards of other ranks at a step, by rank and name."""
-        return {owner: by_step[step].tensors for owner, by_step in self._kept.items() if step in by_step}
+        return {owner: by_step[step].tensors for owner, by_step in self.kept.items() if step in by_step}
 
     def wait(self, check: Callable[[], object]) -> None:
         """Wait until the copies that travel have arrived on every rank: what is older is needed by none.
@@ -216,9 +214,8 @@ class Copies:
         The copies of the step before it stay, and of step ``kept``.
         """
         operations = []
-        for owner in self._owners:
-            into = overwritten(self._kept[owner], step, kept) or self._allocated(owner)
-            self._kept[owner][step] = into
+        for owner, snapshots in self.kept.items():
+            into = snapshots[step] = snapshots.overwritten(step, kept)
             operations.append(dist.P2POp(dist.irecv, into.memory, owner, tag=_COPIES))
         sent = snapshot.first(self.names)
         holders = self.holders.by_rank.get(self.rank, ())

@@ -28,7 +28,7 @@ from rankmesh.backend.nccl import device_done
 from rankmesh.core.axes import integer
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.watch.recorder import prepare
-from rankmesh.errors import ConnectError, Diverged, LayoutError, LostState, PlanError, RankmeshError, quoted
+from rankmesh.errors import ConnectError, LayoutError, PlanError, quoted
 from rankmesh.guard.everyone import gathered
 from rankmesh.guard.model_state import CurrentTensors, model_state, unreplicated_axes
 from rankmesh.rendezvous import Outcome
@@ -80,11 +80,6 @@ class _Over(BaseException):
         self.error = error
 
 
-def _is_certain(error: Exception) -> bool:
-    """Whether an error is certainly of the program: a collective's error may be the loss of another member."""
-    return isinstance(error, LostState | PlanError | Diverged) or not isinstance(error, RuntimeError | RankmeshError)
-
-
 class Session:
     """One member of a job that survives."""
 
@@ -109,7 +104,6 @@ class Session:
         self._lock = threading.Lock()
         self._machine = Machine()
         self._world: EpochWorld | None = None
-        self._rounds = Rounds(timeout)
         self._states: list[EpochState] = []
         self._is_prepared = False
         self._seconds: dict[str, float] = {}
@@ -118,6 +112,7 @@ class Session:
         simulated = torch_threads.this_rank()
         self._peers: Transport
         self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else simulated.peers(self._reply)
+        self._rounds = Rounds(self._peers, timeout)
         self.device = self._peers.device
         self._evict = (_STUCK if self._unlimited else False) if evict is None else evict
         if self._evict:
@@ -167,7 +162,7 @@ class Session:
                 except _Interrupted:
                     pass
                 except Exception as raised:  # noqa: BLE001 - of the program, or of a collective that was interrupted
-                    self._left.error, self._left.certain = raised, _is_certain(raised)
+                    self._left.error = raised
                 self._finish()
         except _Over as over:
             ended = over.error
@@ -200,7 +195,7 @@ class Session:
             except _Interrupted:
                 pass
             except Exception as raised:  # noqa: BLE001 - of this member, or since another one was lost
-                self._left.error, self._left.certain = raised, _is_certain(raised)
+                self._left.error = raised
             self._finish()
 
     def close(self) -> None:
@@ -547,7 +542,7 @@ class Session:
         self._leave_world()
         started = self._peers.now()
         noticed = started if self._noticed is None else self._noticed
-        outcome = self._agree(self._report(left))
+        outcome = self._rounds.agree(self._machine.epoch_end, self._report(left))
         self._seconds = {"free": started - noticed, "agree": self._peers.now() - started}
         self._adopt(outcome, left)
 
@@ -590,11 +585,8 @@ class Session:
     @property
     def _last_step(self) -> int:
         """The step of the last commit."""
-        here = (step for one in self._states if one.epoch == self._epoch.number for step in one.snapshots.steps)
+        here = (step for one in self._states if one.epoch == self._epoch.number for step in one.snapshots)
         return max(here, default=self._machine.step)
-
-    def _agree(self, report: Report) -> Outcome:
-        return self._rounds.agree(self._peers, self._machine.epoch_end, report)
 
     def _adopt(self, outcome: Outcome, left: Left) -> None:
         """Go on to the next epoch, or stop."""

@@ -28,7 +28,7 @@ from torch import Tensor
 from rankmesh.backend.nccl import device_done
 from rankmesh.core.boxes import Box
 from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, quoted
-from rankmesh.survival.redundancy import Copies, Snapshot, overwritten
+from rankmesh.survival.redundancy import Copies, Snapshot, Snapshots
 from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.run import run
 from rankmesh.transfer.live.shards import local
@@ -38,53 +38,13 @@ from rankmesh.transfer.planning.transfer import BUDGET
 if TYPE_CHECKING:
     from rankmesh.survival.world import EpochWorld
 
-__all__ = ["EpochState", "Load", "Snapshots", "WaitFor", "load_all", "load_boxes", "restore"]
+__all__ = ["EpochState", "Load", "WaitFor", "load_all", "load_boxes", "restore"]
 
 
 # What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.
 Load = Callable[[str, Box, int], object]
 # What makes a call that waits for other members, as ``EpochWorld.wait_for`` does.
 WaitFor = Callable[[Callable[[], object]], object]
-
-
-class Snapshots:
-    """Copies of a member's tensors at the beginning of two steps, the last ones that it has committed.
-
-    ``first`` are the names of those that begin the memory of each snapshot.
-    """
-
-    def __init__(self, first: Sequence[str] = ()) -> None:
-        self._first = first
-        self._by_step: dict[int, Snapshot] = {}
-
-    @property
-    def steps(self) -> list[int]:
-        """The steps at whose beginning a copy was made."""
-        return sorted(self._by_step)
-
-    def __getitem__(self, step: int) -> dict[str, Tensor]:
-        return self._by_step[step].tensors
-
-    @property
-    def bytes(self) -> int:
-        """Bytes of memory that the copies take."""
-        return sum(snapshot.memory.nbytes for snapshot in self._by_step.values())
-
-    def take(
-        self, step: int, tensors: Mapping[str, Tensor], done: Callable[[], object], kept: int | None = None
-    ) -> Snapshot:
-        """Copy the tensors as they are now, at the beginning of a step, over the oldest copy except ``kept``.
-
-        ``done`` waits until they are copied, or raises.
-        """
-        snapshot = overwritten(self._by_step, step, kept)
-        if snapshot is None:
-            names = [*self._first, *(name for name in tensors if name not in self._first)]
-            snapshot = Snapshot({name: local(tensors[name]) for name in names})
-        snapshot.copy({name: local(tensor) for name, tensor in tensors.items()})
-        done()
-        self._by_step[step] = snapshot
-        return snapshot
 
 
 class Writes:
@@ -123,13 +83,12 @@ class EpochState:
         self.equal_at: int | None = None
         # The last two steps that were committed, each by its number in this epoch.
         self.commits: dict[int, int] = {}
-        self.snapshots = Snapshots(() if self.copies is None else self.copies.names)
+        self.snapshots = Snapshots(self._allocated)
 
     @property
     def steps(self) -> list[int]:
         """The steps that this member can restore its part of: its own, and what it keeps of others."""
-        steps = self.snapshots.steps
-        return steps if self.copies is None else sorted(self.copies.steps().intersection(steps))
+        return sorted(self.snapshots if self.copies is None else self.copies.steps() & self.snapshots.keys())
 
     def warn_of_fewer_copies(self) -> bool:
         """Whether fewer copies than ``redundancy`` are kept of some shards, with a warning that says of which."""
@@ -145,20 +104,14 @@ class EpochState:
         )
         return True
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of memory that all copies take."""
-        return self.snapshots.bytes + (0 if self.copies is None else self.copies.bytes)
-
     def commit(self, step: int, wait_for: WaitFor, check: Callable[[], object], *, wait: bool = False) -> None:
         """Keep the tensors as they are now, at the beginning of a step; not where ``check`` raises.
 
         Copies for other ranks travel meanwhile, until the next commit; with ``wait`` until they are there. ``wait_for``
         makes the calls that wait for them.
         """
-        done = partial(device_done, self._device, check)
         self.settle(wait_for, check)
-        snapshot = self._take(step, done)
+        snapshot = self._take(step, check)
         if self.copies is not None:
             self.copies.send(step, snapshot, self.equal_at)
         if wait:
@@ -169,8 +122,18 @@ class EpochState:
         if self.copies is not None:
             wait_for(partial(self.copies.wait, check))
 
-    def _take(self, step: int, done: Callable[[], object]) -> Snapshot:
-        snapshot = self.snapshots.take(step, self.tensors, done, self.equal_at)
+    def _allocated(self) -> Snapshot:
+        """Return memory for a snapshot; what is sent to other ranks is in its beginning."""
+        first = () if self.copies is None else self.copies.names
+        names = [*first, *(name for name in self.tensors if name not in first)]
+        return Snapshot({name: local(self.tensors[name]) for name in names})
+
+    def _take(self, step: int, check: Callable[[], object]) -> Snapshot:
+        """Copy the tensors into a snapshot, which counts once they are copied."""
+        snapshot = self.snapshots.overwritten(step, self.equal_at)
+        snapshot.copy({name: local(tensor) for name, tensor in self.tensors.items()})
+        device_done(self._device, check)
+        self.snapshots[step] = snapshot
         last = max(self.commits, default=-1)
         if self.commits.get(last) != step:
             self.commits = {number: self.commits[number] for number in self.commits if number == last}
@@ -217,7 +180,9 @@ def restore(
     kept: dict[int, dict[str, Tensor]] = {}
     if old is not None and old.copies is not None:
         kept = {positions[rank]: tensors for rank, tensors in old.copies.at(step).items()}
-    tensors = {} if old is None else {name: one for name, one in old.snapshots[step].items() if name in now.shardings}
+    tensors = (
+        {} if old is None else {name: one for name, one in old.snapshots[step].tensors.items() if name in now.shardings}
+    )
     target = {} if new is None else new.tensors
     writes = Writes()
     try:

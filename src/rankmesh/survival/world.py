@@ -75,7 +75,7 @@ class EpochWorld:
         drain: Drain | None = None,
     ) -> None:
         self.rank, self.size = members.all.index(member), len(members.all)
-        self.store = _part(client.store, epoch)
+        self.store = PrefixStore(_prefix(epoch), client.store)
         self.groups: LiveGroups | None = None
         self._client, self._members, self._device = client, members, device
         # Spares make none of the program's calls.
@@ -265,12 +265,8 @@ class EpochWorld:
                 dist.destroy_process_group()
 
 
-def _part(store: Store, epoch: Epoch) -> PrefixStore:
-    """Return the part of a store that the world of an epoch has."""
-    return PrefixStore(_prefix(epoch), store)
-
-
 def _prefix(epoch: Epoch) -> str:
+    """Return where the world of an epoch has its keys in a store."""
     return f"epoch/{epoch}"
 
 
