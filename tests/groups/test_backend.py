@@ -484,18 +484,20 @@ def test_abort_ends_what_is_blocked(ranks):
 
 
 def _forked(me):
-    """Children that close the groups, leave the block, and try to abort, then the parent uses the groups."""
+    """Children that close the groups, leave the block, try to abort, and end the world; then the parent uses it."""
     with rm.connect(rm.Plan(rm.Mesh(dp=2), [rm.GroupSpec("dp")]), timeout=20) as groups:
         groups["dp"].pg  # noqa: B018
         codes = []
-        for way in (groups.close, rm.close_all, lambda: groups.__exit__(None, None, None), _refused(groups)):
+        closing = (groups.close, rm.close_all, lambda: groups.__exit__(None, None, None))
+        for way in (*closing, _refused(groups), dist.destroy_process_group):
             child = os.fork()
             if child == 0:
                 way()
-                os._exit(7 if groups.closed or way.__name__ == "refused" else 8)
+                os._exit(7 if groups.closed or way not in closing else 8)
             codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         one = torch.ones(1)
         dist.all_reduce(one, group=groups["dp"].pg)
+        dist.all_reduce(one)
     return [codes, one.item()]
 
 
@@ -509,4 +511,4 @@ def _refused(groups):
 
 def test_a_forked_child_forgets_the_groups(ranks):
     """2 ranks: a child that closes them, in any way, ends at once, and the parent's groups go on working."""
-    assert ranks(2, _forked) == [[[7] * 4, 2.0]] * 2
+    assert ranks(2, _forked) == [[[7] * 5, 4.0]] * 2
