@@ -69,8 +69,7 @@ class _Adopted(Connection):
     """The process groups of a ``DeviceMesh``, which it still owns: ``close`` only forgets them."""
 
     def __init__(self, device_mesh: DeviceMesh, plan: Plan, world: World) -> None:
-        local, default = plan.of(world.default.rank), world.default
-        super().__init__(plan, "", 0, local, lambda: None, default=default, backend=world.backend)
+        super().__init__(world, plan, plan.of(world.default.rank))
         self._device_mesh = device_mesh
 
     def open(self, name: str) -> ProcessGroup:
@@ -108,7 +107,7 @@ def adopt(device_mesh: DeviceMesh, *, names: Sequence[str] | None = None) -> Liv
     """
     # Two dimensions with the same ranks may have two process groups; each handle has its own dimension's.
     plan, world = plan_of(device_mesh, names=names, options=Options(share=False)), World.current()
-    groups = LiveGroups(_Adopted(device_mesh, plan, world), world, {})
+    groups = LiveGroups(_Adopted(device_mesh, plan, world), {})
     for group in groups.values():
         group.pg  # noqa: B018  - compared now, not at its first use
     return groups

@@ -10,12 +10,11 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from rankmesh.backend.default import DefaultGroup, default_pg, is_inherited
-from rankmesh.backend.protocol import Backend, GroupRequest, NotJoined
+from rankmesh.backend.default import default_pg, is_inherited
+from rankmesh.backend.protocol import GroupRequest, NotJoined
 from rankmesh.core.local import LocalGroup, LocalGroups
 from rankmesh.core.plan import Plan
 from rankmesh.errors import ConnectError, RankmeshError, first_line, listed
@@ -25,32 +24,23 @@ from rankmesh.runtime.schedule import requested
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
+    from rankmesh.runtime.world import World
+
 __all__ = ["Connection"]
 
 
 class Connection:
-    """The process groups of this rank for one plan; ``closed`` is called once they are destroyed.
+    """The process groups of this rank for one plan, in its world.
 
     ``handles`` has a handle of each of the plan's groups by name, none after ``close``. ``is_complete`` is set once
-    every rank has its groups. ``others`` is how many groups this process had before.
+    every rank has its groups.
     """
 
-    def __init__(
-        self,
-        plan: Plan,
-        key: str,
-        epoch: int,
-        local: LocalGroups,
-        closed: Callable[[], None],
-        *,
-        default: DefaultGroup,
-        backend: Backend,
-        others: int = 0,
-    ) -> None:
-        self.plan, self.key, self.epoch, self.local = plan, key, epoch, local
+    def __init__(self, world: World, plan: Plan, local: LocalGroups, key: str = "", epoch: int = 0) -> None:
+        self.world, self.plan, self.local, self.key, self.epoch = world, plan, local, key, epoch
         self.made: dict[str, ProcessGroup] = {}
         self.is_complete = self.is_closed = False
-        self._default, self._backend, self._closed, self._others = default, backend, closed, others
+        self._before = sum(map(len, world.live))
         self._every = {name: LiveGroup(group, partial(self.open, group.canonical)) for name, group in local.items()}
         self.handles = dict(self._every)
 
@@ -68,23 +58,23 @@ class Connection:
         """
         self.check_open()
         if name not in self.made:
-            request = requested(self.plan, self.key, self.local[name], self._default, self.epoch)
+            request = requested(self.plan, self.key, self.local[name], self.world.default, self.epoch)
             self.make(name, request, time.monotonic() + request.kind.timeout.total_seconds())
         return self.made[name]
 
     def make(self, name: str, request: GroupRequest, deadline: float) -> None:
         """Make the process group of a canonical group, for which its members wait until ``deadline``."""
         try:
-            self.made[name] = self._backend.create(request, deadline)
+            self.made[name] = self.world.backend.create(request, deadline)
         except RankmeshError:
             raise
         except (RuntimeError, ValueError) as error:
-            raise _failure(self._default.rank, self.local[name], error, self._others) from error
+            raise _failure(self.world.default.rank, self.local[name], error, self._before) from error
 
     def abort(self) -> None:
         """Have every collective that is blocked in these groups return with an error."""
         self.check_open()
-        self._backend.abort(tuple(self.made.values()))
+        self.world.backend.abort(tuple(self.made.values()))
 
     def close(self) -> None:
         """Destroy the process groups, last made first, the same order on every member; a forked child forgets them."""
@@ -102,16 +92,16 @@ class Connection:
         failed = {}
         for name in reversed([name for name in self.local if name in self.made]):
             try:
-                self._backend.destroy(self.made[name], connected=self.is_complete)
+                self.world.backend.destroy(self.made[name], connected=self.is_complete)
             except RuntimeError as error:  # the others can still be destroyed
                 failed[name] = error
             del self.made[name]
-        self._closed()
+        self.world.forget_closed()
         if failed:
             name, cause = next(iter(failed.items()))
             raise ConnectError(
-                f"rank {self._default.rank}: group {name!r} could not be destroyed ({first_line(cause)}); the others "
-                "were; its connections close when the process ends",
+                f"rank {self.world.default.rank}: group {name!r} could not be destroyed ({first_line(cause)}); the "
+                "others were; its connections close when the process ends",
                 groups=tuple(failed),
             ) from cause
 

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
 
     from rankmesh.placement.measured import Measurement
     from rankmesh.runtime.report import Report
-    from rankmesh.runtime.world import World
 
 __all__ = ["LiveGroups"]
 
@@ -30,9 +29,9 @@ class LiveGroups(ByKind[LiveGroup]):
     ``NotAMember``; after ``close()`` the mapping is empty, and asking it for a group raises ``ConnectError``.
     """
 
-    def __init__(self, connection: Connection, world: World, phases: dict[str, float]) -> None:
+    def __init__(self, connection: Connection, phases: dict[str, float]) -> None:
         self.plan, self.key, self.epoch = connection.plan, connection.key, connection.epoch
-        self.world, self.phases = world, phases
+        self.world, self.phases = connection.world, phases
         self._connection = connection
         # None is left once they are closed: one look-up answers a question.
         self._handles = connection.handles

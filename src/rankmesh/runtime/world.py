@@ -181,8 +181,8 @@ class World:
         within = limit.total_seconds()
         deadline = time.monotonic() + within
         epoch = agreement.epoch if agreement else 0
-        made = {key: self._connection(plan, key, epoch, local[key]) for key, plan in plans.items()}
-        live = {key: LiveGroups(connection, self, phases) for key, connection in made.items()}
+        made = {key: Connection(self, plan, local[key], key, epoch) for key, plan in plans.items()}
+        live = {key: LiveGroups(connection, phases) for key, connection in made.items()}
         self._live += live.values()
         try:
             _timed(phases, "create", lambda: self._create(made, deadline, phases))
@@ -201,15 +201,9 @@ class World:
             connection.is_complete = True
         return live
 
-    def _connection(self, plan: Plan, key: str, epoch: int, local: LocalGroups) -> Connection:
-        others = sum(map(len, self._live))
-        return Connection(
-            plan, key, epoch, local, self._forget, default=self.default, backend=self.backend, others=others
-        )
-
     def outside(self, plan: Plan) -> LiveGroups:
         """Return the live groups of a rank that is in none of the plan's."""
-        return LiveGroups(self._connection(plan, "", 0, plan.of(self.default.rank)), self, {})
+        return LiveGroups(Connection(self, plan, plan.of(self.default.rank)), {})
 
     def _create(self, made: Mapping[str, Connection], deadline: float, phases: dict[str, float]) -> None:
         plans = {key: connection.plan for key, connection in made.items()}
@@ -252,7 +246,7 @@ class World:
         """
         return identified(text, {(live.key, live.epoch): live.plan for live in self._live})
 
-    def _forget(self) -> None:
+    def forget_closed(self) -> None:
         """Own no groups of what is closed."""
         self._live = [live for live in self._live if not live.closed]
         if not self._live:
