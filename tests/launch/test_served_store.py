@@ -7,6 +7,7 @@ from datetime import timedelta
 import pytest
 from tests.sockets import free_port
 
+from rankmesh.errors import ConnectError
 from rankmesh.runtime.served_store import open_at
 
 
@@ -27,3 +28,12 @@ def test_a_store_listens_at_a_numeric_address_alone(address, elsewhere):
     assert open_at(address, port, limit, serves=False).get("key") == b"value"
     again = open_at(address, port, limit, serves=True)  # of the same process, such as for a second job
     assert again.get("key") == b"value"
+
+
+@pytest.mark.parametrize("serves", [True, False])
+@pytest.mark.parametrize("address", ["nowhere.invalid", "n" * 70])
+def test_a_name_that_does_not_resolve_is_an_error(address, serves):
+    """Whoever would serve the store there is refused, and who waits for it at the end of the time."""
+    with pytest.raises(ConnectError) as error:
+        open_at(address, free_port(), timedelta(seconds=0.1), serves=serves)
+    assert error.value.missing == (() if serves else (0,))

@@ -75,7 +75,11 @@ def open_at(address: str, port: int, timeout: timedelta, *, serves: bool) -> Sto
 
 def _serve(launch: Launch, timeout: timedelta) -> TCPStore:
     """Return the store, in this process; reached on this host whatever the others call it."""
-    return _opened(launch, str(launch.address) if _is_here(launch) else "localhost", launch.port, True, timeout)
+    try:
+        here = _is_here(launch)
+    except (OSError, UnicodeError) as error:
+        raise _unreachable(launch, first_line(error)) from error
+    return _opened(launch, str(launch.address) if here else "localhost", launch.port, True, timeout)
 
 
 def _connect(launch: Launch, timeout: timedelta) -> TCPStore:
@@ -171,8 +175,8 @@ def _await_server(launch: Launch, end: float) -> None:
 def _refused(launch: Launch) -> str | None:
     try:
         socket.create_connection((launch.address, launch.port), timeout=_KNOCK).close()
-    except OSError as error:
-        return error.strerror or "timed out"
+    except (OSError, UnicodeError) as error:
+        return getattr(error, "strerror", None) or first_line(error)
     return None
 
 
