@@ -19,8 +19,8 @@ from tests.multihost.conftest import hosts  # noqa: F401  - two namespaces, for 
 
 ROOT = Path(__file__).parents[2]
 RUN = "RANKMESH_LAUNCHERS"
-# Programs of their own, which load Ray; there are no tests in them.
-collect_ignore = ["ray_actors.py", "ray_host.py", "ray_job.py"]
+# Programs of their own; there are no tests in them.
+collect_ignore = ["ray_actors.py", "ray_host.py", "ray_job.py", "survives.py"]
 BIN = Path(sys.executable).parent
 
 # The four lines of the README, with what each rank then says.

@@ -24,28 +24,7 @@ HYDRA = ("mpiexec.hydra", "-n")
 LIMIT = 200
 # What the others report of rank 2, which is lost in the second group that is verified.
 LOST_IN_USE = "rank 2: it does not answer"
-# A job of dp=* with a spare, whose second process is killed in a step; the others say what they returned.
-SURVIVES = """\
-import os, signal, torch, torch.distributed as dist, rankmesh as rm
-
-NAMES = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "PMI_RANK", "RANK")
-ME = next(os.environ[name] for name in NAMES if name in os.environ)
-
-def train(job):
-    w = torch.zeros(4, dtype=torch.float64)
-    job.hold({"w": w}, {"w": rm.Sharding(job.plan.mesh, None, shape=(4,), dtype="float64")})
-    for step in range(job.step, 6):
-        if ME == "1" and step == 3:
-            os.kill(os.getpid(), signal.SIGKILL)
-        x = torch.full((4,), step + 1.0, dtype=torch.float64)
-        dist.all_reduce(x, group=job.groups["dp"].pg)
-        w += x / job.groups["dp"].size
-        job.commit(step + 1)
-    return job.epoch, job.rank, w.sum().item()
-
-result = rm.survive(train, "dp=*", spares=1, timeout=5)
-os.write(1, f"survived {ME} {result}\\n".encode())  # one line, whole
-"""
+SURVIVES = Path(__file__).with_name("survives.py")
 # What the three of four processes say that live.
 SURVIVED = {"0": "(1, 0, 84.0)", "2": "(1, 2, 84.0)", "3": "(1, 1, 84.0)"}
 

@@ -62,19 +62,15 @@ def test_a_rank_that_dies(run):
     assert "every group was proved" not in done.stdout
 
 
-def test_a_job_survives_the_loss_of_a_rank(run, tmp_path):
+def test_a_job_survives_the_loss_of_a_rank(run):
     """4 ranks of Open MPI, one of them a spare, one killed: with recovery mpirun leaves the others alone."""
     needs("Open MPI", "mpirun.openmpi")
-    job = tmp_path / "survives.py"
-    job.write_text(SURVIVES, encoding="utf-8")
-    done = run(OPENMPI[0], "--enable-recovery", *OPENMPI[1:], "4", sys.executable, job)
+    done = run(OPENMPI[0], "--enable-recovery", *OPENMPI[1:], "4", sys.executable, SURVIVES)
     assert survived(done) == SURVIVED, done
 
 
-def test_a_job_survives_in_shells(run, tmp_path):
+def test_a_job_survives_in_shells(run):
     """4 ranks of MPICH, each in a shell that ends well whatever becomes of it: one is killed, and the others go on."""
     needs("MPICH", "mpiexec.hydra")
-    job = tmp_path / "survives.py"
-    job.write_text(SURVIVES, encoding="utf-8")
-    done = run(*HYDRA, "4", "sh", "-c", '"$@" || true', "sh", sys.executable, job)
+    done = run(*HYDRA, "4", "sh", "-c", '"$@" || true', "sh", sys.executable, SURVIVES)
     assert survived(done) == SURVIVED, done

@@ -40,10 +40,8 @@ def test_a_worker_that_dies(ran):
     assert set(re.findall(r"\[Rank (\d+) Error Snippet\]", done.stderr)) == {"2"}, done.stderr[-3000:]
 
 
-def test_a_job_survives_the_loss_of_an_actor(run, ray, tmp_path):
+def test_a_job_survives_the_loss_of_an_actor(run, ray):
     """4 actors, one of them a spare, one killed: Ray leaves the others alone, and they go on."""
-    job = tmp_path / "survives.py"
-    job.write_text(SURVIVES, encoding="utf-8")
-    done = run(sys.executable, JOB.with_name("ray_actors.py"), job, free_port(), **ray, **PATH)
+    done = run(sys.executable, JOB.with_name("ray_actors.py"), SURVIVES, free_port(), **ray, **PATH)
     assert survived(done) == SURVIVED, done
     assert "lost 1 ActorDiedError" in done.stdout

@@ -69,10 +69,7 @@ def test_a_rank_that_is_killed(slurm):
     assert ended == {**dict.fromkeys("124", "Exited with exit code 5"), "3": "Killed"}, done.stderr
 
 
-def test_a_job_survives_the_loss_of_a_rank(slurm, tmp_path):
+def test_a_job_survives_the_loss_of_a_rank(slurm):
     """4 ranks on four nodes, one of them a spare, one killed: srun leaves the others alone, and they go on."""
-    job = tmp_path / "survives.py"
-    job.write_text(SURVIVES, encoding="utf-8")
-    tmp_path.chmod(0o755)
-    done = slurm.run("srun", "--no-kill", "--kill-on-bad-exit=0", "-N4", "-n4", sys.executable, job)
+    done = slurm.run("srun", "--no-kill", "--kill-on-bad-exit=0", "-N4", "-n4", sys.executable, SURVIVES)
     assert survived(done) == SURVIVED, done

@@ -20,6 +20,13 @@ def pytest_ignore_collect(collection_path):
     return True if program or "RANKMESH_PEERS" not in os.environ else None
 
 
+def checkout(variable):
+    """Where a variable says that another's sources lie."""
+    if not os.environ.get(variable):
+        pytest.skip(f"{variable} names no checkout")
+    return Path(os.environ[variable]).resolve()
+
+
 @pytest.fixture
 def asked_beside():
     """Run a module of these tests as a program with one release on its path; what it printed."""

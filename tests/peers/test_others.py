@@ -3,7 +3,6 @@
 import os
 import random
 import sys
-from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Optional
 from unittest.mock import MagicMock
@@ -12,6 +11,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.dialects import dry
+from tests.peers.conftest import checkout
 from torch.distributed.device_mesh import DeviceMesh
 
 import rankmesh as rm
@@ -206,13 +206,6 @@ def test_deepspeed(ranks):
     assert ranks(1, _deepspeed, world=None, limit=60) == [[]]
 
 
-def checkout(variable):
-    """Where a variable says that another's sources lie."""
-    if not os.environ.get(variable):
-        pytest.skip(f"{variable} names no checkout")
-    return str(Path(os.environ[variable]).resolve())
-
-
 def _nanotron(me, source):
     from tests.peers import theirs
 
@@ -269,7 +262,7 @@ def test_nanotron(ranks):
 
 def test_nanotron_sources(ranks):
     """40 contexts of a checkout: groups of context parallelism too, slices of ranks, the groups that it knows."""
-    assert ranks(1, _nanotron, checkout("NANOTRON"), world=None, limit=60) == [[]]
+    assert ranks(1, _nanotron, str(checkout("NANOTRON")), world=None, limit=60) == [[]]
 
 
 BOTH = ("dp_enabled", "dp_replicate_enabled", "dp_shard_enabled", "cp_enabled", "dp_cp_enabled", "fsdp_enabled",
@@ -360,4 +353,4 @@ def test_torchtitan(ranks):
 @pytest.mark.skipif(sys.version_info < (3, 11), reason="torchtitan is written for Python 3.11")
 def test_torchtitan_sources(ranks):
     """40 layouts of a checkout: every public name is there, and each answer beside the drop-in's."""
-    assert ranks(1, _torchtitan, checkout("TORCHTITAN"), world=None, limit=100) == [[]]
+    assert ranks(1, _torchtitan, str(checkout("TORCHTITAN")), world=None, limit=100) == [[]]

@@ -17,6 +17,7 @@ from types import ModuleType
 
 import pytest
 from tests.dialects import dry
+from tests.peers.conftest import checkout
 from tests.peers.fetch import folder
 
 from rankmesh.dialects import ezpz as drop_in
@@ -33,13 +34,6 @@ FILES = (
     "test_mimo_hetero_topology.py",
     "pipeline_parallel/test_bridge_communicator.py",
 )
-
-
-def checkout(variable):
-    """Where a variable says that another's sources lie."""
-    if not os.environ.get(variable):
-        pytest.skip(f"{variable} names no checkout")
-    return Path(os.environ[variable]).resolve()
 
 
 def test_ezpz(tmp_path):
