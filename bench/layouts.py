@@ -21,7 +21,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, dataclass, fields, replace
 from itertools import permutations
 from pathlib import Path
 from typing import Any
@@ -126,7 +126,7 @@ def predicted(layout: Layout, cluster: Cluster) -> float:
     """Predict the seconds of a step's communication as the search does, with computation that takes no time."""
     model, training = _described(layout)
     links = Links(layout.plan, cluster, "gloo")
-    return predict(model, training, layout.sizes, DEVICES["h100"], links, speed=float("inf")).seconds
+    return predict(model, training, replace(DEVICES["h100"], speed=float("inf")), links).seconds
 
 
 # -- on the ranks -------------------------------------------------------------------------------------------------

@@ -43,8 +43,8 @@ def problems(draw, most=8):
 
 
 def _step(plan, problem):
-    sizes, training, cluster, backend = problem
-    return predict(MODEL, training, sizes, H100, Links(plan, cluster, backend)).seconds
+    _, training, cluster, backend = problem
+    return predict(MODEL, training, H100, Links(plan, cluster, backend)).seconds
 
 
 def _devices(links, orders):
@@ -79,8 +79,8 @@ def test_of_few_ranks_no_order_is_quicker(problem):
     placed = place(plan, cluster, model=MODEL, training=training, backend=backend)
     links = Links(plan, cluster, backend)
     orders = [*permutations(range(sizes.world))]
-    every = Prediction(MODEL, training, sizes, H100, links.roles).seconds(links.under(_devices(links, orders)))
-    without = predict(MODEL, training, sizes, H100, links.only(())).seconds
+    every = Prediction(MODEL, training, H100, links.roles).seconds(links.under(_devices(links, orders)))
+    without = predict(MODEL, training, H100, links.only(())).seconds
     least = min(every) - without
     assert placed.exact
     assert placed.cost == pytest.approx(least, abs=1e-9 * without) or (
@@ -96,7 +96,7 @@ def test_placements_are_predicted_together_as_one_by_one(problem, data):
     plan = search_plan(sizes, training)
     orders = [data.draw(st.permutations(range(sizes.world))) for _ in range(3)]
     links = Links(plan, cluster, backend)
-    found = Prediction(MODEL, training, sizes, H100, links.roles).seconds(links.under(_devices(links, orders)))
+    found = Prediction(MODEL, training, H100, links.roles).seconds(links.under(_devices(links, orders)))
     assert found.tolist() == pytest.approx([_step(plan.replace(rank_map=order), problem) for order in orders])
 
 
@@ -145,10 +145,10 @@ def test_place_and_search_agree():
     placed = place(plan, cluster, model=MODEL, training=training)
     assert placed.step.seconds == pytest.approx(found.seconds)
     links = Links(plan, cluster)
-    assert placed.step_before.seconds == pytest.approx(predict(MODEL, training, sizes, H100, links).seconds)
+    assert placed.step_before.seconds == pytest.approx(predict(MODEL, training, H100, links).seconds)
     chosen = settled(plan, cluster, MODEL, training)
-    assert predict(MODEL, chosen, sizes, H100, links).seconds <= placed.step_before.seconds
-    assert settled(plan, cluster, MODEL, training, capacity=1e9) is None
+    assert predict(MODEL, chosen, H100, links).seconds <= placed.step_before.seconds
+    assert settled(plan, cluster, MODEL, training, device=replace(H100, memory=1e9)) is None
 
 
 @pytest.mark.parametrize(

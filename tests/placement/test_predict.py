@@ -1,6 +1,7 @@
 """Seconds by part beside counts by hand, a schedule run event by event, and published runs."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from tests.placement.schedules import makespan
@@ -61,7 +62,7 @@ def test_work_at_a_given_speed_is_all_flops(tp, cp, pp):
     """At 1 FLOP/s, all ranks together take as many seconds as the step has FLOPs, but for flash's second scores."""
     training, sizes = Training(batch=1, sequence=64), Sizes(tp=tp, cp=cp, pp=pp)
     for model in (GPT, MIXED):
-        works = [stage_work(model, training, sizes, stage, H100, speed=1.0) for stage in range(pp)]
+        works = [stage_work(model, training, sizes, stage, replace(H100, speed=1.0)) for stage in range(pp)]
         attention = sum(work.forward["attention"] for work in works)
         seconds = tp * cp * (sum(work.seconds for work in works) - 0.5 * attention)
         assert seconds == pytest.approx(flops(model, training))
@@ -105,11 +106,11 @@ def test_dualpipe_joins_the_ends():
     one, two = (Training(batch=8, sequence=512, schedule=name, overlap=("pp",)) for name in ("1f1b", "dualpipe"))
     works = [stage_work(GPT, two, sizes, stage, H100) for stage in range(4)]
     means = [(works[stage].seconds + works[3 - stage].seconds) / 2 for stage in range(2)]
-    step = predict(GPT, two, sizes, H100, links)
+    step = predict(GPT, two, H100, links)
     assert sum(step.parts[name] for name in ("matrices", "attention", "kernels")) == pytest.approx(8 * max(means))
     ends = [sum(getattr(works[stage], side).values()) for side in ("forward", "backward") for stage in (0, 3)]
     assert step.parts["bubble"] == pytest.approx(sum(ends[:2]) / 2 + sum(ends[2:]) / 4)
-    assert step.seconds < predict(GPT, one, sizes, H100, links).seconds
+    assert step.seconds < predict(GPT, one, H100, links).seconds
     kept = [stage_memory(GPT, two, sizes, stage) for stage in (0, 3)]
     assert memory(GPT, two, sizes) == pytest.approx({name: kept[0][name] + kept[1][name] for name in kept[0]})
 
@@ -119,14 +120,14 @@ def test_a_uniform_cluster_costs_what_the_formulas_say():
     cluster, sizes = Cluster.parse("host=8:450GB,leaf=2:50GB"), Sizes(tp=8, dp=2)
     training = Training(batch=8, sequence=2048, overlap=())
     model = Transformer(layers=4, hidden=4096, heads=32, ffn_hidden_size=16384, vocabulary=32000, tied=False)
-    step = predict(model, training, sizes, H100, Links(search_plan(sizes, training), cluster))
+    step = predict(model, training, H100, Links(search_plan(sizes, training), cluster))
     whole = 2048 * 4096 * 2
     one = (7 * 3.4e-6 + whole / 8 * 7 / 450e9, 7 * 3.4e-6 + whole * 7 / 8 / 450e9)
     loss = min(14 * 3.4e-6 + 2 * 2048 * 4 * 7 / 8 / 450e9, 2 * 3 * 3.4e-6 + 2 * 2048 * 4 / 450e9)
     assert step.parts["tp"] == pytest.approx(4 * ((3 * 8 + 3) * one[0] + (2 * 8 + 2) * one[1] + 3 * loss))
     weights = sum((4 * (4 * 4096**2 + 2 * 4096 * 16384) / 8, 2 * 32000 * 4096 / 8, 9 * 4096))
     assert step.parts["dp"] == pytest.approx(4 * 14e-6 + weights / 2 * (4 + 2) / 50e9, rel=1e-6)
-    hidden = predict(model, Training(batch=8, sequence=2048), sizes, H100, Links(search_plan(sizes, training), cluster))
+    hidden = predict(model, Training(batch=8, sequence=2048), H100, Links(search_plan(sizes, training), cluster))
     assert hidden.parts["dp"] + hidden.hidden["dp"] == pytest.approx(step.parts["dp"])
     assert hidden.parts["dp"] < step.parts["dp"]
 
@@ -137,7 +138,7 @@ def test_a_step_depends_on_the_order_of_the_ranks():
     training = Training(batch=8, sequence=2048, overlap=())
     plan = search_plan(sizes, training)
     apart = plan.replace(rank_map=(0, 4, 1, 5, 2, 6, 3, 7))
-    there, here = (predict(GPT, training, sizes, H100, Links(each, cluster)).parts for each in (apart, plan))
+    there, here = (predict(GPT, training, H100, Links(each, cluster)).parts for each in (apart, plan))
     assert there["tp"] > 5 * here["tp"]
     assert there["dp"] < here["dp"]
 
@@ -171,7 +172,7 @@ def test_search_is_the_best_of_all_it_tries():
     assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
     assert rows[0].seconds == pytest.approx(min(each.seconds for each in every))
     least = min(sum(memory(GPT, training, each.sizes).values()) for each in every) + 2e9
-    few = search(8, cluster, GPT, training, free=(), capacity=1.2 * least)
+    few = search(8, cluster, GPT, training, free=(), device=replace(H100, memory=1.2 * least))
     assert 1 <= len(few) < len(every)
     assert all(row.memory + 2e9 <= 1.2 * least for row in few)
 

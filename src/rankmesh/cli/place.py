@@ -105,8 +105,7 @@ def command(
 def _work(plan: Plan, machine: Cluster, given: Trained) -> dict[str, Any]:
     """Return the arguments of ``place`` for a model; what is not given of its training is chosen as ``search`` does."""
     how = settled(
-        plan, machine, given.model, given.training, device=given.device, speed=given.speed, capacity=given.capacity,
-        free=given.free,
+        plan, machine, given.model, given.training, device=given.device, free=given.free
     )  # fmt: skip
     if how is None:
         note(
@@ -116,4 +115,4 @@ def _work(plan: Plan, machine: Cluster, given: Trained) -> dict[str, Any]:
     elif given.free:
         chosen = ", ".join(f"{name.replace('_', ' ')} {getattr(how, name)}" for name in given.free)
         note(f"note: chosen as search does: {chosen}")
-    return {"model": given.model, "training": how or given.training, "device": given.device, "speed": given.speed}
+    return {"model": given.model, "training": how or given.training, "device": given.device}

@@ -37,11 +37,10 @@ def command(
     given = trained(model, options)
     machine, how = cluster_of(cluster, world), given.training
     with progress_bar("searching", "layouts") as (progress, _):
-        rows = search(world, machine, given.model, how, top=max(top, explain), device=given.device, speed=given.speed,
-                      capacity=given.capacity, free=given.free, progress=progress)  # fmt: skip
+        rows = search(world, machine, given.model, how, top=max(top, explain), device=given.device,
+                      free=given.free, progress=progress)  # fmt: skip
     assumed = assumptions(
-        given.model, how, given.device, machine, speed=given.speed, speed_from=given.speed_from,
-        capacity=given.capacity, free=given.free,
+        given.model, how, given.device, machine, speed_from=given.speed_from, free=given.free
     )  # fmt: skip
     if explain > len(rows):
         raise typer.BadParameter(f"--explain {explain} is beyond the {len(rows)} layouts that fit")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Annotated, Any
 
@@ -74,14 +74,12 @@ class TrainingOptions:
 
 @dataclass(frozen=True)
 class Trained:
-    """A model and its training as the options have them; ``free``: the fields of the training that may be chosen."""
+    """A model, its training and its device as the options have them; ``free``: what may be chosen of the training."""
 
     model: Transformer
     training: Training
     free: tuple[str, ...]
     device: Device
-    capacity: float | None
-    speed: float | None
     speed_from: str
 
 
@@ -95,7 +93,8 @@ def trained(model: str, options: TrainingOptions) -> Trained:
     training, free = _training(stated, fields)
     of = device(name)
     flops, speed_from = (None, "") if speed is None else speed_of(speed, of.peak(training.precision))
-    return Trained(transformer, training, free, of, None if memory is None else memory * 1e9, flops, speed_from)
+    of = replace(of, speed=flops, memory=of.memory if memory is None else memory * 1e9)
+    return Trained(transformer, training, free, of, speed_from)
 
 
 def _training(stated: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Training, tuple[str, ...]]:

@@ -27,20 +27,17 @@ def assumptions(
     device: Device,
     cluster: Cluster,
     *,
-    speed: float | None = None,
     speed_from: str = "as given",
-    capacity: float | None = None,
     free: Collection[str] = (),
 ) -> dict[str, str]:
     """Return sentences by name; ``free``: the fields of ``training`` that the search chose for each layout.
 
-    ``speed_from``: the source of ``speed``, in words.
+    ``speed_from``: the source of the device's speed, in words.
     """
-    available = device.memory if capacity is None else capacity
     peak = device.peak(training.precision) / 1e12
     computes = (
-        f"{speed / 1e12:g} TFLOP/s of everything, {speed_from}"
-        if speed is not None
+        f"{device.speed / 1e12:g} TFLOP/s of everything, {speed_from}"
+        if device.speed is not None
         else f"{device.name}: {peak:g} TFLOP/s in {training.precision}, of which large matrix products reach "
         f"{MATRIX:.0%}, and attention {ATTENTION:.0%} in bf16; {device.bandwidth / 1e12:g} TB/s, of which kernels "
         f"reach {MOVING:.0%}; {LAUNCH * 1e6:g} µs a kernel"
@@ -50,7 +47,7 @@ def assumptions(
         f"a vocabulary of {model.vocabulary:,}",
         "batch": f"{training.batch:,} sequences of {training.sequence:,} tokens",
         "device": computes,
-        "memory": f"{available / 1e9:g} GB, of which CUDA, NCCL and kernels take {LIBRARIES / 1e9:g} GB",
+        "memory": f"{device.memory / 1e9:g} GB, of which CUDA, NCCL and kernels take {LIBRARIES / 1e9:g} GB",
         "sequence_parallel": "no" if training.sequence_parallel is False else "where tp is above 1",
         "zero": f"{training.zero}: {_ZERO[training.zero]}",
         "microbatch": str(training.microbatch),

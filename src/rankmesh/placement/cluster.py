@@ -151,15 +151,11 @@ class Cluster:
                 hosts=len(listed),
                 expected=count,
             )
-        if len(set(listed)) < count:
-            twice = next(name for name in listed if listed.count(name) > 1)
-            raise ClusterError(f"host {quoted(twice)} is named twice; name it once", host=twice)
-        step = 1
-        places: dict[str, tuple[str, ...]] = dict.fromkeys(listed, ())
-        for level in outer:
-            step *= sizes[level]
-            for number, name in enumerate(sorted(listed, key=natural)):
-                places[name] = (*places[name], f"{level}{number // step}")
+        steps = dict(zip(outer, accumulate((sizes[level] for level in outer), mul), strict=True))
+        places = {
+            name: tuple(f"{level}{number // step}" for level, step in steps.items())
+            for number, name in enumerate(sorted(listed, key=natural))
+        }
         return cls(levels, tuple(Host(name, devices, places[name], inside) for name in listed))
 
     @classmethod
@@ -502,34 +498,21 @@ def _level(row: Mapping[str, Any], default: Level) -> Level:
 def _hosts(row: Mapping[str, Any], levels: list[str], inner: int) -> Iterator[Host]:
     name = row.get("name")
     _known(row, {"name", "devices", *levels[:inner], *levels[inner + 1 :]}, f"host {name!r}")
-    places = tuple(_place(row, level, name) for level in levels[inner + 1 :])
-    inside = tuple(tuple(_inside(row, level, name)) for level in levels[:inner])
+    places = tuple(str(_unit(row, level, name, (str, int), "a name")) for level in levels[inner + 1 :])
+    each = "the unit of each device, such as [0, 0, 1, 1]"
+    inside = tuple(tuple(_unit(row, level, name, (list,), each)) for level in levels[:inner])
     if "devices" not in row:
         raise ClusterError(f"host {quoted(name)} does not say how many devices it has; add devices: 8", host=name)
     for listed in host_list(name if isinstance(name, str) else ""):
         yield Host(listed, row["devices"], places, inside)
 
 
-def _inside(row: Mapping[str, object], level: str, name: object) -> list[int]:
-    units = row.get(level)
-    if not isinstance(units, list):
-        raise ClusterError(
-            f"host {quoted(name)} does not say its {level}; add {level}: the unit of each device, such as [0, 0, 1, 1]",
-            host=name,
-            level=level,
-        )
-    return units
-
-
-def _place(row: Mapping[str, object], level: str, name: object) -> str:
-    place = row.get(level)
-    if not isinstance(place, str | int) or isinstance(place, bool) or place == "":
-        raise ClusterError(
-            f"host {quoted(name)} does not say its {level}; add {level}: a name",
-            host=name,
-            level=level,
-        )
-    return str(place)
+def _unit(row: Mapping[str, Any], level: str, name: object, kinds: tuple[type, ...], what: str) -> Any:
+    """Return the unit of a host at a level around it; at a level inside it, the unit of each device."""
+    unit = row.get(level)
+    if not isinstance(unit, kinds) or isinstance(unit, bool) or unit == "":
+        raise ClusterError(f"host {quoted(name)} does not say its {level}; add {level}: {what}", host=name, level=level)
+    return unit
 
 
 def _known(row: Mapping[str, object], known: set[str], what: str) -> None:

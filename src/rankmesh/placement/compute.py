@@ -88,20 +88,18 @@ def flops(model: Transformer, training: Training) -> float:
     return float(training.batch * training.sequence * (6 * weights + scores))
 
 
-def stage_work(
-    model: Transformer, training: Training, sizes: Sizes, stage: int, device: Device, speed: float | None = None
-) -> Work:
-    """Seconds of one microbatch on a stage; with ``speed``, all FLOPs run at this many a second, and nothing else."""
+def stage_work(model: Transformer, training: Training, sizes: Sizes, stage: int, device: Device) -> Work:
+    """Seconds of one microbatch on a stage; at a given speed of the device only FLOPs take time."""
     layers, experts = blocks(model, sizes, stage)
     forward = dict.fromkeys(("matrices", "attention", "kernels"), 0.0)
     backward = dict.fromkeys((*forward, "recomputation"), 0.0)
     for count, with_experts in ((layers - experts, False), (experts, True)):
         if count:
-            there, back = _block(model, training, sizes, device, with_experts, speed)
+            there, back = _block(model, training, sizes, device, with_experts)
             for total, part in ((forward, there), (backward, back)):
                 for name, value in part.items():
                     total[name] += count * value
-    for total, part in zip((forward, backward), _ends(model, training, sizes, stage, device, speed), strict=True):
+    for total, part in zip((forward, backward), _ends(model, training, sizes, stage, device), strict=True):
         for name, value in part.items():
             total[name] += value
     return Work(forward, backward)
@@ -130,11 +128,11 @@ def _products(model: Transformer, training: Training, sizes: Sizes, experts: boo
         yield _Product(tokens, model.shared_ffn_hidden_size / tp, hidden)
 
 
-def _matrix(product: _Product, precision: str, device: Device, speed: float | None) -> float:
+def _matrix(product: _Product, precision: str, device: Device) -> float:
     rows, inner, columns, times = product.rows, product.inner, product.columns, product.times
     work = 2 * rows * inner * columns * times
-    if speed is not None:
-        return work / speed
+    if device.speed is not None:
+        return work / device.speed
     each = 1 if precision == "fp8" and not product.plain else 2
     moved = each * (rows * inner + inner * columns) + 2 * rows * columns
     tiles = ceil(rows / TILE[0]) * ceil(columns / TILE[1]) / device.units
@@ -158,20 +156,20 @@ def _moved(model: Transformer, training: Training, sizes: Sizes, experts: bool) 
 
 
 def _block(
-    model: Transformer, training: Training, sizes: Sizes, device: Device, experts: bool, speed: float | None
+    model: Transformer, training: Training, sizes: Sizes, device: Device, experts: bool
 ) -> tuple[dict[str, float], dict[str, float]]:
     tokens, tp = training.tokens(sizes.cp), sizes.tp
     products = list(_products(model, training, sizes, experts))
-    matrices = sum(_matrix(each, training.precision, device, speed) for each in products)
+    matrices = sum(_matrix(each, training.precision, device) for each in products)
     unfused = training.attention == "unfused"
     pairs = model.pairs(training.sequence, causal=not unfused)
     work = 2 * tokens * (model.queries + model.attended) / tp * pairs
-    attention = work / (speed or ATTENTION * device.peak("bf16"))
+    attention = work / (device.speed or ATTENTION * device.peak("bf16"))
     back = attention * _BACKWARD[training.attention]
     memory = MOVING * device.bandwidth
-    scores = 2 * tokens * model.heads / tp * pairs / memory if unfused and speed is None else 0.0
+    scores = 2 * tokens * model.heads / tp * pairs / memory if unfused and device.speed is None else 0.0
     cheap = kernels = casts = 0.0
-    if speed is None:
+    if device.speed is None:
         soft, rest = _moved(model, training, sizes, experts)
         cheap, kernels = tokens * soft / memory, tokens * rest / memory
         count = _KERNELS + (_EXPERT_KERNELS * model.experts / sizes.ep if experts else 0)
@@ -182,7 +180,7 @@ def _block(
         kernels += launches / 3
     latent = 0.0
     if training.recompute == "selective" and model.attention_weights is not None:
-        latent = _matrix(products[0], training.precision, device, speed)  # q, k and v from their latents (MLA)
+        latent = _matrix(products[0], training.precision, device)  # q, k and v from their latents (MLA)
     forward = {"matrices": matrices, "attention": attention + SCORES[0] * scores, "kernels": cheap + kernels + casts}
     backward = {
         "matrices": 2 * matrices,
@@ -204,27 +202,29 @@ def _again(training: Training, forward: dict[str, float], cheap: float) -> float
 
 
 def _ends(
-    model: Transformer, training: Training, sizes: Sizes, stage: int, device: Device, speed: float | None
+    model: Transformer, training: Training, sizes: Sizes, stage: int, device: Device
 ) -> tuple[dict[str, float], dict[str, float]]:
     """Return the embedding of the first stage; output and loss of the last, in bfloat16 and single precision."""
     tokens, memory = training.tokens(sizes.cp), MOVING * device.bandwidth
     there = {"matrices": 0.0, "kernels": 0.0}
-    if stage == 0 and speed is None:
+    if stage == 0 and device.speed is None:
         there["kernels"] += 3 * training.activation * tokens * model.hidden / memory
     if stage == sizes.pp - 1:
         heads = 1 + model.mtp_layers
         output = _Product(tokens, model.hidden, model.vocabulary / sizes.tp, heads, plain=True)
-        there["matrices"] += _matrix(output, "bf16", device, speed)
+        there["matrices"] += _matrix(output, "bf16", device)
         if model.mtp_layers:
             joined = _Product(tokens, 2 * model.hidden, model.hidden / sizes.tp, model.mtp_layers)
-            there["matrices"] += _matrix(joined, training.precision, device, speed)
-        if speed is None:
+            there["matrices"] += _matrix(joined, training.precision, device)
+        if device.speed is None:
             there["kernels"] += heads * 14 * tokens * model.vocabulary / sizes.tp / memory
     return there, {"matrices": 2 * there["matrices"], "kernels": there["kernels"]}
 
 
 def optimizer(model: Transformer, training: Training, sizes: Sizes, stage: int, device: Device) -> float:
     """Seconds of the optimizer on a stage: it reads gradients, reads and writes its state, writes parameters."""
+    if device.speed is not None:
+        return 0.0
     each = training.gradient + 2 * training.state + training.parameter
     count = 0.0
     for size, copies in zip(parameters(model, sizes, stage), (sizes.replicas, sizes.expert_replicas), strict=True):

@@ -18,7 +18,8 @@ __all__ = ["DEVICES", "Device", "device"]
 class Device:
     """One device: dense FLOP/s of matrix products by precision, bytes/s of its memory, its size in bytes.
 
-    ``units`` compute at once, each a tile of a product (streaming multiprocessors).
+    ``units`` compute at once, each a tile of a product (streaming multiprocessors). ``speed``: FLOP/s that it reaches
+    in training, in place of the model of its kernels.
     """
 
     name: str
@@ -26,6 +27,7 @@ class Device:
     bandwidth: float
     memory: float
     units: int
+    speed: float | None = None
 
     def peak(self, precision: str) -> float:
         """FLOP/s of matrix products; a device without FP8 does them in bfloat16."""

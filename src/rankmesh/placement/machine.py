@@ -14,7 +14,7 @@ from rankmesh.core.host_names import listed_hosts, natural
 from rankmesh.errors import ClusterError
 from rankmesh.placement.cluster import Cluster, Host, Level
 
-__all__ = ["NETWORK", "Machine", "Site", "outward"]
+__all__ = ["NETWORK", "Machine", "Site", "network", "outward"]
 
 # The levels of switches, from the hosts outward; deeper networks go on with numbers.
 NETWORK = ("leaf", "spine", "core", "switch4", "switch5", "switch6", "switch7", "switch8")
@@ -68,7 +68,14 @@ def outward(chains: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
             "switches",
             host=shallow,
         )
-    depth = depths.pop() if depths else 0
+    return network(depths.pop() if depths else 0)
+
+
+def network(depth: int) -> tuple[str, ...]:
+    """Return the names of this many levels of switches, from the hosts outward; of too many, raise."""
     if depth > len(NETWORK):
-        raise ClusterError(f"hosts are under {depth} switches, but at most {len(NETWORK)} are read", depth=depth)
+        raise ClusterError(
+            f"there are {depth} levels of switches, but at most {len(NETWORK)} are read; leave the outermost out",
+            depth=depth,
+        )
     return NETWORK[:depth]

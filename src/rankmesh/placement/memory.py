@@ -127,7 +127,7 @@ def stage_memory(model: Transformer, training: Training, sizes: Sizes, stage: in
 def _working(model: Transformer, training: Training, sizes: Sizes, stage: int) -> float:
     """Bytes a token of what one block's backward pass needs: gradients, and inputs gathered from all of tp."""
     wide = max(model.ffn_hidden_size / sizes.tp, model.top_k * (model.moe_ffn_hidden_size or 0))
-    if not training.splits_tokens(sizes.tp):
+    if training.split(sizes.tp) == 1:
         return training.activation * (2 * model.hidden + model.matrices * wide)
     gathered = 5 + 2 * (stage == sizes.pp - 1)  # two inputs, three gradients; the output's input and gradient
     return training.activation * (gathered * model.hidden + model.matrices * wide)

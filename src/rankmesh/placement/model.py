@@ -261,10 +261,6 @@ class Training:
         for name in self.overlap:
             _one_of("overlap", name, OVERLAP)
 
-    def splits_tokens(self, tp: int) -> bool:
-        """Return whether tensor parallel ranks split the tokens between their layers."""
-        return tp > 1 and self.sequence_parallel is not False
-
     def split(self, tp: int) -> int:
         """Among how many tensor parallel ranks the tokens are split between their layers; 1 where they are not."""
         return 1 if self.sequence_parallel is False else tp

@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from itertools import permutations
 from math import factorial
 
@@ -225,7 +225,7 @@ def place(
         sent, objective = work, _communication(work, links)
     else:
         sent = step_traffic(plan, *work)
-        prediction = Prediction(*work, links.roles.layout, device, links.roles, speed)
+        prediction = Prediction(*work, device if speed is None else replace(device, speed=speed), links.roles)
         objective = _added(prediction, links)
     costing = Costing(links, objective, found)
     best, whole = _search(plan.mesh, costing, Filler(links.machine), found, given, exact)

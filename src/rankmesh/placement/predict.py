@@ -257,41 +257,32 @@ def bubble(stages: Sequence[tuple[Seconds, int]], virtual_stages: int = 1) -> Se
     return (together - _most(*(seconds for seconds, _ in stages))) / virtual_stages
 
 
-def least(model: Transformer, training: Training, sizes: Sizes, device: Device, speed: float | None = None) -> float:
+def least(model: Transformer, training: Training, sizes: Sizes, device: Device) -> float:
     """Seconds of a step without any communication: no layout of these sizes is predicted to take less."""
     stages = []
     for kept, count in _kinds_of_stages(model, training, sizes):
-        each = [stage_work(model, training, sizes, stage, device, speed).seconds for stage in kept]
+        each = [stage_work(model, training, sizes, stage, device).seconds for stage in kept]
         stages.append((sum(each) / len(each), count))
     waiting = 0.0 if training.schedule == "dualpipe" else bubble(stages, training.virtual_stages)
     return float(training.microbatches(sizes.dp) * max(each for each, _ in stages) + waiting)
 
 
-def predict(
-    model: Transformer, training: Training, sizes: Sizes, device: Device, links: Links, speed: float | None = None
-) -> Step:
-    """Predict the step of a layout over these ``links``; ``speed``: FLOP/s in place of the device's kernels."""
-    return Prediction(model, training, sizes, device, links.roles, speed).step(links)
+def predict(model: Transformer, training: Training, device: Device, links: Links) -> Step:
+    """Predict the step of a layout over these ``links``."""
+    return Prediction(model, training, device, links.roles).step(links)
 
 
 class Prediction:
     """The step of a layout under any links: what its stages compute and send is counted once."""
 
-    def __init__(
-        self,
-        model: Transformer,
-        training: Training,
-        sizes: Sizes,
-        device: Device,
-        roles: Roles,
-        speed: float | None = None,
-    ) -> None:
-        self._training, self._sizes = training, sizes
+    def __init__(self, model: Transformer, training: Training, device: Device, roles: Roles) -> None:
+        self._training, self._sizes = training, roles.layout
+        sizes = roles.layout
 
         def loaded(stage: int) -> _Load:
-            work = stage_work(model, training, sizes, stage, device, speed)
+            work = stage_work(model, training, sizes, stage, device)
             sent = stage_messages(roles, model, training, stage)
-            return _Load(stage, work, sent, 0.0 if speed else optimizer(model, training, sizes, stage, device))
+            return _Load(stage, work, sent, optimizer(model, training, sizes, stage, device))
 
         self._loads = [
             ([loaded(stage) for stage in kept], count) for kept, count in _kinds_of_stages(model, training, sizes)
@@ -311,9 +302,7 @@ class Prediction:
         """Return the seconds of a step by part, and those that are hidden."""
         training, sizes = self._training, self._sizes
         microbatches = training.microbatches(sizes.dp)
-        stages = [
-            (_joined([_stage(training, sizes, load, links) for load in loads]), count) for loads, count in self._loads
-        ]
+        stages = [(_joined([_stage(training, load, links) for load in loads]), count) for loads, count in self._loads]
         busiest = _Busiest([stage for stage, _ in stages], links.many)
         parts = {name: microbatches * value for name, value in busiest.of(lambda stage: stage.work.parts).items()}
         parts["optimizer"] = max(stage.optimizer for stage, _ in stages)
@@ -363,8 +352,8 @@ class _Busiest:
         }
 
 
-def _stage(training: Training, sizes: Sizes, load: _Load, links: Links) -> _Stage:
-    stage, work, sent = load.stage, load.work, load.sent
+def _stage(training: Training, load: _Load, links: Links) -> _Stage:
+    sizes, stage, work, sent = links.roles.layout, load.stage, load.work, load.sent
     each = 1 / training.microbatches(sizes.dp)
     names, overlap = links.roles.names, training.overlap
 

@@ -90,21 +90,18 @@ def search(
     *,
     top: int = 20,
     device: Device = DEVICES["h100"],
-    speed: float | None = None,
-    capacity: float | None = None,
     free: tuple[str, ...] = FREE,
     progress: Callable[[int, int], None] | None = None,
 ) -> tuple[Found, ...]:
-    """Return the ``top`` quickest layouts that fit into ``capacity`` bytes a device; predicted, not measured.
+    """Return the ``top`` quickest layouts that fit into the memory of a device; predicted, not measured.
 
-    ``device``    what computes; ``speed``: FLOP/s that it reaches in training, in place of the model of its kernels
-    ``capacity``  None: the device's memory
+    ``device``    what computes
     ``free``      fields of ``training`` that are chosen for each layout; the others are as given
     ``progress``  is called with the layouts done and all
 
     Raises ``PlacementError`` where none fits, with the least memory that one needs.
     """
-    available = (device.memory if capacity is None else capacity) - LIBRARIES
+    available = device.memory - LIBRARIES
     tight: list[float] = []
     widest = max(host.devices for host in cluster.hosts)
     fitting = [
@@ -113,9 +110,9 @@ def search(
         for how in _ways(sizes, model, training, free, available, tight)
     ]
     if not fitting:
-        raise _none(world_size, model, training, tight, available + LIBRARIES)
+        raise _none(world_size, model, training, tight, device.memory)
     bounds = sorted(
-        (least(model, how, sizes, device, speed), number, sizes, how) for number, (sizes, how) in enumerate(fitting)
+        (least(model, how, sizes, device), number, sizes, how) for number, (sizes, how) in enumerate(fitting)
     )
     best: dict[Sizes, tuple[float, Training]] = {}
     links: dict[Sizes, Links] = {}
@@ -127,13 +124,13 @@ def search(
             continue
         if sizes not in links:
             links[sizes] = Links(search_plan(sizes, how), cluster)
-        seconds = predict(model, how, sizes, device, links[sizes], speed).seconds
+        seconds = predict(model, how, device, links[sizes]).seconds
         if sizes not in best or seconds < best[sizes][0]:
             best[sizes] = seconds, how
         if progress is not None:
             progress(number + 1, len(bounds))
     chosen = nsmallest(top, best, key=lambda sizes: best[sizes][0])
-    placed = (evaluate(sizes, cluster, model, best[sizes][1], device, speed) for sizes in chosen)
+    placed = (evaluate(sizes, cluster, model, best[sizes][1], device) for sizes in chosen)
     return tuple(sorted(placed, key=lambda each: each.seconds))
 
 
@@ -143,11 +140,10 @@ def evaluate(
     model: Transformer,
     training: Training,
     device: Device = DEVICES["h100"],
-    speed: float | None = None,
 ) -> Found:
     """One layout, in the order that costs least."""
     plan = search_plan(sizes, training)
-    placed = place(plan, cluster, model=model, training=training, device=device, speed=speed, exact=False)
+    placed = place(plan, cluster, model=model, training=training, device=device, exact=False)
     assert placed.step is not None  # noqa: S101  - a model is given
     return Found(sizes, training, placed.order, placed.step, memory(model, training, sizes), flops(model, training))
 
@@ -159,15 +155,12 @@ def settled(
     training: Training,
     *,
     device: Device = DEVICES["h100"],
-    speed: float | None = None,
-    capacity: float | None = None,
     free: Collection[str] = FREE,
 ) -> Training | None:
     """Return the training of a plan's layout with its ``free`` fields chosen as ``search`` does; None if none fits."""
     links = Links(plan, cluster)
-    sizes, available = links.roles.layout, (device.memory if capacity is None else capacity) - LIBRARIES
-    ways = list(_ways(sizes, model, training, free, available, []))
-    return min(ways, key=lambda how: predict(model, how, sizes, device, links, speed).seconds, default=None)
+    ways = list(_ways(links.roles.layout, model, training, free, device.memory - LIBRARIES, []))
+    return min(ways, key=lambda how: predict(model, how, device, links).seconds, default=None)
 
 
 def _none(

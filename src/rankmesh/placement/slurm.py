@@ -26,7 +26,7 @@ from graphlib import CycleError, TopologicalSorter
 from rankmesh.core.host_names import host_list, task_counts
 from rankmesh.errors import ClusterError, quoted
 from rankmesh.placement.cluster import Cluster, Host, Level
-from rankmesh.placement.machine import NETWORK, Machine, Site
+from rankmesh.placement.machine import Machine, Site, network
 
 __all__ = ["is_conf", "read_conf", "read_yaml", "slurm_job"]
 
@@ -85,8 +85,7 @@ class _Tree:
         for name in order:
             heights[name] = 1 + max((heights[child] for child in self.switches[name]), default=0)
         depth = max(heights.values(), default=0)
-        if depth > len(NETWORK):
-            raise ClusterError(f"switches are {depth} deep, but at most {len(NETWORK)} levels are read", depth=depth)
+        levels = network(depth)
         units, notes = self._units(heights)
         above = {what: self._above(what, units) for what in ("switch", "node")}
         named = {units[name]: heights[name] for name in self.lines}
@@ -98,7 +97,7 @@ class _Tree:
             notes.append(
                 "LinkSpeed is ignored: its unit is up to each site; give levels their bandwidth, or measure them"
             )
-        return Machine(NETWORK[:depth], sites, tuple(notes))
+        return Machine(levels, sites, tuple(notes))
 
     def _units(self, heights: Mapping[str, int]) -> tuple[dict[str, str], list[str]]:
         """Return the unit that each switch is (a part of), and notes of those that are several switches."""
@@ -173,10 +172,7 @@ class _Blocks:
             raise ClusterError(f"block sizes {quoted(self.sizes)} are not multiples of the first; fix the file")
         if self.joined:
             larger = sorted(self.joined)
-        if len(larger) > len(NETWORK):
-            raise ClusterError(
-                f"blocks have {len(larger)} sizes above them, but at most {len(NETWORK)} levels are read"
-            )
+        levels = ("nvlink", *network(len(larger)))
         sites = {}
         for number, (name, nodes) in enumerate(self.blocks.items()):
             for node in nodes:
@@ -185,7 +181,7 @@ class _Blocks:
                     for size in larger
                 )
                 sites[node] = Site((name, *joined), None, self.lines[name])
-        return Machine(("nvlink", *NETWORK[: len(larger)]), sites)
+        return Machine(levels, sites)
 
 
 def read_conf(text: str) -> Machine:

@@ -88,7 +88,7 @@ class _Step:
         self.first, self.last = stage == 0, stage == self.pp - 1
         self.microbatches = training.microbatches(roles.layout.dp)
         self.again = training.recompute == "full"
-        self.split = training.splits_tokens(self.tp)
+        self.split = training.split(self.tp) > 1
         self.tokens = training.tokens(self.cp)
         self.whole = self.tokens * model.hidden * training.activation
         self.layers, self.experts = blocks(model, roles.layout, stage)
