@@ -458,6 +458,12 @@ def test_factors_are_formulas(factors, formula):
     assert (None if found is None else str(found)) == formula
 
 
+def test_a_number_is_as_it_was_seen():
+    """Data of a number has all of its digits, whatever torch's default dtype is."""
+    first = sim.Difference("loss", "dp=2", (0,), 0.1, 0.3, "train.py:1")
+    assert first.worst == ([], 0.1, 0.3)
+
+
 def test_result_as_data_and_table():
     """to_dict and table have what was found."""
 

@@ -147,12 +147,14 @@ def test_flat_topologies(read):
 def test_a_level_that_no_host_names(read):
     """An outermost level without names is one unit, with a note; one that some hosts name is named by all."""
     text = "levels: [{name: host}, {name: leaf}, {name: spine}]\nhosts:\n"
-    cluster = read(text + "- {name: n1, devices: 2, leaf: a}\n- {name: n2, devices: 2, leaf: b}\n")
+    whole = text + "- {name: n1, devices: 2, leaf: a}\n- {name: n2, devices: 2, leaf: b}\n"
+    cluster = read(whole)
     assert ([level.name for level in cluster.levels], _units(cluster, "spine")) == (
         ["host", "leaf", "spine"],
         ["all"] * 2,
     )
     assert cluster.notes == ("no host names its spine: all hosts are in one",)
+    assert read(whole, hosts="n2,n1").notes == cluster.notes
     assert read(text + "- {name: 'n[1-2]', devices: 2}\n").hosts[0].places == ("all", "all")
     with pytest.raises(ClusterError, match=r"line 4: host 'n2' does not say its leaf; add leaf: a name"):
         read(text + "- {name: n1, devices: 2, leaf: a}\n- {name: n2, devices: 2}\n")

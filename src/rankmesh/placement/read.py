@@ -46,8 +46,10 @@ def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node:
             if isinstance(data, Mapping) and "levels" in data and "hosts" in data:
                 cluster = Cluster.from_dict(data)
                 known: dict[str, Host] = {host.name: host for host in cluster.hosts}
-                listed = None if hosts is None else listed_hosts(hosts, known)
-                return cluster if listed is None else Cluster(cluster.levels, tuple(known[name] for name in listed))
+                if hosts is None:
+                    return cluster
+                chosen = tuple(known[name] for name in listed_hosts(hosts, known))
+                return Cluster(cluster.levels, chosen, notes=cluster.notes)
             if is_links(text):
                 return read_links(text, hosts, gpus_per_node)
             return _machine(text, data).cluster(hosts, gpus_per_node)

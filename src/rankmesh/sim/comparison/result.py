@@ -105,7 +105,10 @@ class Difference:
 
         None where the shapes differ, a side is missing, or the values are complex.
         """
-        expected, got = (torch.as_tensor(one) if isinstance(one, float) else one for one in (self.expected, self.got))
+        expected, got = (
+            torch.tensor(one, dtype=torch.float64) if isinstance(one, float) else one
+            for one in (self.expected, self.got)
+        )
         if expected is None or got is None or expected.shape != got.shape:
             return None
         if not expected.numel() or expected.is_complex():
