@@ -150,6 +150,19 @@ def test_a_truncated_source_and_a_target_that_is_there(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
 
 
+def test_the_current_folder_is_not_a_new_one(tmp_path, monkeypatch):
+    """Whoever is in it would be in a folder that was replaced; any other empty folder may be the target."""
+    source = _torchs(tmp_path / "from")
+    for name in ("here", "empty"):
+        (tmp_path / name).mkdir()
+    monkeypatch.chdir(tmp_path / "here")
+    with pytest.raises(TransferError) as caught:
+        convert(source, ".", "safetensors")
+    assert caught.value.values["folder"] == Path()
+    convert(source, tmp_path / "empty", "safetensors")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "from", "here"]
+
+
 def test_the_plans_that_megatron_keeps_in_its_metadata(tmp_path):
     """torch_dist is torch's format, with what each rank planned to save: read as plain data."""
     from torch.distributed.checkpoint.metadata import MetadataIndex

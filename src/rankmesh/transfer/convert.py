@@ -71,7 +71,7 @@ def convert(
     checkpoint, place = _chosen(Checkpoint.open(source), tuple(leave_out), to), Path(target)
     whole = {name: Sharding(Mesh(dp=1), None, one.shape, one.dtype) for name, one in checkpoint.tensors.items()}
     sizes = {name: sharding.bytes for name, sharding in whole.items()}
-    if place.exists() and (not place.is_dir() or any(place.iterdir())):
+    if place.exists() and (not place.name or not place.is_dir() or any(place.iterdir())):
         raise TransferError(f"{quoted_path(place)} is there already; give a new folder", folder=place)
     part = place.with_name(f".{place.name}.{os.getpid()}")
     part.mkdir(parents=True)
