@@ -30,7 +30,7 @@ from rankmesh.survival.members import Members
 from rankmesh.survival.redundancy import Copies, ReplicaHolders, Snapshot, checked
 from rankmesh.survival.state import EpochState, Writes, load_boxes
 from rankmesh.survival.state_layout import StateLayout
-from rankmesh.transfer.live.exchange import Copy, Exchange
+from rankmesh.transfer.live.exchange import Copy, Exchange, MessageSchedule
 from rankmesh.transfer.live.stream import Message, Piece
 
 STEPS = 6
@@ -351,7 +351,7 @@ def test_a_cancelled_exchange_writes_nothing(cancelled):
     pieces = [Piece(name, everything, 16 * number, 16) for number, name in enumerate("wv")]
     received = [[Message(1, tuple(pieces[:1]), 16, 16)], [Message(1, tuple(pieces), 32, 32)]]
     exchange = Exchange(wire, tensors, into, timedelta(seconds=100), write=writes)
-    moving = threading.Thread(target=exchange.all, args=([[], []], received, []))
+    moving = threading.Thread(target=exchange.all, args=[MessageSchedule([[], []], received, [])])
     with mock.patch.object(threading, "excepthook"):  # a thread that is left behind ends with the error
         moving.start()
         assert wire.waits.wait(100)
@@ -359,7 +359,7 @@ def test_a_cancelled_exchange_writes_nothing(cancelled):
             writes.close()
         wire.arrive.set()
         moving.join(100)
-    exchange.attempt(lambda: exchange.all([], [], [Copy("from", everything, "to", everything)]))
+    exchange.attempt(lambda: exchange.all(MessageSchedule((), (), [Copy("from", everything, "to", everything)])))
     assert {name: tensor.tolist() for name, tensor in into.items()} == {
         name: [0.0 if cancelled else 1.0] * len(tensor) for name, tensor in into.items()
     }

@@ -165,14 +165,13 @@ def conclude(
         return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     suspicion = next((report.suspicion for report in reports.values() if report.suspicion), None)
     source, step = _source(history, reports, lost, suspicion["back"] if suspicion else None)
-    load = False
-    if source is None and any(report.committed for report in reports.values()):
+    load = source is None and any(report.committed for report in reports.values())
+    if load:
         left = [report for member, report in reports.items() if member not in lost]
-        load = all(report.loads for report in left) and not any(any(report.steps.values()) for report in left)
         step = max((report.began for report in left), default=0)
-    if source is None and not load and any(report.committed for report in reports.values()):
-        message = _with_errors(_nothing_in_common(reports, lost), reports, lost)
-        return Outcome("failed", tuple(sorted(lost)), absent, message=message)
+        if not all(report.loads for report in left) or any(any(report.steps.values()) for report in left):
+            message = _with_errors(_nothing_in_common(reports, lost), reports, lost)
+            return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     if following == members:  # all take the step again, once: an epoch without progress would follow another for ever
         errors = {"": f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")}
         if raised is not None and raised.get("") == errors[""]:

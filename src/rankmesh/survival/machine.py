@@ -179,7 +179,7 @@ class Machine:
         return members
 
     def relayout(self, sizes: Sizes, budget: int | None) -> bool:
-        """All ranks ask for another layout; return whether it is another one."""
+        """Take note of a layout that all ranks, or somebody outside, ask for; return whether it is another one."""
         if sizes.first == self.members.plan:
             return False
         self._asked = {"sizes": sizes.data, "budget": budget}
@@ -252,8 +252,7 @@ class Machine:
             self.relaid(Sizes.of(sizes.layout, sizes.first, sizes.shrink))
         except (LayoutError, PlanError) as error:
             return {"refused": error.message}
-        if sizes.first != self.members.plan:
-            self._asked = {"sizes": sizes.data, "budget": None}
+        self.relayout(sizes, None)
         return {"refused": ""}
 
     def _ended(self, message: Message) -> list[Action]:

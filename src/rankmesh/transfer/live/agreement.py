@@ -18,6 +18,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
@@ -42,8 +43,7 @@ class ExchangeError(Exception):
 class TransferAgreement:
     """The round of one transfer's ``ranks``; ``rank`` is this one, ``serves`` is set in the process of the store.
 
-    ``call`` is what every rank calls, for messages. Where all agree, the coordinator makes the ``value`` of the outcome
-    from the texts that the ranks give to ``start``.
+    ``call`` is what every rank calls, for messages.
     """
 
     def __init__(
@@ -56,17 +56,24 @@ class TransferAgreement:
         *,
         serves: bool = False,
         call: str = "run()",
-        value: Callable[[dict[int, str]], object] | None = None,
     ) -> None:
-        self._rank, self._seconds, self._call, self._value = rank, timeout.total_seconds(), call, value
+        self._rank, self._seconds, self._call = rank, timeout.total_seconds(), call
         self._round = Round(StoreChannel(store), f"transfer/{name}", tuple(ranks), rank, serves)
         self._advanced = time.monotonic()
 
     # -- start --------------------------------------------------------------------------------------------------
 
-    def start(self, what: Mapping[str, str | int], problem: str, text: str = "", more: float = 0.0) -> Outcome:
-        """Wait until all ranks are there for one transfer, and none has a problem; ``more`` seconds for the ``value``.
+    def start(
+        self,
+        what: Mapping[str, str | int],
+        problem: str = "",
+        text: str = "",
+        value: Callable[[dict[int, str]], object] | None = None,
+        more: float = 0.0,
+    ) -> Outcome:
+        """Wait until all ranks are there for one transfer, and none has a problem.
 
+        Where all agree, one rank makes the ``value`` of the outcome from the texts of all, in ``more`` seconds.
         Raises ``AgreementError`` on every rank when they differ or some stay away, ``TransferError`` on every rank when
         one has a problem.
         """
@@ -74,7 +81,10 @@ class TransferAgreement:
         digest = hashlib.sha256(document.encode()).hexdigest()[:16]
         given = json.dumps([problem, text]) if problem or text else ""
         outcome = self._round.step(
-            "start", Proposal(digest, lambda: document, given), self._start, WaitPolicy(self._seconds + more)
+            "start",
+            Proposal(digest, lambda: document, given),
+            partial(self._start, value),
+            WaitPolicy(self._seconds + more),
         )
         if not outcome.agreed:
             self._round.leave(outcome)
@@ -91,7 +101,7 @@ class TransferAgreement:
         """Leave a transfer that has no end of its own."""
         self._round.leave(outcome, stay=True)
 
-    def _start(self, arrivals: Arrivals) -> Outcome:
+    def _start(self, value: Callable[[dict[int, str]], object] | None, arrivals: Arrivals) -> Outcome:
         """Conclude that a rank has a problem, that ranks are missing or plan another transfer, or that all agree."""
         given = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
         problems = {rank: problem for rank, (problem, _) in given.items() if problem}
@@ -100,9 +110,9 @@ class TransferAgreement:
         settled = arrivals.settled(self._missing)
         if settled is None:
             return self._difference(arrivals)
-        if not settled.agreed or self._value is None:
+        if not settled.agreed or value is None:
             return settled
-        return Outcome(value=self._value({rank: text for rank, (_, text) in given.items()}))
+        return Outcome(value=value({rank: text for rank, (_, text) in given.items()}))
 
     def _missing(self, absent: Sequence[int]) -> Outcome:
         message = (

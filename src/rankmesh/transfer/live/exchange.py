@@ -30,7 +30,16 @@ from rankmesh.transfer.live.stream import Message, Slices
 if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
 
-__all__ = ["Copy", "Exchange", "GroupTransport", "P2PTransport", "PendingMessage", "Write", "batches"]
+__all__ = [
+    "Copy",
+    "Exchange",
+    "GroupTransport",
+    "MessageSchedule",
+    "P2PTransport",
+    "PendingMessage",
+    "Write",
+    "batches",
+]
 
 # Sends and receives of one call: NCCL hangs above some 8,000.
 _OPERATIONS = 4000
@@ -51,6 +60,15 @@ class Copy(NamedTuple):
     here: Slices
     into: str
     there: Slices
+
+
+@dataclass(frozen=True, eq=False)
+class MessageSchedule:
+    """The messages of one rank by round under one budget, and its copies; planned once."""
+
+    sends: Sequence[Round]
+    receives: Sequence[Round]
+    copies: Sequence[Copy]
 
 
 @dataclass(eq=False)
@@ -145,8 +163,9 @@ class Exchange:
         self.copied = False
         self.memory = 0
 
-    def all(self, sends: Sequence[Round], receives: Sequence[Round], copies: Sequence[Copy]) -> None:
+    def all(self, schedule: MessageSchedule) -> None:
         """Every round and every copy. Raises ``ExchangeError``, in the end, when this rank failed or lost others."""
+        sends, receives, copies = schedule.sends, schedule.receives, schedule.copies
         self._total = sum(message.payload for row in receives for message in row)
         self._longest = max((message.bytes for row in (*sends, *receives) for message in row), default=0)
         self._arrived = 0

@@ -36,7 +36,7 @@ from rankmesh.errors import PlanError, TransferError
 from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import ExchangeError, TransferAgreement, in_one_line
-from rankmesh.transfer.live.exchange import Copy, Exchange, GroupTransport, Write
+from rankmesh.transfer.live.exchange import Copy, Exchange, GroupTransport, MessageSchedule, Write
 from rankmesh.transfer.live.shards import apart, local, mark, problem_of, shards_of
 from rankmesh.transfer.live.stream import Message, located, messages
 from rankmesh.transfer.planning.local import LocalMoves
@@ -46,7 +46,7 @@ if TYPE_CHECKING:
 
     from rankmesh.transfer.planning.transfer import Transfer
 
-__all__ = ["MessageSchedule", "Moved", "longest_message", "run", "schedule", "schedule_of"]
+__all__ = ["Moved", "longest_message", "run", "schedule", "schedule_of"]
 
 # Messages beyond this length gain nothing, and longer ones are later to be packed while others travel.
 _LONGEST = 4 << 20
@@ -66,15 +66,6 @@ class Moved:
     memory: int
     seconds: float
     rounds: int
-
-
-@dataclass(frozen=True, eq=False)
-class MessageSchedule:
-    """The messages of one rank by round under one budget, and its copies; planned once."""
-
-    sends: tuple[tuple[Message, ...], ...]
-    receives: tuple[tuple[Message, ...], ...]
-    copies: tuple[Copy, ...]
 
 
 def run(
@@ -109,12 +100,11 @@ def run(
     if not world.dry and len(ranks) > 1:
         serves, name = World.current().serves, group.group_name  # type: ignore[union-attr]
         # Some ranks have no tensors: all must know whether the messages of others start together.
-        agreement = TransferAgreement(
-            world.store, name, world.rank, ranks, limit, serves=serves, value=lambda texts: any(texts.values())
-        )
+        agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves)
         together = transport.together(transport.staging((*side.tensors.values(), *side.into.values())))
         what: dict[str, str | int] = {"digest": moves.digest, "budget": int(budget)}
-        if agreement.start(what, side.problem or _outside(moves, ranks), "together" if together else "").value:
+        problem, text = side.problem or _outside(moves, ranks), "together" if together else ""
+        if agreement.start(what, problem, text, lambda texts: any(texts.values())).value:
             transport.meet()
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
@@ -140,7 +130,7 @@ def _moved(
     """Exchange everything, and return what failed."""
     try:
         exchange.attempt(side.prepare)
-        exchange.all(schedule.sends, schedule.receives, schedule.copies)
+        exchange.all(schedule)
     except ExchangeError as failure:
         return failure
     except BaseException as error:

@@ -39,8 +39,8 @@ from rankmesh.launch.job_key import VARIABLE, JobKey
 from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.transfer.live.agreement import ExchangeError
-from rankmesh.transfer.live.exchange import Exchange, P2PTransport, PendingMessage, batches
-from rankmesh.transfer.live.run import MessageSchedule, longest_message, schedule, schedule_of
+from rankmesh.transfer.live.exchange import Exchange, MessageSchedule, P2PTransport, PendingMessage, batches
+from rankmesh.transfer.live.run import longest_message, schedule, schedule_of
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices
 from rankmesh.transfer.planning.transfer import Transfer
@@ -339,9 +339,8 @@ class Publisher:
             self._drop(engine, failed=True)
             self._groups[engine] = one["group"], self._member.connected(one["group"])
         tensors = {name: local(tensor) for name, tensor in self._tensors.items()}
-        steps = self._member.schedule(self.history.since(one["since"]), one["budget"])
         exchange = Exchange(self._groups[engine][1], tensors, {}, self._member.timeout)
-        exchange.all(steps.sends, steps.receives, steps.copies)
+        exchange.all(self._member.schedule(self.history.since(one["since"]), one["budget"]))
         self.memory += exchange.memory
 
     def _drop(self, engine: str, *, failed: bool) -> None:
@@ -423,7 +422,7 @@ class Requester:
             self._key = announced.group
         steps = self._member.schedule(announced.delta, announced.budget)
         exchange = Exchange(self._group, {}, into, self._member.timeout)
-        exchange.all(steps.sends, steps.receives, steps.copies)
+        exchange.all(steps)
         self.memory = exchange.memory
         pieces = [piece for row in steps.receives for message in row for piece in message.pieces]
         return sum(piece.bytes for piece in pieces), [(piece.name, piece.here) for piece in pieces]

@@ -240,7 +240,7 @@ class Sync:
         if announced is None:
             return None
         agreement = self._agreement("receive")
-        agreement.start({"version": announced.version, "group": announced.group}, "")
+        agreement.start({"version": announced.version, "group": announced.group})
         failure, arrived = None, None
         try:
             arrived = requester.fill(announced, self._weights.begin())
@@ -298,12 +298,12 @@ class Sync:
         more: float = 0.0,
     ) -> Outcome:
         """Run one round of this side, to its end."""
-        agreement = self._agreement(step, value)
-        outcome = agreement.start(what, problem, text, more)
+        agreement = self._agreement(step)
+        outcome = agreement.start(what, problem, text, value, more)
         agreement.leave(outcome)
         return outcome
 
-    def _agreement(self, step: str, value: Callable[[dict[int, str]], object] | None = None) -> TransferAgreement:
+    def _agreement(self, step: str) -> TransferAgreement:
         where = str(self._at) if isinstance(self._at, Path) else ""
         name = hashlib.sha256(f"{where} {self._layouts.direct.digest}".encode()).hexdigest()[:12]
         call = "publish()" if self._side == "trainer" else "receive()"
@@ -315,7 +315,6 @@ class Sync:
             self._timeout,
             serves=self._serves,
             call=call,
-            value=value,
         )
 
     def _member(self, rank: int, *, serves: bool) -> direct.Member:
