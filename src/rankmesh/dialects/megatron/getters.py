@@ -17,6 +17,7 @@ from typing import Any
 
 import torch.distributed as dist
 
+from rankmesh.dialects.megatron.refusals import NotInitialized, Refused
 from rankmesh.dialects.megatron.state import State
 from rankmesh.dialects.megatron.table import BY_KIND
 
@@ -100,6 +101,29 @@ class Getters:
             names[written] = world_size
 
         return _described(setter, "Set the world size that the getter returns; None: the group's again.")
+
+    def buffer(self, written: str, make: Callable[[], object]) -> tuple[Getter, Getter, Getter]:
+        """Return functions that make a buffer, return it, and forget it."""
+        names, what = self._names, written.removeprefix("_GLOBAL_").lower().replace("_", " ")
+
+        def setter():
+            if names[written] is not None:
+                raise Refused(f"a second global {what} is asked for, and there is one; destroy it first")
+            names[written] = make()
+
+        def getter():
+            if names[written] is None:
+                raise NotInitialized(f"the global {what} is not initialized; call _set{written.lower()}() first")
+            return names[written]
+
+        def forget():
+            names[written] = None
+
+        return (
+            _described(setter, f"Make the global {what}."),
+            _described(getter, f"Return the global {what}."),
+            _described(forget, f"Forget the global {what}."),
+        )
 
 
 def _described(function: Getter, doc: str) -> Getter:

@@ -46,7 +46,7 @@ from rankmesh.dialects.megatron.rank_generator import (  # noqa: F401
     default_position_embedding_ranks,
     generate_masked_orthogonal_rank_groups,
 )
-from rankmesh.dialects.megatron.refusals import no_buffer, no_stage_named, second_buffer, unknown_group_size
+from rankmesh.dialects.megatron.refusals import no_stage_named, unknown_group_size
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import RankIn, SizeOf, State
 from rankmesh.dialects.megatron.table import GLOBALS
@@ -60,7 +60,7 @@ _DATA_PARALLEL_GROUP = _DATA_PARALLEL_GROUP_WITH_CP = _EXPERT_DATA_PARALLEL_GROU
 _PIPELINE_GLOBAL_RANKS = _MPU_DATA_PARALLEL_RANK = _MPU_DATA_PARALLEL_WORLD_SIZE = cast(Any, None)
 _VIRTUAL_PIPELINE_MODEL_PARALLEL_RANK = _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE = cast(Any, None)
 _HYBRID_DP_CP_GROUPS: Any = {}
-_GLOBAL_MEMORY_BUFFER = _GLOBAL_SYMMETRIC_MEMORY_BUFFER = _global_process_group_list = cast(Any, None)
+_global_process_group_list = cast(Any, None)
 
 # This rank's place in each process group that the state made, and its size: neither changes, and torch takes 100 ns.
 _rank_in, _size_of = RankIn(), SizeOf()
@@ -530,49 +530,21 @@ def create_all_gather_groups(for_expert_parallelism=False, timeout=None, nccl_co
 # -- memory that is lent by name --------------------------------------------------------------------------------------
 
 
-def _set_global_memory_buffer():
-    """Make the global memory buffer."""
-    global _GLOBAL_MEMORY_BUFFER
-    if _GLOBAL_MEMORY_BUFFER is not None:
-        raise second_buffer("memory buffer")
-    _GLOBAL_MEMORY_BUFFER = GlobalMemoryBuffer()
+_set_global_memory_buffer, get_global_memory_buffer, destroy_global_memory_buffer = getters.buffer(
+    "_GLOBAL_MEMORY_BUFFER", GlobalMemoryBuffer
+)
 
 
-def get_global_memory_buffer():
-    """Return the global memory buffer."""
-    if _GLOBAL_MEMORY_BUFFER is None:
-        raise no_buffer("memory buffer")
-    return _GLOBAL_MEMORY_BUFFER
-
-
-def destroy_global_memory_buffer():
-    """Forget the global memory buffer."""
-    global _GLOBAL_MEMORY_BUFFER
-    _GLOBAL_MEMORY_BUFFER = None
-
-
-def _set_global_symmetric_memory_buffer():
-    """Make the global symmetric memory buffer: Megatron's own, over our group, for Megatron's inference."""
-    global _GLOBAL_SYMMETRIC_MEMORY_BUFFER
-    if _GLOBAL_SYMMETRIC_MEMORY_BUFFER is not None:
-        raise second_buffer("symmetric memory buffer")
+def _symmetric_memory():
+    """Return Megatron's own symmetric buffer, over our group, for Megatron's inference."""
     from megatron.core.utils import GlobalSymmetricMemoryBuffer
 
-    _GLOBAL_SYMMETRIC_MEMORY_BUFFER = GlobalSymmetricMemoryBuffer(256, get_tensor_model_parallel_group())
+    return GlobalSymmetricMemoryBuffer(256, get_tensor_model_parallel_group())
 
 
-def get_global_symmetric_memory_buffer():
-    """Return the global symmetric memory buffer."""
-    if _GLOBAL_SYMMETRIC_MEMORY_BUFFER is None:
-        raise no_buffer("symmetric memory buffer")
-    return _GLOBAL_SYMMETRIC_MEMORY_BUFFER
-
-
-def destroy_global_symmetric_memory_buffer():
-    """Forget the global symmetric memory buffer."""
-    global _GLOBAL_SYMMETRIC_MEMORY_BUFFER
-    _GLOBAL_SYMMETRIC_MEMORY_BUFFER = None
-
+_set_global_symmetric_memory_buffer, get_global_symmetric_memory_buffer, destroy_global_symmetric_memory_buffer = (
+    getters.buffer("_GLOBAL_SYMMETRIC_MEMORY_BUFFER", _symmetric_memory)
+)
 
 # -- as of Megatron-Core 0.19: see ``releases.py`` --------------------------------------------------------------------
 

@@ -15,10 +15,8 @@ __all__ = [
     "NotInitialized",
     "Refused",
     "UnknownName",
-    "no_buffer",
     "no_stage_named",
     "refusals",
-    "second_buffer",
     "unknown_group_size",
 ]
 
@@ -61,13 +59,3 @@ def unknown_group_size(received: object, known: list[int]) -> UnknownName:
         received=received,
         known=known,
     )
-
-
-def second_buffer(what: str) -> Refused:
-    """Return the error of a second global buffer."""
-    return Refused(f"a second global {what} is asked for, and there is one; destroy it first")
-
-
-def no_buffer(what: str) -> NotInitialized:
-    """Return the error of a request for a global buffer that was not made."""
-    return NotInitialized(f"the global {what} is not initialized; call _set_global_{what.replace(' ', '_')}() first")

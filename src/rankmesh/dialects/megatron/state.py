@@ -74,7 +74,7 @@ class State:
     def begin(self) -> None:
         """Note the functions and the first values of the globals, once the module has all of them."""
         for name, value in vars(self.module).items():
-            if isinstance(value, FunctionType) and value.__name__ in ("getter", "setter"):
+            if isinstance(value, FunctionType) and value.__name__ in ("getter", "setter", "forget"):
                 value.__name__ = value.__qualname__ = name
                 value.__module__ = self.module.__name__
             if isinstance(value, FunctionType) and value.__module__ == self.module.__name__:

@@ -74,7 +74,7 @@ ROWS = (
 
 BY_KIND = {row.kind: row for row in ROWS} | {"hcp": Row("hcp", "_HIERARCHICAL_CONTEXT_PARALLEL_GROUPS")}
 
-# What getters read: process groups, their global ranks, and what setters set.
+# What getters read: process groups, their global ranks, what setters set, and buffers.
 GLOBALS = (
     *(name for row in BY_KIND.values() for name in (row.group, row.ranks) if name),
     *(
@@ -87,6 +87,8 @@ GLOBALS = (
         )
         for number in ("RANK", "WORLD_SIZE")
     ),
+    "_GLOBAL_MEMORY_BUFFER",
+    "_GLOBAL_SYMMETRIC_MEMORY_BUFFER",
     "_UNWRITTEN",
 )
 
