@@ -26,7 +26,7 @@ def _cut(link):
 
 def _job(me, port, how, moment, at, folder):
     """A job of three ranks, of which rank 1 counts its messages from a moment on; how it ended, and their number."""
-    gloo._PATIENCE = rounds._PATIENCE = rounds._MOMENT = 1.0
+    gloo.PATIENCE = rounds.PATIENCE = rounds._MOMENT = 1.0
     init._FAREWELL = 3.0
     me.store.set(f"process/{me.rank}", str(os.getpid()))
     served_by = int(me.store.get("process/0"))

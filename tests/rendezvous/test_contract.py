@@ -532,7 +532,7 @@ class _Still:
 
 def test_a_channel_that_stands_still_is_asked_again_later(monkeypatch):
     """While it owes an answer nobody waits for it; after that it counts as before."""
-    monkeypatch.setattr(stores, "_PATIENCE", 0.1)
+    monkeypatch.setattr(stores, "PATIENCE", 0.1)
     store = _Still()
     bounded = BoundedChannel(store)
     for why in ("no answer within", "still under way"):

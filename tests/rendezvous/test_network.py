@@ -18,7 +18,7 @@ from rankmesh.rendezvous.gather import or_missing
 @pytest.mark.parametrize("moment", ["before it arrives", "while it waits"])
 def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
     """3 participants with 2 s of patience, the way of rank 1 to the store is cut: each hears so within its limit."""
-    monkeypatch.setattr(rounds, "_PATIENCE", 1.0)
+    monkeypatch.setattr(rounds, "PATIENCE", 1.0)
     monkeypatch.setattr(rounds, "_MOMENT", 0.5)
     served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     link = Link(served.port)

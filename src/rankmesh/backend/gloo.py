@@ -24,7 +24,7 @@ from torch._C._distributed_c10d import PrefixStore, Store
 from torch.distributed import distributed_c10d as c10d
 
 from rankmesh.backend.protocol import NotJoined
-from rankmesh.rendezvous.channel import ChannelLost
+from rankmesh.rendezvous.channel import PATIENCE, ChannelLost
 from rankmesh.rendezvous.waiting import answered_within, submit, wait_for
 
 if TYPE_CHECKING:
@@ -36,8 +36,6 @@ _Made = TypeVar("_Made")
 
 # Groups up to this size connect all pairs when they are made; docs/decisions.md has the figures.
 EAGER_SIZE = 16
-# Seconds that a store may take to answer.
-_PATIENCE = 5.0
 # Gloo waits so many times as long for a pair to connect as a call of its group may take.
 PAIR_TIMEOUTS = 5
 
@@ -190,4 +188,4 @@ def delete_address(store: Store, position: int) -> bool:
 
 def _asked(call: Callable[[], _Made], seconds: float = 0.0) -> _Made:
     """Return what a call of a store gives that takes so many seconds; ``ChannelLost`` where it takes longer."""
-    return answered_within(submit(call, "rankmesh-store"), seconds + _PATIENCE)
+    return answered_within(submit(call, "rankmesh-store"), seconds + PATIENCE)

@@ -28,7 +28,7 @@ from typing import TypeVar
 
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_line, in_words
 from rankmesh.rendezvous.arrivals import Arrivals, Conclude, lost, twice
-from rankmesh.rendezvous.channel import ChannelLost, foreign
+from rankmesh.rendezvous.channel import PATIENCE, ChannelLost, foreign
 from rankmesh.rendezvous.step import (
     JSON,
     NOTHING,
@@ -53,8 +53,6 @@ _Value = TypeVar("_Value")
 _SOON = 0.001
 # Seconds in which a responsive participant answers a probe or writes what it is about to write; one store serves all.
 _MOMENT, _EACH = 2.0, 0.001
-# Seconds that a store which stands still may take besides, before it counts as gone.
-_PATIENCE = 5.0
 
 
 @dataclass
@@ -393,7 +391,7 @@ class Round:
         try:
             if not self.channel.remote:
                 return call()
-            return self._bounded(call, seconds + self.moment + (self.patience or _PATIENCE))
+            return self._bounded(call, seconds + self.moment + (self.patience or PATIENCE))
         except ChannelLost as error:
             self._worker.close()  # what its last call raises has this round, which would have the thread
             raise StoreLost(
@@ -407,7 +405,7 @@ class Round:
         if self._is_answered is not None and not self._is_answered():
             self._is_answered = None
             self._worker.close()
-            self.channel = self._bounded(self.channel.again, self.moment + _PATIENCE)
+            self.channel = self._bounded(self.channel.again, self.moment + PATIENCE)
         owed = self._worker.submit(call)
         self._is_answered = owed.done
         return answered_within(owed, seconds)

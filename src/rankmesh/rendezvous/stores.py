@@ -24,7 +24,7 @@ from typing import TypeVar
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import first_line
-from rankmesh.rendezvous.channel import LARGEST, LARGEST_EACH, LARGEST_LIST, ChannelLost, foreign
+from rankmesh.rendezvous.channel import LARGEST, LARGEST_EACH, LARGEST_LIST, PATIENCE, ChannelLost, foreign
 from rankmesh.rendezvous.waiting import answered_within, submit, underlying, wait_for
 
 __all__ = ["BoundedChannel", "StoreChannel"]
@@ -35,8 +35,6 @@ _Result = TypeVar("_Result")
 _BLOCK, _DIGITS = 31, 20
 # Nobody writes this: asking a store to change it into itself reads in one message, where `get` waits first.
 _NEVER = "?"
-# Seconds that a store may take to answer.
-_PATIENCE = 5.0
 
 
 class StoreChannel:
@@ -176,7 +174,7 @@ class BoundedChannel:
             raise ChannelLost("an earlier call is still under way")
         made = submit(lambda: call(self.channel), "rankmesh-store")
         self._is_answered = made.done
-        return answered_within(made, _PATIENCE)
+        return answered_within(made, PATIENCE)
 
 
 def _answered(call: Callable[[], _Result]) -> _Result:
