@@ -93,6 +93,11 @@ REFUSED = {
     "parts and padding": ({"padded": {0: 9}, "parts": {0: (4, 4)}}, "dimension 0 has parts and padding"),
     "a dimension outside": ({"padded": {2: 9}}, "dimension 2 of a tensor of 2 dimensions does not exist"),
     "a negative length": ({"shape": (-1, 4)}, "length of a dimension is -1"),
+    "a shape that is a number": ({"shape": 8}, "does not describe a sharding"),
+    "padding of no dimension": ({"padded": {"tp": 9}}, "does not describe a sharding"),
+    "padding without dimensions": ({"padded": [9]}, "does not describe a sharding"),
+    "parts of no dimension": ({"parts": {"tp": (4, 4)}}, "does not describe a sharding"),
+    "positions without axes": ({"at": [0]}, "does not describe a sharding"),
 }
 
 

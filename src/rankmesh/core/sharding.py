@@ -36,7 +36,7 @@ from rankmesh.core.cuts import Cut
 from rankmesh.core.lazy import provided
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.strided import IntArray, Strided
-from rankmesh.errors import LayoutError, quoted
+from rankmesh.errors import LayoutError, first_line, quoted
 
 __all__ = ["DTYPES", "Shard", "ShardMap", "Sharding", "at_of"]
 
@@ -183,6 +183,19 @@ class Sharding:
     def __post_init__(self) -> None:
         if not isinstance(self.mesh, Mesh):
             raise LayoutError(f"the mesh of a sharding is {quoted(self.mesh)}; give a Mesh, such as Mesh(tp=2, dp=4)")
+        try:
+            self._normalise()
+        except LayoutError:
+            raise
+        except (AttributeError, TypeError, ValueError) as error:
+            given = {name: getattr(self, name) for name in ("cut", "shape", "at", "view", "parts", "padded")}
+            raise LayoutError(
+                f"{quoted(given)} does not describe a sharding ({first_line(error)}); give sizes as shape, axes or "
+                "None for each dimension as cut, and mappings of axes as at, of dimensions as parts and padded",
+                **given,
+            ) from error
+
+    def _normalise(self) -> None:
         what = "length of a dimension"
         shape = tuple([n if type(n) is int and n >= 0 else integer(n, what, least=0) for n in self.shape])
         names = _names(self.cut, len(shape))
