@@ -41,9 +41,6 @@ def _proposal(rank, size, covered=None, **fields):
     return PlanProposal(rank, RankRange.of(*(covered or (0, size)), None), fields)
 
 
-# -- the good path ---------------------------------------------------------------------------------
-
-
 # -- ranks that differ -----------------------------------------------------------------------------
 
 

@@ -3,21 +3,14 @@
 import time
 
 import pytest
-import torch
 import torch.distributed as dist
+from tests.groups.test_lifecycle import use
 
 import rankmesh as rm
 from bench.counting import CountingStore
 from rankmesh.backend.members import MemberBackend
 
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp"), rm.GroupSpec("all", "tp-dp")])
-
-
-def _use(groups):
-    for group in groups.values():
-        tensor = torch.ones(1)
-        dist.all_reduce(tensor, group=group.pg)
-        assert tensor.item() == group.size
 
 
 class _Requests(CountingStore):
@@ -33,7 +26,7 @@ def _operations(me, plan):
     dist.barrier()
     before = store.operations
     with rm.connect(plan, timeout=20) as groups:
-        _use(groups)
+        use(groups)
         done, made = store.operations - before, sum(group.size > 1 for group in groups.local.communicators)
     dist.destroy_process_group()
     return done, made
@@ -60,7 +53,7 @@ def _one_is_slow(me):
     for _ in range(2):
         with rm.connect(PLAN, timeout=6) as groups:
             assert groups.phases["all"] > 2
-            _use(groups)
+            use(groups)
     assert rounds == [0, 1]
 
 
@@ -88,7 +81,7 @@ def _after_failure(me):
     MemberBackend.create = create
     for _ in range(3):
         with rm.connect(PLAN, timeout=20) as groups:
-            _use(groups)
+            use(groups)
     return "full disk" in failed, there, dist.distributed_c10d._get_default_store().timeout == before
 
 

@@ -19,7 +19,8 @@ def _plan(dp=2, **how):
     return rm.Plan(rm.Mesh(tp=2, dp=dp, pp=1), kinds, **how)
 
 
-def _use(groups):
+def use(groups):
+    """Every group adds up its members."""
     for group in groups.values():
         tensor = torch.ones(1)
         dist.all_reduce(tensor, group=group.pg)
@@ -38,7 +39,7 @@ def _cycles(me, plan, count):
     taken = []
     for number in range(count + 5):
         with rm.connect(plan, timeout=20) as groups:
-            _use(groups)
+            use(groups)
         if number == 4:
             taken.append(measured())
     taken.append(measured())
@@ -119,13 +120,13 @@ def _fails_inside(me, plan):
     before = registries()
     try:
         with rm.connect(plan) as groups:
-            _use(groups)
+            use(groups)
             raise KeyError("inside")
     except KeyError:
         pass
     back = registries() == before
     with rm.connect(plan) as groups:
-        _use(groups)
+        use(groups)
     return [groups.closed, back, registries() == before]
 
 
@@ -153,7 +154,7 @@ def _refused(me, options):
     time.sleep(0.1)
     left = me.resources()["descriptors"] - resources["descriptors"]
     with rm.connect(_plan()) as groups:
-        _use(groups)
+        use(groups)
     return [error["message"], back, left]
 
 
@@ -169,14 +170,14 @@ def test_a_failed_connect_leaves_nothing(ranks, what):
 def _world_again(me, plan):
     """The world is destroyed with the groups still alive, and made again."""
     groups = rm.connect(plan)
-    _use(groups)
+    use(groups)
     me.meet("used")
     dist.destroy_process_group()
     groups.close()
     refused = me.error(ConnectError, rm.connect, plan)["message"]
     me.world("gloo", prefix="again")
     with rm.connect(plan) as groups:
-        _use(groups)
+        use(groups)
         return [groups.epoch, refused]
 
 
@@ -196,7 +197,7 @@ def _resize(me):
             too_large = _plan(dp=5)
             assert "start 10 ranks" in me.error(ConnectError, rm.connect, too_large)["message"]
             with rm.connect(_plan(dp=dp)) as groups:
-                _use(groups)
+                use(groups)
                 sizes.append(groups["all"].size)
             dist.destroy_process_group()
         me.meet(f"world {number} is over")
@@ -221,7 +222,7 @@ def _wrong_world(me):
     if me.rank >= 2:
         return [larger, me.error(ConnectError, rm.connect, _plan(dp=1))["message"]]
     with rm.connect(_plan(dp=1)) as groups:
-        _use(groups)
+        use(groups)
     return [larger, ""]
 
 
@@ -232,14 +233,14 @@ def _short_timeout(me):
     """Rank 3 does not come to tp, and late to dp."""
     kinds = [rm.GroupSpec("tp", timeout=2), rm.GroupSpec("dp", backend="gloo")]
     with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), kinds)) as groups:
-        _use(groups)
+        use(groups)
         seconds = None
         if me.rank == 2:
             seconds = me.error(RuntimeError, dist.all_reduce, torch.ones(1), group=groups["tp"].pg)["seconds"]
             me.store.set("late", "yes")
         if me.rank == 3:
             me.store.wait(["late"])
-        _use({"dp": groups["dp"]})
+        use({"dp": groups["dp"]})
         me.meet("end")
         return seconds
 
@@ -255,7 +256,7 @@ def _lazy(me):
         first = registries()["pg_map"]
         made = {group.name: group.created for group in groups.report().groups}
         if me.rank in (0, 1):
-            _use({"tp": groups["tp"]})
+            use({"tp": groups["tp"]})
         later = registries()["pg_map"]
         me.meet("end")
         return [first, made, later - first]
@@ -272,7 +273,7 @@ def test_lazy_groups_are_made_at_first_use_by_their_members(ranks):
 def _member_absent(me):
     """A rank that dies between agreeing and its first collective."""
     with rm.connect(rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp", timeout=2)])) as groups:
-        _use(groups)
+        use(groups)
         if me.rank == 1:
             return None
         return me.error(ConnectError, groups.warm_up, timeout=1)
