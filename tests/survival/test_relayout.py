@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from tests.sockets import free_port, kept, served_once
 from tests.survival.deaths import left_behind
 from tests.survival.program import text_of
-from tests.survival.test_simulated import Costs
+from tests.survival.test_simulated import Costs, dying
 from tests.sweeping import ALL
 
 import rankmesh as rm
@@ -181,21 +181,10 @@ PLACES = {
 @pytest.mark.parametrize("place", PLACES)
 def test_a_member_is_lost_in_the_change(place, who, monkeypatch):
     """4 ranks that become 5, and a spare: one is lost on the way, and the job goes on under one of both plans."""
-    owner, name = PLACES[place]
-    call, counts, lost = getattr(owner, name), Counter(), []
-
-    def dies(*given_, **how):
-        context = sim.simulation.current_context()
-        counts[context.rank] += 1
-        first = counts[context.rank] == 1 + (place in ("enters", "holds") and context.rank < 4)
-        if context.rank == who and first and not lost:
-            lost.append(who)
-            context.simulation.members.lost([who])
-        return call(*given_, **how)
-
-    monkeypatch.setattr(owner, name, dies)
+    times = 1 + (place in ("enters", "holds") and who < 4)
+    counts = dying(monkeypatch, *PLACES[place], who, times)
     ended = changed(6, {3: "ep=5"}, spares=2, redundancy=1)
-    assert lost == [who]
+    assert counts[who] == times
     assert len({axes for _, axes, _ in ended}) == 1
     assert ended[0][1] in ("ep=5", "dp=4")
 

@@ -112,9 +112,8 @@ PLACES = {
 }
 
 
-def dying(monkeypatch, place, member, times):
+def dying(monkeypatch, owner, name, member, times):
     """A simulated rank ends when it calls this for the n-th time."""
-    owner, name = PLACES[place]
     original, counts = getattr(owner, name), Counter()
 
     def call(*args, **named):
@@ -158,7 +157,7 @@ def test_a_second_loss_in_the_regroup(place, second, without_loss, monkeypatch):
     times = {"as it enters the world": 2, "as it holds": 2}.get(place, 1)
     if second == 8 and place in ("as it holds", "as it has returned"):
         times = 1
-    counts = dying(monkeypatch, place, second, times)
+    counts = dying(monkeypatch, *PLACES[place], second, times)
     same(survived(11, {3: 3}, spares=3), without_loss)
     assert counts[second] == times
 
@@ -187,7 +186,7 @@ def test_replicas_that_remain_become_spares():
 
 def test_a_rank_that_has_returned_becomes_a_spare(monkeypatch):
     """dp=2 loses a rank as the others return: three of its replica have a result of the old plan, and return None."""
-    dying(monkeypatch, "as it has returned", 7, 1)
+    dying(monkeypatch, *PLACES["as it has returned"], 7, 1)
     values = survived(8, {}, shrink="dp")
     assert by_rank(values).keys() == {0, 1, 2, 3}
     assert sum(value is None for value in values) == 4
