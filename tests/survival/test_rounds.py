@@ -61,7 +61,7 @@ class Peers:
     """The others, as one member reaches them."""
 
     def __init__(self, job, member):
-        self.job, self.member, self.rounds = job, member, Rounds(self, TIMEOUT)
+        self.job, self.member, self.rounds = job, member, Rounds(TIMEOUT)
         self.epoch, self.outcome, self.seconds = Epoch(), None, 0.0
         self.outcomes = {}
 
@@ -71,7 +71,7 @@ class Peers:
         started, members = self.now(), Members.first("dp=*", world_size=self.job.size, spares=1)
         stopped = set(self.job.wakes) if self.member not in self.job.wakes else set()
         end = EpochEnd(self.epoch, {0: members}, {}, stopped, ())
-        self.outcome = self.rounds.agree(end, Report(torn="a collective failed"))
+        self.outcome = self.rounds.agree(self, end, Report(torn="a collective failed"))
         self.seconds = self.now() - started
         self.outcomes[self.epoch] = self.outcome.text
         self.epoch = self.epoch.after(self.outcome.text)

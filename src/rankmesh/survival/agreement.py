@@ -159,7 +159,7 @@ def conclude(
     hosts = {member: contact.host for member, contact in joined.items()}
     asked = next((reports[member].relayout for member in sorted(reports) if reports[member].relayout), None)
     try:
-        following = _following(members.joined(joined, hosts), lost, asked)
+        following = _following(members.joined(hosts), lost, asked)
     except PlanError as error:
         message = _of_all(members, reports) or _with_errors(error.message, reports, lost)
         return Outcome("failed", tuple(sorted(lost)), absent, message=message)

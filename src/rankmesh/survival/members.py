@@ -15,7 +15,7 @@ A member is a process, by the number that its launcher gave it, which it keeps; 
 Members(tp=2,dp=2, ranks=(0, 1, 2, 4), spares=())
 >>> first.without({3, 4})
 Members(tp=2,dp=1, ranks=(0, 1), spares=(2,))
->>> first.without({3, 4}).joined([5]).grown()
+>>> first.without({3, 4}).joined({5: "node1"}).grown()
 Members(tp=2,dp=2, ranks=(0, 1, 2, 5), spares=())
 """
 
@@ -243,11 +243,10 @@ class Members:
             )
         return replace(self, sizes=sizes, plan=sizes.first, ranks=everyone[:size], spares=everyone[size:])
 
-    def joined(self, members: Iterable[int], hosts: Mapping[int, str] | None = None) -> Members:
-        """Return these members and further ones, which are spares."""
-        new = tuple(members)
-        started = max([self.started, *(member + 1 for member in new)])
-        return replace(self, spares=(*self.spares, *new), started=started, hosts={**self.hosts, **(hosts or {})})
+    def joined(self, hosts: Mapping[int, str]) -> Members:
+        """Return these members and further ones, each on its host, which are spares."""
+        started = max([self.started, *(member + 1 for member in hosts)])
+        return replace(self, spares=(*self.spares, *hosts), started=started, hosts={**self.hosts, **hosts})
 
     def larger(self, more: int = 0) -> Plan | None:
         """Return the plan with the most replicas that these and ``more`` members suffice for, at most as at the start.

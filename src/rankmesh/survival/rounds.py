@@ -23,21 +23,21 @@ class Rounds:
     ``server`` is the member whose store the round is in that this member takes part in, None between rounds.
     """
 
-    def __init__(self, peers: Transport, timeout: float) -> None:
+    def __init__(self, timeout: float) -> None:
         self.took_part = True
         self.server: int | None = None
-        self._peers, self._timeout = peers, timeout
+        self._timeout = timeout
         self._client: tuple[int, Connection] | None = None
 
-    def agree(self, end: EpochEnd, report: Report) -> Outcome:
+    def agree(self, peers: Transport, end: EpochEnd, report: Report) -> Outcome:
         """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
-        started = self._peers.now()
+        started = peers.now()
         limit = started + 2 * _PATIENCE * self._timeout
         while True:
-            outcome = self._round(end, report, started)
+            outcome = self._round(peers, end, report, started)
             if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
                 return outcome
-            if self._peers.now() > limit:
+            if peers.now() > limit:
                 return outcome or Outcome("lost", message="the members reached no agreement")
 
     def release(self, server: int) -> Connection | None:
@@ -49,8 +49,8 @@ class Rounds:
         """Leave the store of the last round."""
         self._client = None
 
-    def _round(self, end: EpochEnd, report: Report, started: float) -> Outcome | None:
-        peers, members = self._peers, end.history[end.epoch.number]
+    def _round(self, peers: Transport, end: EpochEnd, report: Report, started: float) -> Outcome | None:
+        members = end.history[end.epoch.number]
         me, everyone = peers.member, sorted(members.all)
         probe = Probe(peers, end.epoch, end.suspects, end.evicted, self._timeout, started)
         server = self._server(me, everyone, probe)
@@ -82,7 +82,7 @@ class Rounds:
             self.took_part = False
             return probe.outcome()
         try:
-            client = self._connected(server)
+            client = self._connected(peers, server)
             channel = StoreChannel(client.store, "survive")
             found = Round(channel, f"epoch/{end.epoch}", everyone, me, server == me, patience=1.0)
 
@@ -124,7 +124,7 @@ class Rounds:
                 return None
         return None
 
-    def _connected(self, server: int) -> Connection:
+    def _connected(self, peers: Transport, server: int) -> Connection:
         if self._client is None or self._client[0] != server:
-            self._client = (server, self._peers.client(server, self._timeout))
+            self._client = (server, peers.client(server, self._timeout))
         return self._client[1]

@@ -103,6 +103,7 @@ class Session:
         # What every thread of this member reads and changes, under the lock.
         self._lock = threading.Lock()
         self._machine = Machine()
+        self._rounds = Rounds(timeout)  # a message that comes while the peers are made has a reply
         self._world: EpochWorld | None = None
         self._states: list[EpochState] = []
         self._is_prepared = False
@@ -112,7 +113,6 @@ class Session:
         simulated = torch_threads.this_rank()
         self._peers: Transport
         self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else simulated.peers(self._reply)
-        self._rounds = Rounds(self._peers, timeout)
         self.device = self._peers.device
         self._evict = (_STUCK if self._unlimited else False) if evict is None else evict
         if self._evict:
@@ -542,7 +542,7 @@ class Session:
         self._leave_world()
         started = self._peers.now()
         noticed = started if self._noticed is None else self._noticed
-        outcome = self._rounds.agree(self._machine.epoch_end, self._report(left))
+        outcome = self._rounds.agree(self._peers, self._machine.epoch_end, self._report(left))
         self._seconds = {"free": started - noticed, "agree": self._peers.now() - started}
         self._adopt(outcome, left)
 
