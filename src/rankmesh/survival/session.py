@@ -16,7 +16,6 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import ParamSpec, TypeVar
 
@@ -56,8 +55,8 @@ _log = logging.getLogger("rankmesh.survival")
 _Result = TypeVar("_Result")
 _P = ParamSpec("_P")
 
-# Seconds that the members have at the start, and to reach the store of an epoch; and to move the state of one.
-_LIMIT, _MOVING = 300.0, 3600.0
+# Seconds that the members have at the start, and to reach the store of an epoch.
+_LIMIT = 300.0
 # Seconds after which a call over NCCL has hung: as many as torch's watchdog, which is off, lets it take.
 _STUCK = 600.0
 # Seconds after which an error counts as this member's own, where no change has been announced.
@@ -336,9 +335,8 @@ class Session:
         places = {member: position for position, member in enumerate(everyone)}
         beyond = iter(range(len(everyone), len(everyone) + len(before.ranks)))
         positions = [places[member] if member in places else next(beyond) for member in before.ranks]
-        old = next((state for state in self._states if state.epoch == machine.source), None)
-        limit, budget = timedelta(seconds=_MOVING), machine.budget or BUDGET
-        restore(self._entered, old, machine.step, positions, new, limit, self._restore, budget)
+        old = self._state_of(machine.source)
+        restore(self._entered, old, machine.step, positions, new, self._restore, machine.budget or BUDGET)
         self._seconds["transfer"] = time.perf_counter() - started
 
     def _all_hold(self, until_then: list[EpochState], new: EpochState | None) -> None:
@@ -397,11 +395,14 @@ class Session:
     def _state(self, job: Job, call: str) -> EpochState:
         """Return what is held in this epoch, for a call that needs it."""
         self._check(job)
-        if not self._states or self._states[-1].epoch != self._epoch.number:
+        if (state := self._state_of(self._epoch.number)) is None:
             raise ConnectError(
                 f"rank {job.rank}: {call}() was called before hold(); name what must survive first", rank=job.rank
             )
-        return self._states[-1]
+        return state
+
+    def _state_of(self, epoch: int) -> EpochState | None:
+        return next((state for state in self._states if state.epoch == epoch), None)
 
     def _look(self, job: Job, step: int, *, last: bool = False) -> None:
         """Have the guard look at what its last check has found: all go back, a member is left out, or nothing."""
@@ -570,13 +571,13 @@ class Session:
             torch.zeros((), device="cpu", requires_grad=True).backward()
 
     def _report(self, left: Left) -> Report:
-        commits = next((one.commits for one in self._states if one.epoch == self._epoch.number), {})
+        state = self._state_of(self._epoch.number)
         suspicion = self._suspicion.data if self._suspicion else None
         with self._lock:
             return self._machine.report(
                 left,
                 {state.epoch: state.steps for state in self._states},
-                commits,
+                {} if state is None else state.commits,
                 self._last_step,
                 loads=self._restore is not None,
                 suspicion=suspicion,
@@ -585,8 +586,8 @@ class Session:
     @property
     def _last_step(self) -> int:
         """The step of the last commit."""
-        here = (step for one in self._states if one.epoch == self._epoch.number for step in one.snapshots)
-        return max(here, default=self._machine.step)
+        state = self._state_of(self._epoch.number)
+        return max(() if state is None else state.snapshots, default=self._machine.step)
 
     def _adopt(self, outcome: Outcome, left: Left) -> None:
         """Go on to the next epoch, or stop."""

@@ -16,9 +16,8 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -33,7 +32,6 @@ from rankmesh.survival.state_layout import StateLayout, transfer
 from rankmesh.transfer.live.run import run
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
-from rankmesh.transfer.planning.transfer import BUDGET
 
 if TYPE_CHECKING:
     from rankmesh.survival.world import EpochWorld
@@ -41,6 +39,8 @@ if TYPE_CHECKING:
 __all__ = ["EpochState", "Load", "WaitFor", "load_all", "load_boxes", "restore"]
 
 
+# Seconds that the state of an epoch has to move.
+_MOVING = 3600.0
 # What loads a box of a tensor, as it was at the beginning of a step, from elsewhere: (name, box, step) -> its elements.
 Load = Callable[[str, Box, int], object]
 # What makes a call that waits for other members, as ``EpochWorld.wait_for`` does.
@@ -147,16 +147,15 @@ def restore(
     step: int,
     positions: Sequence[int],
     new: EpochState | None,
-    seconds: timedelta,
-    load: Load | None = None,
-    budget: int = BUDGET,
-) -> Collection[int]:
+    load: Load | None,
+    budget: int,
+) -> None:
     """Bring what was held at the beginning of ``step`` to where it is held now; every rank of the world calls it.
 
     ``positions`` are the ranks of this world that the members of the old epoch have now, in the order of their ranks
     then; a lost member has a position beyond the world. Rank 0 holds something of the new epoch. ``load`` loads a shard
     that no rank holds or keeps, on each rank that needs it. Without ``load``, every rank raises ``LostState`` with the
-    ranks of the old epoch. Return the ranks beyond the world.
+    ranks of the old epoch.
     """
     size = world.size
     source = min(position for position in positions if position < size)
@@ -186,12 +185,11 @@ def restore(
     target = {} if new is None else new.tensors
     writes = Writes()
     try:
-        world.wait_for(lambda: run(moves, tensors, target, budget, timeout=seconds, kept=kept, write=writes))
+        world.wait_for(lambda: run(moves, tensors, target, budget, timeout=_MOVING, kept=kept, write=writes))
     finally:
         writes.close()
     if new is not None and load is not None:
         load_boxes(new, moves.of(world.rank).missing, step, load)
-    return lost
 
 
 def _all_found(world: EpochWorld, key: str) -> None:
