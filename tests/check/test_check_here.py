@@ -72,6 +72,7 @@ rm.check(rm.read("tp=2"), progress=lambda *_: print(*(place for place, what in n
 """
 
 
+@pytest.mark.long
 def test_the_store_of_ranks_that_are_started_here_is_for_this_host():
     """2 ranks: the process that starts them listens at the loopback address, and nowhere else."""
     status, out, err = _run("-c", LISTENS)

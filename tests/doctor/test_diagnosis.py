@@ -476,6 +476,7 @@ def _halved(pairs):
     )
 
 
+@pytest.mark.long
 def test_missing_recordings_cost_as_much_in_each_group():
     """128 and 512 groups, half of whose members left no recording: four times the work, not sixteen times."""
     small, large = _halved(128), _halved(512)

@@ -133,6 +133,7 @@ def test_a_training_survives(trained, expected):
     assert _steps(ended) == expected(((0, 2),))
 
 
+@pytest.mark.long
 def test_a_training_changes_its_layout(trained, restarted):
     """8 ranks and a spare: two other layouts, bit-equal to runs that were started from that step in that layout."""
     ended = trained(9, [], spares=1, changes=[[2, "tp=2,ep=2"], [4, "cp=2,pp=2,dp=1"]])

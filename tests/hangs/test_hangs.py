@@ -114,6 +114,7 @@ def _can_run(name):
     return name not in SEPARATE or os.geteuid() == 0
 
 
+@pytest.mark.long
 @pytest.mark.xdist_group("runs")  # which are made once
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("name", CHOSEN)

@@ -229,7 +229,8 @@ def test_a_slice_is_placed_on_the_devices_of_its_ranks():
     assert placed.plan.groups("c").tolist() == [[1, 3], [5, 7]]
 
 
-@pytest.mark.parametrize("uplink", [None, pytest.param(4e11, marks=pytest.mark.long)])
+@pytest.mark.long
+@pytest.mark.parametrize("uplink", [None, 4e11])
 def test_a_large_world_is_placed_with_the_work_of_a_small_one(uplink):
     """131,072 ranks, experts included, in the calls that 16,384 take, and no dearer than the order given."""
     large, small = _experts(16_384, uplink), _experts(2_048, uplink)

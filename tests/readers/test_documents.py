@@ -109,6 +109,7 @@ def test_lists_of_tables():
     assert [(str(entry.key), entry.line) for entry in found] == [("t.u", 3), ("b.c", 10)]
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("ending", ["json", "toml"])
 def test_the_work_is_that_of_one_reading(ending):
     """Twenty times the tables take twenty times the calls: 4,000 tables, 20,000 values."""

@@ -21,6 +21,7 @@ def ended():
     return json.loads(done.stdout), done.stderr
 
 
+@pytest.mark.long
 @pytest.mark.parametrize("state", [state.__name__ for state in exits.STATES])
 def test_no_thread_ends_the_process(ended, state):
     """A thread that returns from C++ while Python shuts down would abort it: -6 in place of 7."""

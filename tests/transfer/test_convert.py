@@ -180,6 +180,7 @@ def test_the_plans_that_megatron_keeps_in_its_metadata(tmp_path):
     assert torch.equal(_whole(tmp_path / "to")["model.w"], torch.arange(32.0).reshape(8, 4))
 
 
+@pytest.mark.long
 def test_a_checkpoint_that_megatron_writes(tmp_path):
     """Its own torch_dist, as a run saves it: objects are refused by name, tensors are converted under its names."""
     pytest.importorskip("megatron.core")

@@ -185,6 +185,7 @@ def test_a_program_that_fails(tmp_path):
     assert not any("ends this process" in text for text in printed), printed
 
 
+@pytest.mark.long
 def test_a_request_does_not_end_a_job(tmp_path):
     """SIGUSR1 while one rank is behind for a while: a diagnosis, after which the job goes on to its end."""
     ranks = begin(tmp_path, "waits", ",then=exit")
