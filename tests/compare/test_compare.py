@@ -1,5 +1,7 @@
 """sim.compare and sim.see: what is compared, with what, and how near it must be."""
 
+import inspect
+
 import numpy as np
 import pytest
 import torch
@@ -456,6 +458,58 @@ def test_factors_are_formulas(factors, formula):
     layouts = layouts_of([*factors, "tp=1"])[: len(factors)]
     found = formula_of(dict(zip(layouts, factors.values(), strict=True)))
     assert (None if found is None else str(found)) == formula
+
+
+def test_the_line_that_calls_a_helper_is_named():
+    """A helper chooses its group itself; of its two callers one needs another group, and is the site."""
+
+    def program(groups):
+        def total(tensor):
+            dist.all_reduce(tensor, group=groups["tp"].pg)
+            return tensor
+
+        sim.see("rows", total(sim.random(groups, "rows", (8,), ("tp",)).sum()))
+        columns = sim.random(groups, "columns", (8,), ("dp",)).sum()
+        sim.see("columns", total(columns))
+
+    first = sim.compare(program, ["tp=2", "dp=2", "tp=2,dp=2"]).first
+    lines, start = inspect.getsourcelines(program)
+    assert (first.name, first.repair, first.settles) == ("columns", ("group", "dp"), True)
+    assert first.site == f"test_compare.py:{start + len(lines) - 1}"
+
+
+class _SummedBothWays(torch.autograd.Function):
+    """Sums over a group, in the backward pass too: for partial sums that shards of a weight multiply."""
+
+    @staticmethod
+    def forward(ctx, x, pg):
+        ctx.pg, total = pg, x.clone()
+        dist.all_reduce(total, group=pg)
+        return total
+
+    @staticmethod
+    def backward(ctx, gradient):
+        total = gradient.clone()
+        dist.all_reduce(total, group=ctx.pg)
+        return total, None
+
+
+def test_a_line_is_repaired_with_its_backward_pass():
+    """Two layers of one function, one on a wrong group: its line changes in both passes, the other stays."""
+
+    def program(groups):
+        def layer(name, axis, pg):
+            part = sim.random(groups, name, (8, 4), (axis, None)).sum(0).requires_grad_()
+            total = _SummedBothWays.apply(part, pg)
+            sim.see(name, total)
+            (total @ sim.random(groups, f"{name}.w", (4, 8), (None, axis))).square().sum().backward()
+            sim.see(f"{name}.grad", part.grad)
+
+        layer("rows", "tp", groups["tp"].pg)
+        layer("columns", "dp", groups["tp"].pg)
+
+    first = sim.compare(program, ["tp=2", "dp=2", "tp=2,dp=2"]).first
+    assert (first.name, first.repair, first.settles) == ("columns", ("group", "dp"), True)
 
 
 def test_a_number_is_as_it_was_seen():
