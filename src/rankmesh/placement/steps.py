@@ -83,8 +83,8 @@ class _Step:
     def __init__(self, model: Transformer, training: Training, roles: Roles, stage: int) -> None:
         self.model, self.training, self.roles, self.stage = model, training, roles, stage
         self.found: dict[str, list[Message]] = {}
-        size = roles.sizes
-        self.tp, self.cp, self.pp, self.etp = size["tp"], size["cp"], size["pp"], size["etp"]
+        sizes = roles.layout
+        self.tp, self.cp, self.pp, self.etp = sizes.tp, sizes.cp, sizes.pp, sizes.etp
         self.first, self.last = stage == 0, stage == self.pp - 1
         self.microbatches = training.microbatches(roles.layout.dp)
         self.again = training.recompute == "full"
@@ -213,15 +213,16 @@ def step_traffic(plan: Plan, model: Transformer, training: Training) -> Traffic:
     >>> step_traffic(plan, model, Training(batch=2, sequence=4))["tp"][0]
     Message(collective='all-gather', bytes=32, times=15)
     """
-    largest: dict[str, tuple[Message, ...]] = {}
-    for stage in sorted({0, Roles.of(plan).sizes["pp"] // 2, Roles.of(plan).sizes["pp"] - 1}):
-        for name, messages in stage_traffic(plan, model, training, stage).items():
-            if _bytes(messages) > _bytes(largest.get(name, ())):
+    roles = Roles.of(plan)
+    largest: dict[str, list[Message]] = {}
+    for stage in sorted({0, roles.layout.pp // 2, roles.layout.pp - 1}):
+        for name, messages in stage_messages(roles, model, training, stage).items():
+            if _bytes(messages) > _bytes(largest.get(name, [])):
                 largest[name] = messages
     return Traffic({name: largest[name] for name in plan.kinds if name in largest})
 
 
-def _bytes(messages: tuple[Message, ...]) -> float:
+def _bytes(messages: list[Message]) -> float:
     return sum(message.bytes * message.times for message in messages)
 
 
@@ -231,9 +232,10 @@ def usual_work(roles: Roles) -> tuple[Transformer, Training]:
     Blocks of hidden size 8192, four a stage, in bfloat16, with experts where ep cuts them. A replica has four
     microbatches a stage and at least 16: a batch of millions of tokens, whose gradients are reduced once.
     """
-    experts = 8 * roles.sizes["ep"] if roles.sizes["ep"] > 1 else 0
+    sizes = roles.layout
+    experts = 8 * sizes.ep if sizes.ep > 1 else 0
     model = Transformer(
-        layers=4 * roles.sizes["pp"], hidden=8192, heads=64, kv_heads=8, ffn_hidden_size=28672, vocabulary=131072,
+        layers=4 * sizes.pp, hidden=8192, heads=64, kv_heads=8, ffn_hidden_size=28672, vocabulary=131072,
         gated=True, tied=False, experts=experts, top_k=2, moe_ffn_hidden_size=4096,
     )  # fmt: skip
-    return model, Training(batch=max(16, 4 * roles.sizes["pp"]) * roles.layout.dp, sequence=8192)
+    return model, Training(batch=max(16, 4 * sizes.pp) * sizes.dp, sequence=8192)

@@ -104,7 +104,7 @@ class Channel:
         name: str,
         ranks: Sequence[int],
         label: str,
-        settled: Callable[[PendingOperation], None],
+        settled: Callable[[int, PendingOperation], None],
         observer: Observer | None = None,
     ) -> None:
         self.name, self.ranks, self.label = name, tuple(ranks), label
@@ -146,7 +146,7 @@ class Channel:
     def settle(self, pending: PendingOperation, failure: Failure | None = None) -> None:
         """Settle a call that is done, or failed, so that the rank that waits for it goes on."""
         pending.settled, pending.failure = True, failure
-        self._settled(pending)
+        self._settled(pending.call.rank, pending)
 
     def fail(self, operations: Sequence[PendingOperation], kind: str, text: str) -> None:
         """Fail these calls, and refuse every further call of the channel."""

@@ -108,16 +108,14 @@ def stuck(operations: Mapping[int, PendingOperation], doing: Callable[[int], str
     """Describe ranks of which none can run: which waits for which."""
     lines = {}
     for rank, pending in operations.items():
-        lines[rank] = f"{doing(rank)}{_for_whom(pending.awaited)}"
+        lines[rank] = f"{doing(rank)}, for {_whom(pending.awaited)}"
         lines |= {other: doing(other) for other in pending.awaited if other not in operations and other not in lines}
     hint = _same_members(operations)
     return f"no rank can go on, each waits for a call that another does not make\n{_table(lines)}{hint}"
 
 
-def _for_whom(ranks: list[int]) -> str:
-    if not ranks:
-        return ", for anybody"
-    return f", for {in_words(ranks)}"
+def _whom(ranks: list[int]) -> str:
+    return in_words(ranks) if ranks else "anybody"
 
 
 def _same_members(operations: Mapping[int, PendingOperation]) -> str:
@@ -138,7 +136,7 @@ def _same_members(operations: Mapping[int, PendingOperation]) -> str:
 
 def unmatched(pending: PendingOperation) -> str:
     """Describe a call that was still open when all ranks had ended."""
-    return f"a call was never joined by {_for_whom(pending.awaited).removeprefix(', for ')}, and all ranks have ended"
+    return f"a call was never joined by {_whom(pending.awaited)}, and all ranks have ended"
 
 
 def _table(lines: Mapping[int, str]) -> str:

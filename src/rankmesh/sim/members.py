@@ -208,9 +208,7 @@ class SimulatedEvent:
     def set(self) -> None:
         """Wake the rank that waits."""
         self._set = True
-        waiting = self._scheduler.waiting.get(self._rank)
-        if waiting is not None and waiting.what is self:
-            self._scheduler.wake(self._rank)
+        self._scheduler.notify(self._rank, self)
 
     def wait(self, timeout: float | None = None) -> bool:
         """Wait until it is set, at most ``timeout`` simulated seconds, and return whether it is."""

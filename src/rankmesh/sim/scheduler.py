@@ -114,6 +114,11 @@ class Scheduler:
             self._woken[rank] = waiting
             self._ready.append(rank)
 
+    def notify(self, rank: int, what: object) -> None:
+        """Let a rank go on if it waits for this object."""
+        if rank in self.waiting and self.waiting[rank].what is what:
+            self.wake(rank)
+
     def lose(self, rank: int) -> None:
         """End a rank where it is: it gets ``Abandoned`` as soon as it goes on, and makes no call any more."""
         self.lost.add(rank)

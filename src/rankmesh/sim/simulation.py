@@ -124,7 +124,7 @@ class Simulation:
         """Return the process group of one rank; its channel belongs to the name and the members."""
         key = (name, tuple(ranks))
         if key not in self._channels:
-            self._channels[key] = Channel(name, ranks, label, self._settled, self.observer)
+            self._channels[key] = Channel(name, ranks, label, self.scheduler.notify, self.observer)
         return SimulatedGroup(self, self._channels[key], key[1].index(rank))
 
     def join(self, pg: SimulatedGroup, call: Call) -> PendingOperation:
@@ -169,11 +169,6 @@ class Simulation:
             )
 
     # -- waiting ------------------------------------------------------------------------------------------------
-
-    def _settled(self, pending: PendingOperation) -> None:
-        waiting = self.scheduler.waiting.get(pending.call.rank)
-        if waiting is not None and waiting.what is pending:
-            self.scheduler.wake(pending.call.rank)
 
     def look(self) -> bool:
         """Let the others run, for a rank that looks again and again."""

@@ -129,12 +129,11 @@ def _document(width: int, height: int, label: str) -> Element:
     return root
 
 
-def _panel(plan: Plan, name: str, cluster: Cluster | None, part: Part | None = None) -> _Panel:
+def _panel(plan: Plan, name: str, cluster: Cluster | None, part: Part) -> _Panel:
     """Return the mesh of a plan with the groups of one kind in colour, and a legend."""
     groups = plan.groups(name)
-    shown = part or part_of(plan.mesh, plan.mesh.size)
-    drawn = sheet(plan.mesh, part=shown)
-    group_of = _groups_of(groups, shown)
+    drawn = sheet(plan.mesh, part=part)
+    group_of = _groups_of(groups, part)
     numbers = sorted(set(group_of.values()))
     paint = _Paint(
         dict(zip(numbers, colours(len(numbers)), strict=True)),

@@ -22,6 +22,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import RankmeshError
 from rankmesh.sim.comparison.noise import largest, proportion
+from rankmesh.sim.comparison.seen import piece
 
 __all__ = ["DIFFERENT", "SAME", "UNKNOWN", "match"]
 
@@ -56,7 +57,7 @@ def _factor(
     taken = {axis for axes in sharding.cut or () if axes for axis in axes.split("-")}
     free = [axis for axis in mesh.axes if axis not in taken and _differ(mesh, values, axis, size)]
     large = whole.numel() * len(values) > _LARGEST
-    expected = {rank: _shard(sharding, rank, whole) for rank in values}
+    expected = {rank: piece(whole, sharding.of(rank), None) for rank in values}
     first = max(values, key=lambda rank: largest(expected[rank]))
     sizes = {float(prod(chosen)) for count in range(len(mesh.axes) + 1)
              for chosen in combinations(mesh.axes.values(), count)}  # fmt: skip
@@ -107,11 +108,6 @@ def _factored(sizes: Mapping[str, int], ratio: int) -> list[tuple[str, ...]]:
         for axes in permutations(sizes, count)
         if prod(sizes[axis] for axis in axes) == ratio
     ]
-
-
-def _shard(sharding: Sharding, rank: int, whole: torch.Tensor) -> torch.Tensor:
-    shard = sharding.of(rank)
-    return whole[tuple(slice(*edges) for edges in shard.boxes[0])] if shard.boxes else whole.new_empty(shard.shape)
 
 
 def _sums(mesh: Mesh, values: Mapping[int, torch.Tensor], axes: tuple[str, ...]) -> dict[int, torch.Tensor] | None:
