@@ -101,7 +101,7 @@ class Topology:
 
     def get_axis_list(self, axis: str, idx: int) -> list[int]:
         """Return the ranks at one position of an axis, ascending."""
-        return sorted(rank for rank in self._mesh.rank_range.members if getattr(self.get_coord(rank), axis) == idx)
+        return self.filter_match(**{axis: idx})
 
     def get_axis_comm_lists(self, axis: str) -> list[list[int]]:
         """Return the ranks of every group along an axis."""

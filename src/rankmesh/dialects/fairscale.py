@@ -19,7 +19,7 @@ from __future__ import annotations
 
 from datetime import timedelta
 
-from rankmesh.core import Options, Plan, recipes
+from rankmesh.core import Options, recipes
 from rankmesh.runtime.getters import SharedGetters, first_of, group_of, rank_in, size_of
 from rankmesh.runtime.handles import LiveGroup
 from rankmesh.runtime.registry import Registry, refusing_sizes, world_size
@@ -83,7 +83,7 @@ class ModelParallel(SharedGetters):
             "dp": ddp_backend,
         }
         specs = [spec.with_options(Options(backend=backends[spec.name], timeout=timeout)) for spec in plan.specs]
-        self._registry.open(Plan(plan.mesh, specs, world_size=world))
+        self._registry.open(plan.replace(specs=specs))
 
     def model_parallel_is_initialized(self) -> bool:
         """Return whether there are groups."""

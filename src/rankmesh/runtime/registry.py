@@ -81,7 +81,7 @@ class Registry:
     def open(self, plan: Plan) -> LiveGroups:
         """Connect the plan under the name of the dialect, and keep its groups."""
         self.check_free()
-        self._groups = connect(Plan(plan.mesh, plan.specs, world_size=plan.world_size, name=self._dialect))
+        self._groups = connect(plan.replace(name=self._dialect))
         return self._groups
 
     def close(self) -> None:

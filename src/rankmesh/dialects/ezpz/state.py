@@ -122,7 +122,7 @@ class TensorParallel(SharedGetters):
             "dp": data_parallel_backend,
         }
         specs = [spec.with_options(Options(backend=backends[spec.name], timeout=timeout)) for spec in plan.specs]
-        whole = Plan(plan.mesh, specs, world_size=world)
+        whole = plan.replace(specs=specs)
         if dist.group.WORLD is None:
             self._ask_for_groups(whole, timeout)
         else:
