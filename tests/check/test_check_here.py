@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 
 import pytest
+from tests.limits import until
 
 MAKEFILE = Path(__file__).parents[2] / "Makefile"
 SABOTAGE = Path(__file__).with_name("sabotage.py")
@@ -93,9 +94,7 @@ def test_a_check_that_is_ended_leaves_nothing(number, tmp_path):
         # What runs in the background of a shell ignores SIGINT, and so would the command.
         preexec_fn=lambda: signal.signal(signal.SIGINT, signal.SIG_DFL),
     )
-    end = time.monotonic() + 60
-    while not list(tmp_path.glob("rankmesh-ranks-*/output-7")) and time.monotonic() < end:
-        time.sleep(0.05)
+    until(lambda: list(tmp_path.glob("rankmesh-ranks-*/output-7")))
     process.send_signal(number)
     assert process.wait(20) != 0
     assert not _alive(process.pid)

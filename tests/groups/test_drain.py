@@ -8,6 +8,7 @@ import threading
 import time
 
 import pytest
+from tests.limits import until
 from tests.sockets import descriptors
 
 from rankmesh.backend.cut import Drain
@@ -64,10 +65,7 @@ def test_what_gloo_reads_is_left_to_it(connected, drain):
     time.sleep(0.3)
     assert _queued(ours) == 1000
     gloos.clear()
-    end = time.monotonic() + 1
-    while _queued(ours) and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not _queued(ours)
+    assert until(lambda: not _queued(ours), 1)
 
 
 class _Counted(socket.socket):

@@ -21,9 +21,7 @@ from rankmesh.runtime import devices
 
 def _settled(before):
     """How many sockets and threads there are more than before, once those that end in the background have."""
-    end = time.monotonic() + 10
-    while kept() != before and time.monotonic() < end:
-        time.sleep(0.05)
+    limits.until(lambda: kept() == before, 10)
     return [now - then for now, then in zip(kept(), before, strict=True)]
 
 

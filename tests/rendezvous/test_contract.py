@@ -228,9 +228,7 @@ def test_a_slow_coordinator_is_not_two(real, monkeypatch, probes):
     monkeypatch.setattr(rounds, "_MOMENT", 0.3)
 
     def slow(arrivals):
-        end = time.monotonic() + limits.LONG
-        while not arrivals.concluded and time.monotonic() < end:
-            time.sleep(0.05)
+        limits.until(lambda: arrivals.concluded)
         if probes:
             arrivals.probe()
         return Outcome(value="what I think")

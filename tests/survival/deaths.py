@@ -11,6 +11,7 @@ import time
 from contextlib import suppress
 from pathlib import Path
 
+from tests.limits import until
 from tests.sockets import kept, named
 
 from rankmesh.survival import peers, session, state, world
@@ -93,9 +94,7 @@ class Deaths:
             time.sleep(death["seconds"])
             return
         if death.get("how") == "hang":  # until the others have done without it
-            end = time.monotonic() + 150
-            while not list(self.folder.glob("trained-*")) and time.monotonic() < end:
-                time.sleep(0.05)
+            until(lambda: list(self.folder.glob("trained-*")), 150)
             return
         if "again" in death:
             subprocess.Popen(["sh", "-c", f"sleep {death['again']}; kill -CONT {os.getpid()}"])

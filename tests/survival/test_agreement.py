@@ -86,12 +86,8 @@ def test_no_split_brain(data):
     assert sum(map(goes_on, outcomes)) <= 1
 
 
-def _who_stays(ending):
+def _who_stays(history, given_, outcome):
     """Members of the next epoch are those that arrived, unless they raised an error or were evicted."""
-    history, given_, gone = ending
-    outcome = conclude(history, EPOCH, given_, gone)
-    if not goes_on(outcome):
-        return
     following = {*outcome.value["ranks"], *outcome.value["spares"]}
     evicted = {member for report in given_.values() for member in report.evicted}
     assert {member for member, report in given_.items() if not report.error and not report.torn} - evicted <= following
@@ -102,24 +98,16 @@ def _who_stays(ending):
         assert {member for member, report in given_.items() if report.torn} - evicted <= following
 
 
-def _every_rank_has_a_member(ending):
+def _every_rank_has_a_member(history, given_, outcome):
     """The next plan has the size of its members at ranks, each of which arrived; nobody is there twice."""
-    history, given_, gone = ending
-    outcome = conclude(history, EPOCH, given_, gone)
-    if not goes_on(outcome):
-        return
     ranks, spares = outcome.value["ranks"], outcome.value["spares"]
     assert len(ranks) == history[EPOCH].sizes.plan(outcome.value["replicas"]).mesh.size
     assert len({*ranks, *spares}) == len(ranks) + len(spares)
     assert {*ranks, *spares} <= given_.keys()
 
 
-def _the_step_is_everyones(ending):
+def _the_step_is_everyones(history, given_, outcome):
     """Each survivor that had a rank in the epoch of the snapshots has them of the step, and of no later common one."""
-    history, given_, gone = ending
-    outcome = conclude(history, EPOCH, given_, gone)
-    if not goes_on(outcome):
-        return
     source, step = outcome.value["source"], outcome.value["step"]
 
     def common(epoch):
@@ -139,10 +127,14 @@ def _the_step_is_everyones(ending):
 @given(endings())
 def test_the_outcome_of_any_reports(ending):
     """Who stays, where, and at which step; or why the job ends."""
-    _who_stays(ending)
-    _every_rank_has_a_member(ending)
-    _the_step_is_everyones(ending)
-    _why_a_job_ends(ending)
+    history, given_, gone = ending
+    outcome = conclude(history, EPOCH, given_, gone)
+    if not outcome.agreed:
+        _why_a_job_ends(history, given_, gone, outcome)
+    elif goes_on(outcome):
+        _who_stays(history, given_, outcome)
+        _every_rank_has_a_member(history, given_, outcome)
+        _the_step_is_everyones(history, given_, outcome)
 
 
 @MANY
@@ -197,12 +189,8 @@ def test_the_order_of_arrival_changes_nothing(ending, random):
     assert conclude(history, EPOCH, received, sorted(gone, reverse=True)).text == outcome.text
 
 
-def _why_a_job_ends(ending):
+def _why_a_job_ends(history, given_, gone, outcome):
     """An outcome that is no agreement says in words why, and names the members that are lost."""
-    history, given_, gone = ending
-    outcome = conclude(history, EPOCH, given_, gone)
-    if outcome.agreed:
-        return
     assert outcome.message
     assert set(outcome.missing) == set(history[EPOCH].all) - given_.keys()
     if outcome.reason == "missing":

@@ -13,7 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 import pytest
-from tests.limits import AT_ONCE, LONG
+from tests.limits import AT_ONCE, LONG, until
 from tests.sockets import descriptors
 
 from rankmesh.launch.job_key import JobKey
@@ -151,9 +151,7 @@ def test_others_have_a_moment_to_end_a_step(heartbeat, monkeypatch):
     time.sleep(0.2)
     began = time.monotonic()
     heartbeat.close()
-    end = began + 20
-    while not found and time.monotonic() < end:
-        time.sleep(0.01)
+    until(lambda: found)
     ((presence, at),) = found
     assert (presence, at - began >= 0.5) == ("gone", True)
     watcher.watch(_at(heartbeat.port), 60, lambda: None, found.append)  # its port is closed
@@ -233,10 +231,8 @@ def test_a_liveness_port_is_open_in_no_thread_of_python():
     """Nothing of the process is open in its thread, and it is not open in the process; nothing is left."""
     before, had = sorted(descriptors()), set(Path("/proc/self/task").iterdir())
     one = LivenessPort("127.0.0.1")
-    end = time.monotonic() + 10
-    while len(new := set(Path("/proc/self/task").iterdir()) - had) > 1 and time.monotonic() < end:
-        time.sleep(0.01)  # the thread that started it ends
-    (task,) = new
+    until(lambda: len(set(Path("/proc/self/task").iterdir()) - had) == 1, 10)  # the thread that started it ends
+    (task,) = set(Path("/proc/self/task").iterdir()) - had
     assert [path.readlink().name.partition(":")[0] for path in (task / "fd").iterdir()] == ["socket"]
     assert sorted(descriptors()) == before
     assert int(task.name) not in {thread.native_id for thread in threading.enumerate()}
@@ -245,9 +241,7 @@ def test_a_liveness_port_is_open_in_no_thread_of_python():
         with pytest.raises(ConnectionResetError):
             waits.recv(1)
     one.close()
-    end = time.monotonic() + 10
-    while task.exists() and time.monotonic() < end:
-        time.sleep(0.01)  # joined, a thread is still ending
+    until(lambda: not task.exists(), 10)  # joined, a thread is still ending
     assert (sorted(descriptors()), task.exists()) == (before, False)
 
 
@@ -320,10 +314,7 @@ def test_what_its_thread_frees_is_closed():
         cycle.append(cycle)
         del cycle
         assert exchange({1: _at(one.port)}, PING, 10) == {1: PING}
-        end = time.monotonic() + 10
-        while sorted(descriptors()) != before and time.monotonic() < end:
-            time.sleep(0.01)  # the connection that the message came by
-        assert sorted(descriptors()) == before
+        assert until(lambda: sorted(descriptors()) == before, 10)  # the connection that the message came by
     finally:
         gc.enable()
         one.close()

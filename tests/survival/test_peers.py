@@ -2,11 +2,11 @@
 
 import socket
 import threading
-import time
 from contextlib import suppress
 from datetime import timedelta
 
 import pytest
+from tests.limits import until
 from tests.sockets import holdings
 from torch.distributed import TCPStore
 
@@ -101,10 +101,7 @@ def test_connections_to_others_are_left(member):
     one.prepare([0], 10)
     one._prepared[0].result(10)
     one.prepare([], 10)
-    end = time.monotonic() + 10
-    while holdings() - before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not holdings() - before
+    assert until(lambda: not holdings() - before, 10)
 
 
 @pytest.mark.long
@@ -114,10 +111,7 @@ def test_a_member_that_has_ended_is_not_tried_for_long(member):
     before = holdings()
     one.prepare([1], 60)
     one._prepared.clear()
-    end = time.monotonic() + 15
-    while holdings() - before and time.monotonic() < end:
-        time.sleep(0.01)
-    assert not holdings() - before
+    assert until(lambda: not holdings() - before, 15)
 
 
 def test_an_announcement_is_made_until_all_have_replied(member, monkeypatch):

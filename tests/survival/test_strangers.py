@@ -9,7 +9,7 @@ import time
 from contextlib import ExitStack, suppress
 
 import pytest
-from tests.limits import AT_ONCE
+from tests.limits import AT_ONCE, until
 from tests.sweeping import ALL
 
 from rankmesh.launch.job_key import JobKey
@@ -140,7 +140,7 @@ def test_clients_that_do_not_read_delay_nobody(member, monkeypatch):
         assert len(slow.replies()["long"]) == 500_000
         assert slow.heartbeat.stood_still() < 1.0
         assert time.monotonic() - started < AT_ONCE
-        _wait_for(lambda: len(slow.heartbeat._listener._clients) == 0)
+        assert until(lambda: len(slow.heartbeat._listener._clients) == 0)
     slow.heartbeat.close()
 
 
@@ -154,7 +154,7 @@ def test_many_that_say_nothing(member, monkeypatch):
     with ExitStack() as opened:
         for _ in range(100):
             opened.enter_context(member.connect()[0])
-        _wait_for(lambda: len(member.heartbeat._listener._clients) <= 22)
+        assert until(lambda: len(member.heartbeat._listener._clients) <= 22)
         assert member.replies() == {"epoch": "0"}
     watcher.close()
     assert found == []
@@ -171,13 +171,6 @@ def test_who_says_nothing_is_closed_in_time(member, monkeypatch):
                 one.sendall(b"0")
                 time.sleep(0.1)
         assert time.monotonic() < end
-
-
-def _wait_for(condition):
-    end = time.monotonic() + 30
-    while not condition() and time.monotonic() < end:
-        time.sleep(0.01)
-    assert condition()
 
 
 def _line(random_, nonce):

@@ -4,7 +4,6 @@ import os
 import signal
 import sys
 import threading
-import time
 from pathlib import Path
 
 import torch
@@ -77,15 +76,6 @@ def at(me, wire, folder):
 def how(wire):
     """The wire that both sides ask for."""
     return {"connect": Together} if wire == "together" else {}
-
-
-def until(condition, seconds=20.0):
-    """Wait for a condition."""
-    end = time.monotonic() + seconds
-    while not condition():
-        if time.monotonic() > end:
-            raise TimeoutError
-        time.sleep(0.005)
 
 
 def stop_at(event):

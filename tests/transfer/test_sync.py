@@ -175,7 +175,7 @@ def _join_and_leave(me, wire, folder):
     for version in (1, 2, 3):
         if engine is None:
             if wire == "gloo":  # an engine that joins has asked
-                syncing.until(lambda number=version: len(_requests(me.store)) >= (2 if number == 2 else 1))
+                assert limits.until(lambda number=version: len(_requests(me.store)) >= (2 if number == 2 else 1))
             syncing.fill(tensors, layouts, rank, version)
             before = len(connected)
             done = sync.publish(version)
