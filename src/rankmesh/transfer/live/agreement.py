@@ -65,15 +65,19 @@ class TransferAgreement:
 
     def start(
         self,
-        what: Mapping[str, str | int],
+        what: Mapping[str, object],
         problem: str = "",
         text: str = "",
         value: Callable[[dict[int, str]], object] | None = None,
         more: float = 0.0,
+        *,
+        last: bool = False,
     ) -> Outcome:
         """Wait until all ranks are there for one transfer, and none has a problem.
 
-        Where all agree, one rank makes the ``value`` of the outcome from the texts of all, in ``more`` seconds.
+        Where all agree, one rank makes the ``value`` of the outcome from the texts of all, in ``more`` seconds. With
+        ``last`` no call of ``end`` follows.
+
         Raises ``AgreementError`` on every rank when they differ or some stay away, ``TransferError`` on every rank when
         one has a problem.
         """
@@ -95,11 +99,9 @@ class TransferAgreement:
                 ranks=outcome.ranks,
                 fields=outcome.fields,
             )
+        if last:
+            self._round.leave(outcome, stay=True)
         return outcome
-
-    def leave(self, outcome: Outcome) -> None:
-        """Leave a transfer that has no end of its own."""
-        self._round.leave(outcome, stay=True)
 
     def _start(self, value: Callable[[dict[int, str]], object] | None, arrivals: Arrivals) -> Outcome:
         """Conclude that a rank has a problem, that ranks are missing or plan another transfer, or that all agree."""

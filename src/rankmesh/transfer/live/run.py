@@ -102,7 +102,7 @@ def run(
         # Some ranks have no tensors: all must know whether the messages of others start together.
         agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves)
         together = transport.together(transport.staging((*side.tensors.values(), *side.into.values())))
-        what: dict[str, str | int] = {"digest": moves.digest, "budget": int(budget)}
+        what = {"digest": moves.digest, "budget": int(budget)}
         problem, text = side.problem or _outside(moves, ranks), "together" if together else ""
         if agreement.start(what, problem, text, lambda texts: any(texts.values())).value:
             transport.meet()

@@ -16,7 +16,7 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -148,13 +148,13 @@ class Sync:
         except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
             problem = in_one_line(error)
         try:
-            outcome = self._agree(
-                "publish",
+            outcome = self._agreement("publish").start(
                 {"version": number, "changed": _digest(delta)},
                 problem,
                 text,
                 publisher.announce,
                 more=self._timeout.total_seconds(),
+                last=True,
             )
         except BaseException:
             publisher.discard()
@@ -211,7 +211,8 @@ class Sync:
                 problem = in_one_line(error)
             version = -1 if announced is None else announced.version
             try:
-                self._agree("receive", {"version": version, "run": announced.run if announced else ""}, problem)
+                what = {"version": version, "run": announced.run if announced else ""}
+                self._agreement("receive").start(what, problem, last=True)
             except (AgreementError, TransferError) as error:
                 if announced is not None:
                     announced.release()
@@ -234,7 +235,7 @@ class Sync:
     def _request(self, requester: direct.Requester, started: float, end: float) -> Received | None:
         """Receive over a group: ask, receive beside the weights in use, and change to what all ranks have."""
         if not self._asked:
-            self._agree("ask", {"ask": ""}, value=lambda _: requester.ask())
+            self._agreement("ask").start({"ask": ""}, value=lambda _: requester.ask(), last=True)
             self._asked = True
         announced = requester.await_version(end)
         if announced is None:
@@ -285,25 +286,12 @@ class Sync:
         given = self._weights.tensors
         problem = problem_of(given, shardings, shards, side)
         self._weights.tensors = {name: given[name] for name in shards if name in given}
-        what: dict[str, str | int] = {"layouts": self._layouts.direct.digest, "budget": self._budget}
-        return str(self._agree("begin", what, problem, value=lambda _: uuid.uuid4().hex[:12]).value)
-
-    def _agree(
-        self,
-        step: str,
-        what: Mapping[str, str | int],
-        problem: str = "",
-        text: str = "",
-        value: Callable[[dict[int, str]], object] | None = None,
-        more: float = 0.0,
-    ) -> Outcome:
-        """Run one round of this side, to its end."""
-        agreement = self._agreement(step)
-        outcome = agreement.start(what, problem, text, value, more)
-        agreement.leave(outcome)
-        return outcome
+        what = {"layouts": self._layouts.direct.digest, "budget": self._budget}
+        begun = self._agreement("begin").start(what, problem, value=lambda _: uuid.uuid4().hex[:12], last=True)
+        return str(begun.value)
 
     def _agreement(self, step: str) -> TransferAgreement:
+        """Return a round of this side."""
         where = str(self._at) if isinstance(self._at, Path) else ""
         name = hashlib.sha256(f"{where} {self._layouts.direct.digest}".encode()).hexdigest()[:12]
         call = "publish()" if self._side == "trainer" else "receive()"
