@@ -155,11 +155,14 @@ class Placed:
 
 
 class Costing:
-    """The cost of placements of one plan: devices ``(placements, positions)`` in, seconds out."""
+    """The cost of placements of one plan: devices ``(placements, positions)`` in, seconds out.
 
-    def __init__(self, links: Links, objective: Objective, found: Sequence[Bound] = ()) -> None:
-        self.links, self.machine = links, links.machine
-        self._objective, self._bounds = objective, found
+    ``bounds`` are the constraints; ``filler`` has the devices of an order of factors.
+    """
+
+    def __init__(self, links: Links, objective: Objective, found: Sequence[Bound]) -> None:
+        self.machine, self.bounds, self.filler = links.machine, found, Filler(links.machine)
+        self._links, self._objective = links, objective
         self.tried = 0
 
     def costs(self, devices: IntArray, limit: float = np.inf) -> FloatArray:
@@ -176,12 +179,12 @@ class Costing:
         broken = self._broken(devices)
         found: FloatArray = np.full(len(devices), np.inf)
         if not broken.all():
-            found[~broken] = self._objective(self.links.under(devices[~broken]), limit)
+            found[~broken] = self._objective(self._links.under(devices[~broken]), limit)
         return found
 
     def _broken(self, devices: IntArray) -> BoolArray:
         broken = np.zeros(len(devices), dtype=np.bool_)
-        for bound in self._bounds:
+        for bound in self.bounds:
             units = self.machine.units[bound.level][devices[:, bound.groups]]
             broken |= (units != units[..., :1]).any(axis=(1, 2))
         return broken
@@ -228,7 +231,7 @@ def place(
         prediction = Prediction(*work, device if speed is None else replace(device, speed=speed), links.roles)
         objective = _added(prediction, links)
     costing = Costing(links, objective, found)
-    best, whole = _search(plan.mesh, costing, Filler(links.machine), found, given, exact)
+    best, whole = _search(plan.mesh, costing, given, exact)
     tried = costing.tried
     now, least = costing.costs(np.stack([given, best])).tolist()
     if least > now * (1 - WORTH):  # the order given costs as much, within what a prediction can tell
@@ -317,18 +320,18 @@ def _added(prediction: Prediction, given: Links) -> Objective:
     return cost
 
 
-def _search(
-    mesh: Mesh, costing: Costing, filler: Filler, found: Sequence[Bound], given: IntArray, exact: bool
-) -> tuple[IntArray, bool]:
+def _search(mesh: Mesh, costing: Costing, given: IntArray, exact: bool) -> tuple[IntArray, bool]:
     """Return the cheapest devices, and whether they are the least of all placements."""
     hosts = costing.machine.units[0]
     starts = np.flatnonzero(np.diff(hosts, prepend=-1))
     labels = labelings(np.diff(starts, append=len(hosts)).tolist(), _EXACT) if exact else None
     orders = _orders(mesh_factors(mesh))
-    by_order = _evaluated(costing, filler, orders)
+    by_order = _evaluated(costing, orders)
     steps = 0 if labels is not None or not exact else max(0, int(_WORK / mesh.size) - len(orders))
-    best, cost = _moved(costing, filler, orders, by_order, steps)
-    others = [given] + ([filler.place(*packing(found, costing.machine, mesh.size))] if found else [])
+    best, cost = _moved(costing, orders, by_order, steps)
+    others = [given]
+    if costing.bounds:
+        others.append(costing.filler.place(*packing(costing.bounds, mesh.size)))
     other, less = _least(costing, np.stack(others))
     if not cost * _SAME < less:
         best, cost = other, less
@@ -337,23 +340,23 @@ def _search(
         other, less = _least(costing, np.argsort(np.argsort(labels, axis=1, kind="stable"), axis=1))
         best, cost = (other, less) if less * _SAME < cost else (best, cost)
     if not np.isfinite(cost):
-        raise _unmet(costing, found)
+        raise _unmet(costing)
     return best, labels is not None
 
 
-def _unmet(costing: Costing, found: Sequence[Bound]) -> PlacementError:
-    listed = ", ".join(f"{bound.kind} within {costing.machine.levels[bound.level].name}" for bound in found)
+def _unmet(costing: Costing) -> PlacementError:
+    listed = ", ".join(f"{bound.kind} within {costing.machine.levels[bound.level].name}" for bound in costing.bounds)
     return PlacementError(
         f"none of the {costing.tried:,} placements tried meets all constraints ({listed}); loosen one",
-        kinds=tuple(bound.kind for bound in found),
+        kinds=tuple(bound.kind for bound in costing.bounds),
     )
 
 
-def _evaluated(costing: Costing, filler: Filler, orders: Sequence[Order], limit: float = np.inf) -> FloatArray:
+def _evaluated(costing: Costing, orders: Sequence[Order], limit: float = np.inf) -> FloatArray:
     """Return the cost of each order, of one that is not better than the best so far only a part."""
     found: list[float] = []
     for order in orders:
-        found.append(float(costing.costs(filler.of(order)[None], min(found, default=limit))[0]))
+        found.append(float(costing.costs(costing.filler.of(order)[None], min(found, default=limit))[0]))
     return np.array(found)
 
 
@@ -372,9 +375,7 @@ def _orders(factors: Sequence[Factor]) -> list[Order]:
     return [tuple(factors), tuple(reversed(factors))]
 
 
-def _moved(
-    costing: Costing, filler: Filler, orders: Sequence[Order], costs: FloatArray, steps: int
-) -> tuple[IntArray, float]:
+def _moved(costing: Costing, orders: Sequence[Order], costs: FloatArray, steps: int) -> tuple[IntArray, float]:
     """Move one prime part of an axis at a time from the best order, while that helps and steps are left."""
     chosen = int(np.argmax(costs <= float(costs.min()) * _SAME))
     order, cost = orders[chosen], float(costs[chosen])
@@ -382,12 +383,12 @@ def _moved(
     while steps > 0:
         moves = list(dict.fromkeys(_moves(parts)))[:steps]
         steps -= max(1, len(moves))
-        after = _evaluated(costing, filler, moves, cost) if moves else costs
+        after = _evaluated(costing, moves, cost) if moves else costs
         if not moves or not float(after.min()) * _SAME < cost:
             break
         parts = order = moves[int(after.argmin())]
         cost = float(after.min())
-    return filler.of(order), cost
+    return costing.filler.of(order), cost
 
 
 def _moves(order: Sequence[Factor]) -> Iterator[Order]:

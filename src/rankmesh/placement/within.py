@@ -71,7 +71,7 @@ def joined(found: Sequence[Bound], level: int, size: int) -> IntArray:
             return label
 
 
-def packing(found: Sequence[Bound], machine: DeviceUnits, size: int) -> tuple[IntArray, tuple[int, ...]]:
+def packing(found: Sequence[Bound], size: int) -> tuple[IntArray, tuple[int, ...]]:
     """Return the positions in an order that keeps joined ones next to each other, and the sizes of the joined sets."""
     keys = [joined(found, level, size) for level in sorted({bound.level for bound in found})]
     order = np.lexsort((np.arange(size), *keys))

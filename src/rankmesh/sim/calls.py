@@ -102,7 +102,7 @@ def is_users_file(name: str) -> bool:
     return not (name.startswith((*_OURS, "<frozen")) or name.endswith(_PLUMBING))
 
 
-@dataclass
+@dataclass(eq=False)
 class Call:
     """One call of one rank on one group.
 

@@ -123,9 +123,9 @@ class Session(Observer):
         self._numbers: dict[tuple[int, str], int] = defaultdict(int)
         self._events: dict[int, int] = defaultdict(int)
         self._covered: dict[Key, list[Box]] = defaultdict(list)
-        self._kinds: dict[int, str] = {}
-        # By identity, kept alive so that none is reused: the call, and the members of its group in the program.
-        self.chosen: dict[int, tuple[Call, tuple[int, ...]]] = {}
+        self._kinds: dict[Channel, str] = {}
+        # The calls that the repair changes, with the members of their groups in the program.
+        self.chosen: dict[Call, tuple[int, ...]] = {}
 
     @property
     def looks_at_lines(self) -> bool:
@@ -329,13 +329,13 @@ class Session(Observer):
             self.records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
         changes = self.repair is not None and self.repair.changes(stack.sites, kind)
         if changes:
-            self.chosen[id(call)] = call, pg.channel.ranks
+            self.chosen[call] = pg.channel.ranks
         return changes
 
     def _kind(self, channel: Channel) -> str:
-        if id(channel) not in self._kinds:
-            self._kinds[id(channel)] = self.layout.kind_of(channel.label, channel.ranks)
-        return self._kinds[id(channel)]
+        if channel not in self._kinds:
+            self._kinds[channel] = self.layout.kind_of(channel.label, channel.ranks)
+        return self._kinds[channel]
 
     def _moved(self, pg: SimulatedGroup, call: Call, kind: str) -> SimulatedGroup:
         groups = self.layout.kinds[kind]
@@ -354,7 +354,7 @@ class Session(Observer):
     def computed(self, channel: Channel, calls: Sequence[Call]) -> None:
         """Scale the results that the repair scales; count what a repair's sums add up."""
         repair = self.repair
-        if repair is None or not any(id(call) in self.chosen for call in calls):
+        if repair is None or self.chosen.keys().isdisjoint(calls):
             return
         if repair.factor is not None and (repair.form == "scale" or calls[0].reduction is not None):
             factor = repair.factor.value(self.layout)
@@ -363,7 +363,7 @@ class Session(Observer):
         if repair.form == "group" and calls[0].reduction is not None:
             sums: dict[object, torch.Tensor] = {}
             for call in calls:
-                _, former = self.chosen[id(call)]
+                former = self.chosen[call]
                 flat = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in call.given])
                 sums[former] = sums[former] + flat if former in sums else flat
             self._count(list(sums.values()))
