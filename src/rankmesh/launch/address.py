@@ -22,7 +22,7 @@ from typing import Any
 from rankmesh.errors import ConnectError, quoted
 from rankmesh.launch.started import Launch
 
-__all__ = ["family_of", "is_local", "resolved"]
+__all__ = ["family_of", "host_and_port", "is_local", "resolved"]
 
 # How long Slurm may take to answer, in seconds: a busy controller answers late, and one that is gone never.
 _SLURM = 5.0
@@ -79,6 +79,18 @@ def _of_slurm(node: str, seconds: float) -> tuple[str | None, str]:
         if found is not None and _resolves(found[1]):
             return found[1], ""
     return None, f"scontrol show node {node} names no address that resolves"
+
+
+def host_and_port(text: str) -> tuple[str, int] | None:
+    """Return the host and the port that an address names, None if it does not; IPv6 with brackets or without.
+
+    >>> host_and_port("10.0.0.1:29700"), host_and_port("[::1]:29700"), host_and_port("node1")
+    (('10.0.0.1', 29700), ('::1', 29700), None)
+    """
+    host, _, port = text.rpartition(":")
+    if not host or not port.isdecimal() or int(port) not in range(1, 1 << 16):
+        return None
+    return (host[1:-1] if host[0] == "[" and host[-1] == "]" else host), int(port)
 
 
 def family_of(address: str) -> socket.AddressFamily:

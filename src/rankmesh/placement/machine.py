@@ -64,7 +64,7 @@ def outward(chains: Mapping[str, Sequence[str]]) -> tuple[str, ...]:
     if len(depths) > 1:
         shallow = min(chains, key=lambda name: len(chains[name]))
         raise ClusterError(
-            f"some hosts are under {min(depths)} switches ({shallow}), others under {max(depths)}; name the missing "
+            f"levels of switches above {shallow}: {min(depths)}, above other hosts: {max(depths)}; name the missing "
             "switches",
             host=shallow,
         )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import socket
 
 from rankmesh.errors import ConnectError, PlanError, quoted
-from rankmesh.launch.address import family_of
+from rankmesh.launch.address import family_of, host_and_port
 from rankmesh.launch.job_key import FILE, VARIABLE, JobKey
 from rankmesh.survival.conversation import Address
 from rankmesh.survival.epoch import Epoch
@@ -20,11 +20,11 @@ _SECONDS = 5.0
 
 def address_of(text: str, what: str, key: JobKey | None) -> tuple[Address, JobKey]:
     """Return the address that a text names, and the key; raise ``ConnectError`` if either is missing."""
-    host, _, port = text.rpartition(":")
+    place = host_and_port(text)
     try:
-        if not host or int(port) not in range(1, 1 << 16):
+        if place is None:
             raise ValueError
-        socket.getaddrinfo(host, int(port), family_of(host), socket.SOCK_STREAM)
+        socket.getaddrinfo(*place, family_of(place[0]), socket.SOCK_STREAM)
     except (ValueError, OSError) as error:
         why = f" ({error.strerror})" if isinstance(error, OSError) else ""
         raise ConnectError(
@@ -38,7 +38,7 @@ def address_of(text: str, what: str, key: JobKey | None) -> tuple[Address, JobKe
             f"one of its ranks, or {FILE} to a file that contains it",
             address=text,
         )
-    return Address(host, int(port)), key
+    return Address(*place), key
 
 
 def status(address: str) -> Message:

@@ -30,6 +30,7 @@ from rankmesh.core.axes import integer
 from rankmesh.core.options import time_limit
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import AgreementError, ConnectError, PlanError, TransferError, first_line, quoted
+from rankmesh.launch.address import host_and_port
 from rankmesh.rendezvous import Outcome, Round, StoreChannel
 from rankmesh.runtime.served_store import open_at
 from rankmesh.runtime.world import World
@@ -352,16 +353,16 @@ def _place_of(at: object) -> Path | tuple[str, int] | Store:
     """Return where the sides meet: a folder, an address, or a store."""
     if isinstance(at, Path | Store):
         return at
-    host, _, port = str(at).rpartition(":")
-    if host and port.isdecimal() and "/" not in host:
-        return host, int(port)
-    if "/" not in str(at):
+    if "/" in str(at):
+        return Path(str(at))
+    place = host_and_port(str(at))
+    if place is None:
         raise PlanError(
             f"at is {quoted(at)}; give a folder with its path, such as '/dev/shm/weights', or an address, such as "
             "'10.0.0.1:29700'",
             at=at,
         )
-    return Path(str(at))
+    return place
 
 
 def _digest(delta: Delta | None) -> str:
