@@ -17,6 +17,7 @@ from typing import Any
 import torch
 
 import rankmesh as rm
+from rankmesh.survival.rounds import Rounds
 from rankmesh.survival.session import Session
 
 EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt"
@@ -58,8 +59,8 @@ def survives(log: Log, steps: int, spares: int) -> None:
     loop, layout, run = _example(steps)
     torch.optim.AdamW([torch.nn.Parameter(torch.zeros(1))])  # as the example does, for the spares
     epoch = [0]
-    for name, before, after in (("_abort", "", "noticed"), ("_agree", "freed", "agreed")):
-        mark(name, before, after, log, epoch)
+    mark(Session, "_abort", "", "noticed", log, epoch)
+    mark(Rounds, "agree", "freed", "agreed", log, epoch)
 
     def train(job: Any) -> None:
         log("connected", epoch=job.epoch)
@@ -78,18 +79,18 @@ def survives(log: Log, steps: int, spares: int) -> None:
     rm.survive(train, f"megatron:{LAYOUT}", spares=spares, redundancy=1, timeout=TIMEOUT)
 
 
-def mark(name: str, before: str, after: str, log: Log, epoch: list[int]) -> None:
-    """Log each call of one of a session's methods, and its return."""
-    call = getattr(Session, name)
+def mark(owner: type, name: str, before: str, after: str, log: Log, epoch: list[int]) -> None:
+    """Log each call of a method, and its return."""
+    call = getattr(owner, name)
 
-    def marked(self: Session, *args: Any, **named: Any) -> Any:
+    def marked(*args: Any, **named: Any) -> Any:
         if before:
             log(before, epoch=epoch[0])
-        result = call(self, *args, **named)
+        result = call(*args, **named)
         log(after, epoch=epoch[0])
         return result
 
-    setattr(Session, name, marked)
+    setattr(owner, name, marked)
 
 
 def _main() -> None:

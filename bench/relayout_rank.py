@@ -23,6 +23,7 @@ from torch import Tensor
 
 import rankmesh as rm
 from bench.lost_rank import Log, mark
+from rankmesh.survival.rounds import Rounds
 
 ROWS, COLUMNS = 1024, 6400
 # Tensors for each rank: 100 MiB of float32.
@@ -53,7 +54,7 @@ def _check(found: float, size: int) -> None:
 
 def relayout(log: Log, size: int) -> None:
     """Change the layout in one job."""
-    mark("_agree", "freed", "agreed", log, [0])
+    mark(Rounds, "agree", "freed", "agreed", log, [0])
 
     def train(job: rm.survival.Job) -> None:
         log("connected")

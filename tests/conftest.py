@@ -91,9 +91,13 @@ class Server:
     def run(self, request: dict[str, Any]) -> list[Outcome]:
         """Run one request; every process of it is gone when this returns."""
         connection = self._start()
-        connection.send(request)
-        supervisor = self._receive(60)
-        outcomes = self._receive(request["limit"] + GRACE)
+        try:
+            connection.send(request)
+            supervisor = self._receive(60)
+            outcomes = self._receive(request["limit"] + GRACE)
+        except (EOFError, OSError):  # it could not load the test's module, and says why
+            self.stop()
+            raise
         assert alive(supervisor) == [], "a rank outlived its test"
         return [Outcome(**outcome) for outcome in outcomes]
 

@@ -70,7 +70,7 @@ def test_who_has_no_key_learns_nothing(rankmesh, job, monkeypatch, key):
     assert (ran.code, ran.out, "RANKMESH_JOB_KEY" in ran.err) == (5, "", True)
 
 
-@pytest.mark.parametrize("address", ["no.such.host.invalid:40123", "[::1]:40123", "127.0.0.1:99999", "a..b:1", "host"])
+@pytest.mark.parametrize("address", ["no.such.host.invalid:40123", "[::1:40123", "127.0.0.1:99999", "a..b:1", "host"])
 def test_what_is_not_an_address(rankmesh, monkeypatch, address):
     """A name that does not resolve, a port that is too large, and a host alone."""
     monkeypatch.setenv("RANKMESH_JOB_KEY", KEY.text)

@@ -14,7 +14,7 @@ from pathlib import Path
 from tests.limits import until
 from tests.sockets import kept, named
 
-from rankmesh.survival import peers, session, state, world
+from rankmesh.survival import peers, rounds, session, state, world
 
 # How many seeds a sweep has: in make test-all, in make test-sweeps, and with SWEEP=all.
 SEEDS = {"": 1, "1": 10, "all": 100}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
@@ -25,13 +25,13 @@ PLACES = {
     "gather": (peers, "gather"),
     "enter": (world.EpochWorld, "enter"),
     "leave": (world.EpochWorld, "close"),
-    "agree": (session.Session, "_agree"),
+    "agree": (rounds.Rounds, "agree"),
     "adopt": (session.Session, "_adopt"),
     "announce": (session.Session, "_announce"),
     "hold": (session.Session, "hold"),
     "follow": (session.Session, "_follow"),
     "commit": (session.Session, "commit"),
-    "take": (state.Snapshots, "take"),
+    "take": (state.EpochState, "_take"),
     "restore": (session, "restore"),
     "client": (peers.Peers, "client"),
     "returned": (session.Session, "_finished"),
