@@ -497,6 +497,41 @@ def test_a_rank_that_gets_sigterm_leaves_its_recording(outcomes, tmp_path):
     assert (about["reason"], about["ended"], about["in_call"]["operation"]) == ("SIGTERM", False, "all_reduce")
 
 
+def _is_asked_often(me, folder):
+    """Threads that run Python, begin and end, while SIGUSR1 comes 500 times, as others of the host send it."""
+    ended = threading.Event()
+
+    def calls(depth=50):
+        return depth and calls(depth - 1)
+
+    def busy():
+        while not ended.is_set():
+            thread = threading.Thread(target=calls)
+            thread.start()
+            thread.join()
+
+    with watch.start(folder, timeout=60):
+        threads = [threading.Thread(target=busy) for _ in range(3)]
+        for thread in threads:
+            thread.start()
+        child = os.fork()
+        if child == 0:  # others send it: where a process sends it to itself, its other threads wait
+            for _ in range(500):
+                os.kill(os.getppid(), signal.SIGUSR1)
+                time.sleep(0.002)
+            os._exit(0)
+        os.waitpid(child, 0)
+        ended.set()
+        for thread in threads:
+            thread.join()
+    return "goes on"
+
+
+def test_signals_end_no_rank_whose_threads_are_busy(ranks, tmp_path):
+    """Stacks are written inside of the signal handler, while other threads of Python run: that is no end of a rank."""
+    assert ranks(1, _is_asked_often, str(tmp_path)) == ["goes on"]
+
+
 def _ends_a_worker(me, folder):
     """A process that is forked off gets SIGTERM, as workers of a data loader do."""
     with watch.start(folder, timeout=60) as here:

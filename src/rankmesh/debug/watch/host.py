@@ -7,10 +7,10 @@
                  by py-spy or pystack       its process runs, at train.py:31 in step, in spin (gil.c:3)
 ```
 
-Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stacks: that works in C,
+Each rank has a file in a folder of this host, with its process and, by ``faulthandler``, its stack: that works in C,
 even where a call holds the interpreter and no Python runs. A program that handles SIGUSR1 itself, as those that Slurm
-warns of their end, keeps it. Killed ranks leave their files: the first rank of a later session deletes them, once
-all of a folder's processes are gone.
+warns of their end, keeps it. Killed ranks leave their files: the first rank of a later session deletes them, once all
+of a folder's processes are gone.
 
 The folder is private, below a private folder of this user. A file that cannot be read hides its own rank alone.
 """
@@ -85,7 +85,7 @@ class HostRanks:
         self._seen = 0
         self.by_signal = not _is_taken(_SIGNAL) and not _is_caught(_SIGNAL)
         if self.by_signal:
-            faulthandler.register(_SIGNAL, file=self._stacks, all_threads=True)
+            _write_stack_at(_SIGNAL, self._stacks)
         self._publish()
         self._end: IO[bytes] | None = None
 
@@ -96,7 +96,7 @@ class HostRanks:
         """
         if not _is_taken(signal.SIGTERM) and not _is_caught(signal.SIGTERM):
             self._end = tempfile.TemporaryFile()  # noqa: SIM115  - open until close
-            faulthandler.register(signal.SIGTERM, file=self._end)
+            _write_stack_at(signal.SIGTERM, self._end)
             os.register_at_fork(after_in_child=self._take_sigterm)
 
     def terminated(self) -> bool:
@@ -135,8 +135,8 @@ class HostRanks:
             return Look("stopped by a signal")
         text = self._stacks_of(rank, process) if about.get("signal") else ""
         native = native_stack(process)
-        # The main thread is the last that faulthandler writes, and the first that tools print.
-        site = next((thread.site for thread in threads_of(text)[-1:]), "")
+        site = next((thread.site for thread in threads_of(text)), "")
+        # The main thread is the first that tools print.
         frame = next((thread.native_frame for thread in threads_of(native)), "")
         state = "its process runs" + (f", at {site}" if site else "") + (f", in {frame[:200]}" if frame else "")
         return Look(state, f"{text}{native[:_STACKS]}", alive=True)
@@ -169,6 +169,14 @@ class HostRanks:
         if self.terminated():
             os.kill(os.getpid(), signal.SIGTERM)
         self._end = None
+
+
+def _write_stack_at(number: signal.Signals, file: IO[bytes]) -> None:
+    """Have the stack of the main thread, which the kernel gives signals to, written at a signal.
+
+    Other threads run meanwhile: to read their frames ends the process, if it is busy (SIGSEGV), and so the job.
+    """
+    faulthandler.register(number, file=file, all_threads=False)
 
 
 def _is_taken(number: signal.Signals) -> bool:
