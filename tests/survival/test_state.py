@@ -1,11 +1,13 @@
 """State that survives: who keeps copies, what a commit costs, and what is restored, loaded or lost."""
 
+import gc
 import os
 import signal
 import subprocess
 import sys
 import threading
 import time
+import weakref
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -116,6 +118,23 @@ def test_fewer_copies_than_asked_for_are_warned_of(recwarn):
     assert not enough.warn_of_fewer_copies()
     assert not EpochState(0, StateLayout(Mesh(dp=2), {}, (*"aa",), 2), {}, **how).warn_of_fewer_copies()
     assert len(recwarn) == 0
+
+
+def test_memory_of_an_epoch_is_freed_with_it():
+    """Its snapshots are as large as what is held: they do not wait for a garbage collection."""
+    stored = {"w": Sharding(Mesh(tp=4), ("tp",), (8,))}
+    gc.disable()
+    try:
+        for redundancy in (0, 1):
+            layout = StateLayout(Mesh(tp=4), stored, (*"aabb",), redundancy)
+            epoch = EpochState(0, layout, {"w": torch.zeros(2)}, rank=0, device=torch.device("cpu"))
+            if not redundancy:  # whose copies need the other ranks
+                epoch.commit(1, lambda call: call(), lambda: None)
+            freed = weakref.ref(epoch)
+            del epoch
+            assert freed() is None
+    finally:
+        gc.enable()
 
 
 # -- what is said of it ---------------------------------------------------------------------------------------------

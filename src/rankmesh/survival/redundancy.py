@@ -20,7 +20,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from functools import cached_property, partial
+from functools import cached_property
 
 import torch
 import torch.distributed as dist
@@ -153,16 +153,15 @@ class Snapshot:
 
 
 class Snapshots(dict[int, Snapshot]):
-    """Snapshots of the same tensors at the beginning of two steps, by step; ``new`` makes the memory of one."""
+    """Snapshots of the same tensors at the beginning of two steps, by step."""
 
-    def __init__(self, new: Callable[[], Snapshot]) -> None:
-        super().__init__()
-        self._new = new
+    def overwritten(self, step: int, kept: int | None = None) -> Snapshot | None:
+        """Take out the snapshot that a step overwrites: its own, or the oldest but for the newest and the ``kept``.
 
-    def overwritten(self, step: int, kept: int | None = None) -> Snapshot:
-        """Take out the snapshot that a step overwrites: its own, or the oldest but for the newest and the ``kept``."""
+        None where there is no such snapshot, and the step needs memory of its own.
+        """
         old = [step] if step in self else sorted(self.keys() - {max(self, default=step), kept})
-        return self.pop(old[0]) if old else self._new()
+        return self.pop(old[0]) if old else None
 
 
 @dataclass
@@ -178,7 +177,7 @@ class Copies:
     def __post_init__(self) -> None:
         self.names = self.holders.names(self.rank)
         owners = sorted(owner for owner, ranks in self.holders.by_rank.items() if self.rank in ranks)
-        self.kept = {owner: Snapshots(partial(self._allocated, owner)) for owner in owners}
+        self.kept = {owner: Snapshots() for owner in owners}
 
     def steps(self) -> set[int]:
         """Return the steps of which all copies that this rank keeps have arrived; also after the world has ended."""
@@ -215,7 +214,7 @@ class Copies:
         """
         operations = []
         for owner, snapshots in self.kept.items():
-            into = snapshots[step] = snapshots.overwritten(step, kept)
+            into = snapshots[step] = snapshots.overwritten(step, kept) or self._allocated(owner)
             operations.append(dist.P2POp(dist.irecv, into.memory, owner, tag=_COPIES))
         sent = snapshot.first(self.names)
         holders = self.holders.by_rank.get(self.rank, ())

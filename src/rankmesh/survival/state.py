@@ -83,7 +83,7 @@ class EpochState:
         self.equal_at: int | None = None
         # The last two steps that were committed, each by its number in this epoch.
         self.commits: dict[int, int] = {}
-        self.snapshots = Snapshots(self._allocated)
+        self.snapshots = Snapshots()
 
     @property
     def steps(self) -> list[int]:
@@ -130,7 +130,7 @@ class EpochState:
 
     def _take(self, step: int, check: Callable[[], object]) -> Snapshot:
         """Copy the tensors into a snapshot, which counts once they are copied."""
-        snapshot = self.snapshots.overwritten(step, self.equal_at)
+        snapshot = self.snapshots.overwritten(step, self.equal_at) or self._allocated()
         snapshot.copy({name: local(tensor) for name, tensor in self.tensors.items()})
         device_done(self._device, check)
         self.snapshots[step] = snapshot
