@@ -43,3 +43,8 @@ def test_a_command_loads_what_it_needs():
     assert not {name.split(".")[1] for name in loaded if "." in name} & {"debug", "launch", "placement", "transfer"}
     assert "rankmesh.cli.show" in loaded
     assert not {f"rankmesh.cli.{name}" for names in PANELS.values() for name in names if name != "show"} & set(loaded)
+
+
+def test_more_modules_are_noticed():
+    """The count has those of a package that is loaded."""
+    assert len(_loaded("import rankmesh.readers.config")) > len(_loaded("import rankmesh"))

@@ -4,6 +4,8 @@ import ast
 import re
 from pathlib import Path
 
+import pytest
+
 import rankmesh
 
 ROOT = Path(__file__).parents[1]
@@ -33,6 +35,22 @@ def test_docstrings_and_messages_are_plain():
     found = {str(path): hits for path in SOURCES if (hits := list(_phrases(path.read_text(encoding="utf-8"))))}
     assert len(SOURCES) > 100
     assert found == {}
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "The size is that\n    of the plan.",
+        "The same, for a view.",
+        "Raise if there is no rank.",
+        "8 are no ranks; give 4",
+        "job.yaml: received 8 ranks ",
+    ],
+)
+def test_a_phrase_is_found(text):
+    """In a docstring across lines, and in the parts of an f-string."""
+    assert len(list(_phrases(f'def size():\n    """{text}"""\n'))) == 1
+    assert len(list(_phrases(f'raise ValueError(f"""{text}{{size}}""")'))) == 1
 
 
 # -- identifiers -----------------------------------------------------------------------------------

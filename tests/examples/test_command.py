@@ -147,3 +147,11 @@ class Started(Exception):
 
 def _stops(*_):
     raise Started
+
+
+def test_written_files_exist():
+    """The page names the files that are there, each with what it shows."""
+    page = (EXAMPLE / "README.md").read_text(encoding="utf-8")
+    files = {path.name for path in (EXAMPLE / "gpt").glob("*.py")} - {"__init__.py"}
+    assert files == set(re.findall(r"`(\w+\.py)`", page.partition("## What to read")[2].partition("Three places")[0]))
+    assert (EXAMPLE / "loss.png").read_bytes().startswith(PNG)

@@ -128,6 +128,32 @@ def test_the_search_finds_them_where_they_are(name):
     assert private_uses(ast.parse((SOURCES / HERE / f"{name}.py").read_text(encoding="utf-8")))
 
 
+@pytest.mark.parametrize(
+    "line",
+    [
+        "import torch._C._distributed_c10d",
+        "from torch._C import _distributed_c10d",
+        "from torch.distributed import distributed_c10d",
+        "from torch.distributed._tensor import api",
+        "import torch; torch._C._dump()",
+        "import torch.distributed as dist; dist.distributed_c10d.new_group()",
+        "import torch.distributed as dist; dist._world",
+        "group._set_group_name('x')",
+        "def f(anything): return anything.pg._get_backend(None)",
+        "given[0]._version",
+        "made()._timeout",
+        "getattr(pg, '_get_backend')",
+        "setattr(pg, '_set_group_desc', None)",
+        "frame.f_locals['group_src']",
+        "class Mine(dist.ProcessGroup):\n    def _set_group_name(self, name): ...",
+        "class Mine(dist.ProcessGroup):\n    _allgather_base = None",
+    ],
+)
+def test_each_way_to_reach_into_torch_is_found(line):
+    """Imports, attributes of whatever holds an object of torch, names in strings, overrides, variables of frames."""
+    assert private_uses(ast.parse(line))
+
+
 def test_the_installed_torch_is_a_known_one():
     """The private pieces are known on the minor version of torch that is installed."""
     assert versions.minor(torch.__version__) in versions.KNOWN, (

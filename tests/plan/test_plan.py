@@ -135,6 +135,17 @@ def test_equal_contents_have_equal_digests():
         assert one.digest == other.digest
 
 
+def test_digest_is_stable():
+    """The digest of a plan is 64 hexadecimal digits, a pure function of what the plan says."""
+    assert Plan(Mesh(tp=2), [GroupSpec("tp")]).digest == (
+        Plan.from_json(
+            '{"schema": 1, "mesh": {"offset": 0, "axes": [["tp", 2]]}, "groups": [{"axes": ["tp"], "name": "tp"}]}'
+        ).digest
+    )
+    assert len(PIPE.digest) == 64
+    assert int(PIPE.digest, 16) >= 0
+
+
 def test_saved_schema():
     """The JSON names its schema and holds mesh and groups as plain data."""
     data = json.loads(PIPE.to_json())

@@ -257,7 +257,7 @@ def test_aws(read):
     rows[0]["CapacityBlockId"] = rows[1]["CapacityBlockId"] = "cr-1"
     assert _units(read({"Instances": rows}), "nvlink") == ["cr-1", "cr-1", "i-2"]
     rows[0]["NetworkNodes"] = []
-    with pytest.raises(ClusterError, match="line 1: levels of switches above"):
+    with pytest.raises(ClusterError, match="line 1: levels of switches above i-0: 0, above other hosts: 3"):
         read({"Instances": rows})
 
 
