@@ -3,6 +3,7 @@
 import json
 import os
 import pickle
+import re
 import stat
 import sys
 import threading
@@ -160,6 +161,10 @@ def test_opening_a_checkpoint_runs_no_code(tmp_path):
 _NESTED = b")\x94" + b"".join(b"h%c\x86\x94" % number for number in range(60))
 
 
+_GETATTR = b"\x80\x04\x8c\x08builtins\x8c\x07getattr\x93"
+_ENUM = b"\x8c\x26torch.distributed.checkpoint.planner\x8c\x0dWriteItemType\x93"
+
+
 @pytest.mark.parametrize(
     "data",
     [
@@ -170,6 +175,10 @@ _NESTED = b")\x94" + b"".join(b"h%c\x86\x94" % number for number in range(60))
         b"\x80\x04}]K\x01a)R.",  # a call of a list
         b"\x80\x04}" + _NESTED + b"K\x01s.",  # a key that takes 2**60 steps to hash
         b"\x80\x04\x8c\x07pathlib\x8c\x09PosixPath\x93" + _NESTED + b"\x85R.",  # a path as long
+        _GETATTR + b"\x8c\x05torch\x8c\x04Size\x93\x8c\x05count\x86R.",  # an attribute of what is no enum
+        _GETATTR + _GETATTR[2:] + _ENUM + b"\x8c\x05SHARD\x86R\x8c\x09__class__\x86R.",  # one of a member
+        _GETATTR + _ENUM + b"K\x01\x86R.",
+        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
         b"\x80\x04\x8b\xff\xff\xff\x7f.",
         b"\x80\x04N.",
         b"",
@@ -194,6 +203,16 @@ def test_what_torch_saves_is_read(tmp_path):
     assert into["scalar"] == 2
     found = files.Checkpoint.open(tmp_path / "more").tensors
     assert {f"torch.{one.dtype}" for name, one in found.items() if name != "w"} == set(map(str, numbers))
+
+
+def test_what_python_3_11_2_saved_is_read(tmp_path):
+    """Python 3.11.0 to 3.11.3 writes a member of an enum as ``getattr(enum, name)``: its checkpoints are read, too."""
+    source = Path(__file__).with_name("saved_by_python_3_11_2")
+    data = (source / ".metadata").read_bytes()
+    assert {b"getattr", b"TORCH_CONTIGUOUS_FORMAT", b"SHARD"} <= set(re.findall(rb"\w+", data))
+    found = torch.empty(4, 3)
+    files.load(source, {"w": found}, {"w": rm.Sharding(rm.Mesh(dp=1), None, (4, 3))}, rank=0)
+    assert torch.equal(found, torch.arange(12.0).reshape(4, 3))
 
 
 def test_a_torn_metadata_is_refused(tmp_path):

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path, PurePosixPath
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -60,13 +60,31 @@ def _empty() -> dict[str, object]:
 
 _METADATA, _SHARDED = "torch.distributed.checkpoint.metadata", "torch.distributed._shard.sharded_tensor.metadata"
 _RECORDS = ("BytesStorageMetadata", "ChunkStorageMetadata", "Metadata", "MetadataIndex", "StorageMeta",
-            "TensorProperties", "TensorStorageMetadata", "_MEM_FORMAT_ENCODING")  # fmt: skip
+            "TensorProperties", "TensorStorageMetadata")  # fmt: skip
 # What a name in a pickle becomes: a record, or a function that makes plain data of its arguments.
-_PLANS = ("SavePlan", "TensorWriteData", "WriteItem", "WriteItemType", "BytesIOWriteData")  # Megatron keeps those
+_PLANNER = "torch.distributed.checkpoint.planner"
+_PLANS = ("SavePlan", "TensorWriteData", "WriteItem", "BytesIOWriteData")  # Megatron keeps those
+_ENUMS = {
+    (module, name): partial(_Record, name)
+    for module, name in (
+        (_METADATA, "_MEM_FORMAT_ENCODING"), (_SHARDED, "MEM_FORMAT_ENCODING"), (_PLANNER, "WriteItemType"),
+    )
+}  # fmt: skip
+
+
+def _member(enum: object, name: object) -> _Record:
+    """Return a member of one of torch's enums: Python 3.11.0 to 3.11.3 write it as ``getattr(enum, name)``."""
+    if not any(enum is known for known in _ENUMS.values()) or not isinstance(name, str):
+        raise Unreadable("takes an attribute of what is none of the enums of torch's metadata")
+    return cast("partial[_Record]", enum)()
+
+
 _KNOWN: dict[tuple[str, str], Callable[..., object] | torch.dtype] = {
+    **_ENUMS,
+    ("builtins", "getattr"): _member,
     **{(_METADATA, name): partial(_Record, name) for name in _RECORDS},
-    **{("torch.distributed.checkpoint.planner", name): partial(_Record, name) for name in _PLANS},
-    **{(_SHARDED, name): partial(_Record, name) for name in ("TensorProperties", "MEM_FORMAT_ENCODING")},
+    **{(_PLANNER, name): partial(_Record, name) for name in _PLANS},
+    (_SHARDED, "TensorProperties"): partial(_Record, "TensorProperties"),
     ("torch.distributed.checkpoint.filesystem", "_StorageInfo"): partial(_Record, "_StorageInfo"),
     ("torch", "Size"): _size,
     ("torch.serialization", "_get_layout"): _text,
