@@ -35,7 +35,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-wheel \
+.PHONY: help demo test test-all test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-system test-wheel \
 	dist test-peers install downloads lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
@@ -48,7 +48,7 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then create and v
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples, but for the long ones (ARGS='-k mesh', JOBS=0)
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(ARGS)
 
-test-all: $(VENV)/.installed-test  ## the same with the long ones: repetitions, deaths at each moment, training, the plugin, watches
+test-all: $(VENV)/.installed-notebook  ## the same with the long ones: repetitions, deaths at each moment, training, the plugin, watches
 	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 20 --durations-min 5 $(ARGS)
 
 test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.15.0: downloads up to 3 GB)
@@ -63,6 +63,15 @@ screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
 	@HANGS=$(HANGS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/hangs tests/watch tests/check/test_outcomes.py $(ARGS)
+
+# The system's Python, on what readers of files depend on; it takes the packages of .venv, so it has to be of the same minor version.
+SYSTEM_PYTHON ?= /usr/bin/python3
+SYSTEM_TESTS := tests/transfer/test_files.py tests/transfer/test_convert.py tests/cli/test_checkpoint.py tests/readers/test_hostile.py tests/doctor/test_reading.py
+VERSION = import sys; print(sys.version_info[:2])
+test-system: $(VENV)/.installed-test  ## run the tests of the readers of files on the system's Python (SYSTEM_PYTHON=...)
+	@test "$$($(SYSTEM_PYTHON) -c '$(VERSION)')" = "$$($(BIN)/python -c '$(VERSION)')" \
+		|| { echo "error: $(SYSTEM_PYTHON) is of another version than .venv; make clean && make test PYTHON=$(SYSTEM_PYTHON)"; exit 1; }
+	@PYTHONPATH=src:$(ENGINES)/src:$$(echo $(VENV)/lib/python3.*/site-packages) $(SYSTEM_PYTHON) -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(SYSTEM_TESTS) $(ARGS)
 
 test-wheel: $(VENV)/.installed-test  ## build the wheel, install it in an empty environment, run its command and the four lines
 	@RANKMESH_WHEEL=1 $(BIN)/python -m pytest -n 0 tests/test_wheel.py $(ARGS)
@@ -96,7 +105,7 @@ test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, e
 	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ENGINES)/tests \
 		'tests/watch/test_switch.py::test_unmodified_programs[accelerate-late]' 'tests/watch/test_switch.py::test_unmodified_programs[deepspeed-absent]' $(ARGS)
 
-install: $(VENV)/.installed-lint $(VENV)/.installed-launchers $(VENV)/.installed-browser  ## install what lint and tests need (root: Debian's programs too)
+install: $(VENV)/.installed-lint $(VENV)/.installed-notebook $(VENV)/.installed-launchers $(VENV)/.installed-browser  ## install what lint and tests need (root: Debian's programs too)
 
 downloads: $(VENV)/.installed-peers $(VENV)/torch-$(TORCH)/.installed $(VENV)/torch-$(OLD_TORCH)/.installed  ## what test-peers and test-torch need beside it (up to 7 GB)
 
@@ -151,8 +160,12 @@ $(VENV)/.installed-dist: $(VENV)/.installed-test
 
 # Others' code that tests run beside ours: what is asked of it, ranks and groups, needs none of its dependencies.
 $(VENV)/.installed-test: $(VENV)/.installed
-	$(PIP) -e '.[test,docs,examples]'
+	$(PIP) -e '.[test]'
 	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)' '$(call pin,nanotron)'
+	@touch $@
+
+$(VENV)/.installed-notebook: $(VENV)/.installed-test
+	$(PIP) -e '.[notebook]'
 	@touch $@
 
 # The pins, but for torch's own; torch brings NVIDIA's libraries along where it is built for CUDA, and uses none of them here.
