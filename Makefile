@@ -28,6 +28,8 @@ ENGINES := packages/rankmesh-engines
 # Live groups once more, over torch's public API alone: what a torch that is not known gets.
 PUBLIC_TESTS := $(addprefix tests/groups/test_,$(addsuffix .py,agree complete connect device_mesh discover faults lifecycle measure verify))
 BIN := $(VENV)/bin
+# What fails is run again, alone, once; what passes then is listed as unstable, and more than two fail.
+PYTEST := $(BIN)/python -m pytest -p tests.again
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
 # The exact requirement that constraints.txt holds for a package: $(call pin,torch) is torch==x.y.z
 pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
@@ -46,23 +48,23 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then create and v
 	$(BIN)/rankmesh check '$(SPEC)'
 
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples, but for the long ones (ARGS='-k mesh', JOBS=0)
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(ARGS)
+	@$(PYTEST) -n $(JOBS) --dist worksteal -m 'not long' $(ARGS)
 
 test-all: $(VENV)/.installed-notebook  ## the same with the long ones: repetitions, deaths at each moment, training, the plugin, watches
-	@$(BIN)/python -m pytest -n $(JOBS) --dist worksteal --durations 20 --durations-min 5 $(ARGS)
+	@$(PYTEST) -n $(JOBS) --dist worksteal --durations 20 --durations-min 5 $(ARGS)
 
 test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.15.0: downloads up to 3 GB)
-	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist worksteal $(LIVE_TESTS) $(ARGS)
-	@$(if $(PUBLIC_TESTS),RANKMESH_TEST_PUBLIC=1 $(VENV)/torch-$(TORCH)/bin/python -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(PUBLIC_TESTS))
+	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -p tests.again -n $(JOBS) --dist worksteal $(LIVE_TESTS) $(ARGS)
+	@$(if $(PUBLIC_TESTS),RANKMESH_TEST_PUBLIC=1 $(VENV)/torch-$(TORCH)/bin/python -m pytest -p tests.again -n $(JOBS) --dist worksteal -m 'not long' $(PUBLIC_TESTS))
 
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
-	@RANKMESH_BROWSER=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/browser $(ARGS)
+	@RANKMESH_BROWSER=1 $(PYTEST) -n 0 --timeout 300 tests/browser $(ARGS)
 
 screenshots: $(VENV)/.installed-browser  ## make the explorer's pictures of docs/images anew (root: it installs chromium)
 	@$(BIN)/python -m tests.browser.screenshots
 
 test-hangs: $(VENV)/.installed-test  ## run every program that hangs, the doctor on what it leaves, the watch (root)
-	@HANGS=$(HANGS) $(BIN)/python -m pytest -n $(JOBS) --dist loadgroup tests/hangs tests/watch tests/check/test_outcomes.py $(ARGS)
+	@HANGS=$(HANGS) $(PYTEST) -n $(JOBS) --dist worksteal tests/hangs tests/watch tests/check/test_outcomes.py $(ARGS)
 
 # The system's Python, on what readers of files depend on; it takes the packages of .venv, so it has to be of the same minor version.
 SYSTEM_PYTHON ?= /usr/bin/python3
@@ -71,10 +73,10 @@ VERSION = import sys; print(sys.version_info[:2])
 test-system: $(VENV)/.installed-test  ## run the tests of the readers of files on the system's Python (SYSTEM_PYTHON=...)
 	@test "$$($(SYSTEM_PYTHON) -c '$(VERSION)')" = "$$($(BIN)/python -c '$(VERSION)')" \
 		|| { echo "error: $(SYSTEM_PYTHON) is of another version than .venv; make clean && make test PYTHON=$(SYSTEM_PYTHON)"; exit 1; }
-	@PYTHONPATH=src:$(ENGINES)/src:$$(echo $(VENV)/lib/python3.*/site-packages) $(SYSTEM_PYTHON) -m pytest -n $(JOBS) --dist worksteal -m 'not long' $(SYSTEM_TESTS) $(ARGS)
+	@PYTHONPATH=src:$(ENGINES)/src:$$(echo $(VENV)/lib/python3.*/site-packages) $(SYSTEM_PYTHON) -m pytest -p tests.again -n $(JOBS) --dist worksteal -m 'not long' $(SYSTEM_TESTS) $(ARGS)
 
 test-wheel: $(VENV)/.installed-test  ## build the wheel, install it in an empty environment, run its command and the four lines
-	@RANKMESH_WHEEL=1 $(BIN)/python -m pytest -n 0 tests/test_wheel.py $(ARGS)
+	@RANKMESH_WHEEL=1 $(PYTEST) -n 0 tests/test_wheel.py $(ARGS)
 
 dist: $(VENV)/.installed-dist  ## build a release from a clean tree into dist/, check it, install it in empty environments (PYTHONS=...)
 	@test -z "$$(git status --porcelain)" || { echo 'error: the tree has changes; commit them, then make dist'; exit 1; }
@@ -82,13 +84,13 @@ dist: $(VENV)/.installed-dist  ## build a release from a clean tree into dist/, 
 	$(BIN)/python -m build --outdir dist
 	$(BIN)/python -m build --outdir dist $(ENGINES)
 	$(BIN)/twine check --strict dist/*
-	@RANKMESH_WHEEL=1 RANKMESH_DIST=dist RANKMESH_PYTHONS='$(PYTHONS)' $(BIN)/python -m pytest -n 0 --timeout 3000 tests/test_wheel.py $(ARGS)
+	@RANKMESH_WHEEL=1 RANKMESH_DIST=dist RANKMESH_PYTHONS='$(PYTHONS)' $(PYTEST) -n 0 --timeout 3000 tests/test_wheel.py $(ARGS)
 
 test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, by ranks that share the GPUs (torch 2.14 with CUDA)
-	@$(BIN)/python -m pytest -n 0 tests/gpu $(ARGS)
+	@$(PYTEST) -n 0 tests/gpu $(ARGS)
 
 test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of connect, the dialects, a check, a round; hostile files (SWEEP=all)
-	@RANKMESH_TEST_SWEEP=$(SWEEP) RANKMESH_CLUSTER=$(if $(filter all,$(SWEEP)),1) $(BIN)/python -m pytest -n $(JOBS) --dist load --maxschedchunk 1 --timeout 3000 \
+	@RANKMESH_TEST_SWEEP=$(SWEEP) RANKMESH_CLUSTER=$(if $(filter all,$(SWEEP)),1) $(PYTEST) -n $(JOBS) --dist load --maxschedchunk 1 --timeout 3000 \
 		tests/check/test_blame.py tests/groups/test_kill_sweep.py tests/readers/test_hostile.py \
 		tests/dialects/test_kill_sweep.py tests/rendezvous/test_schedules.py \
 		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation \
@@ -96,13 +98,13 @@ test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of conne
 		tests/survival/test_simulated.py tests/survival/test_strangers.py tests/survival/test_relayout.py::test_any_sequence_of_layouts_and_losses tests/survival/test_relayout.py::test_a_thousand_members_change_their_layout tests/transfer/test_sync_failures.py tests/compare/test_train_gpt.py tests/multihost/test_four_hosts.py) $(ARGS)
 
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
-	@RANKMESH_CLUSTER=1 $(BIN)/python -m pytest -n $(JOBS) --dist loadfile tests/bench/test_cluster.py tests/multihost $(ARGS)
+	@RANKMESH_CLUSTER=1 $(PYTEST) -n $(JOBS) --dist loadfile tests/bench/test_cluster.py tests/multihost $(ARGS)
 
 test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
-	@RANKMESH_LAUNCHERS=1 $(BIN)/python -m pytest -n 0 --timeout 300 tests/launchers $(ARGS)
+	@RANKMESH_LAUNCHERS=1 $(PYTEST) -n 0 --timeout 300 tests/launchers $(ARGS)
 
 test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
-	@RANKMESH_PEERS=$(VENV)/peers $(BIN)/python -m pytest -n $(JOBS) --dist load --timeout 400 tests/peers $(ENGINES)/tests \
+	@RANKMESH_PEERS=$(VENV)/peers $(PYTEST) -n $(JOBS) --dist load --timeout 400 tests/peers $(ENGINES)/tests \
 		'tests/watch/test_switch.py::test_unmodified_programs[accelerate-late]' 'tests/watch/test_switch.py::test_unmodified_programs[deepspeed-absent]' $(ARGS)
 
 install: $(VENV)/.installed-lint $(VENV)/.installed-notebook $(VENV)/.installed-launchers $(VENV)/.installed-browser  ## install what lint and tests need (root: Debian's programs too)

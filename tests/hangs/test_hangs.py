@@ -97,12 +97,6 @@ def test_what_an_unresponsive_rank_looks_like(name, message):
     assert f"left no recording ({message}" in _found(KEPT / name, HANGS[name]).verdict
 
 
-@pytest.fixture(scope="module")
-def runs(tmp_path_factory):
-    """The recordings of the chosen programs, run now, one after the other, by one process that loads torch once."""
-    return _run("tests.hangs.running", CHOSEN, tmp_path_factory.mktemp("hangs"), 550)
-
-
 def _run(module, names, folder, limit):
     environment = {**os.environ, "OMP_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
     command = [sys.executable, "-m", module, str(folder), *filter(_can_run, names)]
@@ -115,20 +109,13 @@ def _can_run(name):
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("runs")  # which are made once
 @pytest.mark.timeout(600)
-@pytest.mark.parametrize("name", CHOSEN)
-def test_a_new_run(name, runs):
-    """4 to 16 ranks, run now: watched until the verdict, which is the known one."""
-    if not _can_run(name):
-        pytest.skip("a network of its own needs root")
-    _check(_found(runs / name, HANGS[name]), HANGS[name])
-
-
-@pytest.fixture(scope="module")
-def jobs(tmp_path_factory):
-    """What came of the chosen programs in jobs that survive."""
-    return _run("tests.hangs.evicting", EVICTED, tmp_path_factory.mktemp("jobs"), 3000)
+def test_new_runs(subtests, tmp_path):
+    """4 to 16 ranks, the chosen programs, by one process that loads torch once: each is watched until its verdict."""
+    _run("tests.hangs.running", CHOSEN, tmp_path, 550)
+    for name in filter(_can_run, CHOSEN):
+        with subtests.test(name):
+            _check(_found(tmp_path / name, HANGS[name]), HANGS[name])
 
 
 # Gloo ends the process that receives more than it asked for, whosever mistake it is.
@@ -136,15 +123,18 @@ ENDED_BY_GLOO = ("another_size", "another_dtype")
 
 
 @pytest.mark.long
-@pytest.mark.xdist_group("jobs")
 @pytest.mark.timeout(3100)
-@pytest.mark.parametrize("name", EVICTED)
-def test_no_innocent_rank_is_evicted(name, jobs):
+def test_no_innocent_rank_is_evicted(subtests, tmp_path):
     """4 to 20 ranks, run now with evict=True: only ranks at fault are left out, and the others go on and return."""
-    if not _can_run(name):
-        pytest.skip("a network of its own needs root")
-    hang, about = HANGS[name], json.loads((jobs / name / "job.json").read_text())
-    reports = {int(path.stem): json.loads(path.read_text()) for path in (jobs / name).glob("[0-9]*.json")}
+    _run("tests.hangs.evicting", EVICTED, tmp_path, 3000)
+    for name in filter(_can_run, EVICTED):
+        with subtests.test(name):
+            _check_evicted(name, tmp_path / name)
+
+
+def _check_evicted(name, folder):
+    hang, about = HANGS[name], json.loads((folder / "job.json").read_text())
+    reports = {int(path.stem): json.loads(path.read_text()) for path in folder.glob("[0-9]*.json")}
     everyone = set(range(about["members"]))
     assert everyone - set(about["ended"]) <= set(hang.ranks), about
     if name in SEPARATE:  # there is nobody left to go on with
