@@ -19,6 +19,9 @@ PHRASES = {
     'name the subject, not "The same"': r"^The same\b",
     'write "is not a", or "without"': r"\b(?:is|are|was|were) no \w+[;,.:]",
     "begin a message with what is wrong": r"^(?:.*: )?received ",
+    "begin with a verb or a noun": r"^(?:Of an? |Whoever |Return the number counts)",
+    "name who does it: a member, a rank": r"\b(?:[Ww]hoever stood|of those that work|is left behind when)\b",
+    "write plain English": r"\b(?:[Ss]o many of|numbers never came|there and back)\b",
 }
 
 

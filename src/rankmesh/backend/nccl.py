@@ -3,7 +3,7 @@
 ```
 watchdog    by default it ends the process where a call of NCCL fails         a variable turns that off
 a call      returns at once, and goes on for good where a member is lost      who needs it done waits for the GPU
-an abort    lets the stream go on, past a call whose numbers never came       so it is asked for before they count
+an abort    lets the stream continue past a collective that did not finish    so check for one before its result is used
 ```
 
 A `Communicator` is one between processes of several jobs, outside of torch's registries.

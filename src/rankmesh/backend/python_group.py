@@ -48,7 +48,7 @@ class PythonGroup(dist.ProcessGroup):
         return self.end_together()
 
     def _set_sequence_number_for_group(self) -> None:
-        """Return the number counts what this rank did."""
+        """Ignore torch's sequence number: the number in the recorder counts the calls of this rank."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self.calls_made

@@ -163,7 +163,7 @@ class SingleRankGroup(dist.ProcessGroup):
         return _LocalBackend(super()._get_backend(device))
 
     def _set_sequence_number_for_group(self) -> None:
-        """Return the number counts what this process did."""
+        """Ignore torch's sequence number: the number in the recorder counts the calls of this process."""
 
     def _get_sequence_number_for_group(self) -> int:
         return self._operations

@@ -401,7 +401,7 @@ class Round:
             ) from error
 
     def _bounded(self, call: Callable[[], _Result], seconds: float) -> _Result:
-        """Make a call on a thread, which is left behind when the call does not return: a connection may be cut."""
+        """Make a call on a thread, which is abandoned if the call does not return: a connection may be cut."""
         if self._is_answered is not None and not self._is_answered():
             self._is_answered = None
             self._worker.close()

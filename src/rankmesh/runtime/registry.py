@@ -104,7 +104,7 @@ def world_size(what: str) -> int:
 
 @contextmanager
 def refusing_sizes() -> Iterator[None]:
-    """Return what a layout or a plan refuses inside is a ``SizesError``, and so an ``AssertionError`` too."""
+    """Turn a ``LayoutError`` or ``PlanError`` raised inside into a ``SizesError``: an ``AssertionError``, too."""
     try:
         yield
     except (LayoutError, PlanError) as error:

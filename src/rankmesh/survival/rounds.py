@@ -69,7 +69,7 @@ class Rounds:
             size = members.plan.mesh.size
             if bool(absent) and found.ask(lambda: has_finished(client.store, end.epoch, size)):
                 return Outcome(value={"over": True})  # whoever is absent knows it, and may have ended since
-            # Whoever stood still does not know whether the others were lost, or have ended without it.
+            # A rank that was stopped cannot tell whether the others died or the job finished without it.
             gone = [member for member in absent if probe.gone(member)]
             if (seconds := peers.stood_still()) >= self._timeout:
                 if len(gone) == len(everyone) - 1:

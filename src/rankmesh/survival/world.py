@@ -100,9 +100,10 @@ class EpochWorld:
     # -- in ---------------------------------------------------------------------------------------------------------
 
     def enter(self) -> float:
-        """Join the default group, and connect the groups of the plan, as every member does; the seconds it took.
+        """Join the default group and connect the groups of the plan; return the seconds it took. Collective.
 
-        On a thread that is left behind when the world is aborted meanwhile: gloo waits for a member that is gone.
+        Runs on a thread, which is abandoned if the world is aborted: gloo cannot be interrupted while it waits for a
+        dead member.
         """
         started = time.perf_counter()
         with self._reaching():

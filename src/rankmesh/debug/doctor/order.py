@@ -6,8 +6,8 @@ rank 0      all_reduce  all_reduce   broadcast       order: rank 3 made at call 
 rank 3      all_reduce  broadcast                    different: nobody else makes that call near by
 ```
 
-Who is odd is decided by the most, among two by what the other groups of the kind did at this call. A rank that leaves
-out one of many equal calls diverges later, or only waits elsewhere: lines of code show its first departure.
+The minority diverged. In a group of two, compare with what the other groups of this kind did at this call. A rank that
+leaves out one of many equal calls diverges later, or only waits elsewhere: lines of code show its first departure.
 """
 
 from __future__ import annotations

@@ -80,8 +80,8 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
     """Return the call that the program is in, and a mark of where it stands; ``before`` is an earlier mark.
 
     ``program`` is the thread that the program runs on, looked at first. A program whose mark has moved, or that
-    sleeps, is running: it waits in no call, even if some are under way. Ranks are not looked at in the same moment, so
-    of those that work one would seem to wait for a call that another has made since.
+    sleeps, is running: it waits in no call, even if some are under way. If the stacks of ranks were read one by one, a
+    running rank could appear to wait for a call that another rank made in the meantime.
     """
     frames = sys._current_frames()
     del frames[threading.get_ident()]  # this very frame: what it knows would live until cycles are looked for
