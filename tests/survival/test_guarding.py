@@ -13,9 +13,6 @@ from torch import nn
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.guard import Guard
-from rankmesh.survival.agreement import Report, conclude
-from rankmesh.survival.guarding import Suspicion
-from rankmesh.survival.members import Members
 from rankmesh.survival.redundancy import Snapshot, Snapshots
 
 STEPS = 12
@@ -293,16 +290,6 @@ def test_a_step_that_is_kept_is_not_overwritten():
         assert {step, step - 1} & {*range(10)} <= steps.keys()
         assert step < 4 or 3 in steps
     assert (len(made), sorted(steps)) == (3, [3, 8, 9])
-
-
-def test_all_go_back_to_the_step_that_the_guard_names():
-    """If all that are left have it; else to the last that they have in common."""
-    history = {0: Members.first("dp=2", world_size=2)}
-    suspicion = Suspicion(6, "norm", (1,), 4, tied=False).data
-    for steps, expected in (((4, 6, 7), 4), ((6, 7), 7)):
-        reports = {member: Report(steps={0: steps}, committed=True, suspicion=suspicion) for member in (0, 1)}
-        outcome = conclude(history, 0, reports, ())
-        assert (outcome.value["step"], outcome.value["suspicion"]) == (expected, suspicion)
 
 
 # -- in processes ---------------------------------------------------------------------------------------------------

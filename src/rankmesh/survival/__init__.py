@@ -59,7 +59,8 @@ def survive(
     ``guard`` is the number of commits between two comparisons of tensors that must be equal (see ``Guard``). After a
     difference all ranks repeat the steps since the last commit at which they were equal, twice. If both repeats are
     equal and give the same numbers, the ranks that had differed are left out, since their machines are at fault. If the
-    ranks differ again, the job ends with ``Diverged``. A third snapshot is kept.
+    ranks differ again, the job ends with ``Diverged``. A third snapshot is kept. If a loss leaves one replica of a
+    shard, all ranks repeat the steps since the last equal commit, because nothing is left to compare with.
     """
     session = Session(
         layout,

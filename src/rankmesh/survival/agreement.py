@@ -51,6 +51,7 @@ class Report:
     ``joining``    addresses of the processes that requested this member to let them join
     ``evicted``    members that the watch named as the cause of a hang
     ``unclear``    why ranks wait, where the watch named none of them as the cause
+    ``equal``      of each epoch in which replicas are compared, the last step at which they were equal, -1 for none
     ``suspicion``  a difference that the guard has found: its step, and the one to go ``back`` to
     ``relayout``   the layout that all ranks, or somebody outside, asked for, and the memory to move state with
     """
@@ -70,6 +71,7 @@ class Report:
     joining: Sequence[Contact] = ()
     evicted: Sequence[int] = ()
     unclear: str = ""
+    equal: Mapping[int, int] = field(default_factory=dict)
     suspicion: Mapping[str, Any] | None = None
     relayout: Relayout | None = None
 
@@ -83,6 +85,7 @@ class Report:
         """Return the report that a member gave."""
         data = json.loads(text)
         data["steps"] = {int(epoch): tuple(steps) for epoch, steps in data["steps"].items()}
+        data["equal"] = {int(epoch): step for epoch, step in data["equal"].items()}
         data["commits"] = {int(number): step for number, step in data["commits"].items()}
         data["joining"] = tuple(map(Contact.read, data["joining"]))
         return cls(**{**data, "evicted": tuple(data["evicted"])})
@@ -164,7 +167,7 @@ def conclude(
         message = _of_all(members, reports) or _with_errors(error.message, reports, lost)
         return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     suspicion = next((report.suspicion for report in reports.values() if report.suspicion), None)
-    source, step = _source(history, reports, lost, suspicion["back"] if suspicion else None)
+    source, step, equal = _source(history, reports, lost, suspicion["back"] if suspicion else None)
     load = source is None and any(report.committed for report in reports.values())
     if load:
         left = [report for member, report in reports.items() if member not in lost]
@@ -173,9 +176,12 @@ def conclude(
             message = _with_errors(_nothing_in_common(reports, lost), reports, lost)
             return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     if following == members:  # all take the step again, once: an epoch without progress would follow another for ever
-        errors = {"": f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")}
-        if raised is not None and raised.get("") == errors[""]:
-            message = f"{errors['']} failed again, and no rank is known to be at fault"
+        before, now = (raised or {}).get(""), f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")
+        if suspicion and before is not None and before.startswith(now):  # the repeat was interrupted
+            now += " again"
+        errors[""] = now
+        if before == now:
+            message = f"{now} failed again, and no rank is known to be at fault"
             message += f": {unclear or _why(reports, began)}"
             message += f"; train() had returned on {in_words(returned)}" if returned else ""
             return Outcome("failed", tuple(sorted(began)), fields=("error",), message=message)
@@ -189,6 +195,7 @@ def conclude(
             "joined": {str(member): vars(contact) for member, contact in joined.items()},
             "step": step,
             "source": source,
+            "equal": equal,
             "load": load,
             "raised": errors,
             "suspicion": suspicion if following == members else None,
@@ -246,18 +253,26 @@ def _why(reports: Mapping[int, Report], began: Collection[int]) -> str:
 
 def _source(
     history: Mapping[int, Members], reports: Mapping[int, Report], lost: Collection[int], back: int | None
-) -> tuple[int | None, int]:
+) -> tuple[int | None, int, int | None]:
     """Return the newest epoch whose ranks, as far as they are left, all have snapshots; and the last common step.
 
-    Where all go ``back`` to a step that they have, it is that one.
+    The third value is the last common step at which replicas were found equal, None where they are not compared. After
+    a difference all go to that one, at most ``back``; an epoch that has none is not a source.
     """
+    raised = [report.at for member, report in reports.items() if member in lost and report.error]
     for epoch in sorted(history, reverse=True):
         there = [member for member in history[epoch].ranks if member in reports and member not in lost]
         steps = [set(reports[member].steps.get(epoch, ())) for member in there]
         common = set.intersection(*steps) if steps else set()
-        if common:
-            return epoch, back if back in common else max(common)
-    return None, 0
+        # The step in which a rank raised an error is done again, also where others have committed it.
+        common = {step for step in common if step <= min(raised, default=step)} or common
+        found = [report.equal[epoch] for report in reports.values() if epoch in report.equal]
+        if common and not found:
+            return epoch, max(common), None
+        last = max(found, default=-1)
+        if known := {step for step in common if step <= (last if back is None else min(last, back))}:
+            return epoch, max(common if back is None else known), max(known)
+    return None, 0, None
 
 
 def _with_errors(message: str, reports: Mapping[int, Report], lost: Collection[int]) -> str:

@@ -13,23 +13,30 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
+import torch
 from torch import Tensor
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.sharding import Sharding
 from rankmesh.debug.doctor.recording import recording_of
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.errors import Diverged, PlanError, RecordingError, in_words, quoted
+from rankmesh.guard.digest import combined, digests
 from rankmesh.guard.everyone import gathered
 from rankmesh.guard.guard import Guard
+from rankmesh.guard.model_state import CurrentTensors
+from rankmesh.guard.replicas import replica_kinds
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.survival.state import EpochState
+from rankmesh.survival.suspicion import Suspicion
 from rankmesh.transfer.live.shards import local
 
-__all__ = ["Guarding", "Suspicion", "check_copies"]
+__all__ = ["Guarding", "are_equal", "check_copies", "replica_digests"]
 
 _log = logging.getLogger("rankmesh.survival")
 
@@ -48,43 +55,27 @@ def check_copies(groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: d
         guard.close()
 
 
-@dataclass(frozen=True)
-class Suspicion:
-    """A difference whose steps are repeated: its step, the tensor, the ranks that differed, and where all go back to.
+def replica_digests(state: EpochState, step: int) -> dict[str, int]:
+    """Return this rank's digest, in its snapshot of a step, of each set of replicas that it is in."""
+    tensors, device = state.snapshots[step].tensors, torch.device("cpu")
+    local = state.tensors.local if isinstance(state.tensors, CurrentTensors) else ()
+    kinds = replica_kinds({name: one for name, one in state.shardings.items() if name not in local})
+    places = ((kind, kind.slot(state.rank)) for kind in kinds)
+    return {
+        str(slot): int(combined(digests([tensors[name] for name in kind.names], device), device))
+        for kind, slot in places
+        if slot is not None
+    }
 
-    ``tied``: these are both sides of a difference between two halves. ``repeat`` is 1 or 2. ``first`` are the digests
-    that this rank had at that step the first time, ``second`` in the first repeat; None if it was not a member then.
+
+def are_equal(found: Iterable[Mapping[str, int]]) -> bool:
+    """Whether all replicas are equal, by the digests of each rank; not where a set has a single one left to compare.
+
+    >>> are_equal([{"0": 7}, {"0": 7}, {}]), are_equal([{"0": 7}]), are_equal([{"0": 7}, {"0": 8}])
+    (True, False, False)
     """
-
-    step: int
-    tensor: str
-    ranks: tuple[int, ...]
-    back: int
-    tied: bool
-    repeat: int = 1
-    first: Mapping[str, int] | None = field(default=None, compare=False)
-    second: Mapping[str, int] | None = field(default=None, compare=False)
-
-    @property
-    def data(self) -> dict[str, object]:
-        """Return the fields that all ranks share, as plain data."""
-        names = ("step", "tensor", "ranks", "back", "tied", "repeat")
-        return {name: getattr(self, name) for name in names}
-
-    @classmethod
-    def read(cls, data: Mapping[str, Any], mine: Suspicion | None) -> Suspicion:
-        """Return a suspicion from plain data; ``mine`` if it is that one, with this rank's digests."""
-        found = cls(**{**data, "ranks": tuple(data["ranks"])})
-        return mine if mine is not None and mine == found else found
-
-    def __str__(self) -> str:
-        if self.repeat == 1:
-            who = f"{quoted(self.tensor)} differs on {in_words(self.ranks)} at step {self.step}"
-            return f"{who}; all ranks repeat the steps from {self.back} on"
-        return (
-            f"{quoted(self.tensor)} is equal at step {self.step} now; all ranks repeat the steps from {self.back} on "
-            "once more, to learn whether they always give the same"
-        )
+    by_set = grouped(item for of_rank in found for item in of_rank.items())
+    return all(len(values) > 1 and len({*values}) == 1 for values in by_set.values())
 
 
 class Guarding:
@@ -122,6 +113,11 @@ class Guarding:
     def equal_at(self) -> int | None:
         """The last commit at which all ranks were found equal."""
         return self._guard.equal_at
+
+    @property
+    def open(self) -> Suspicion | None:
+        """The suspicion with which the next epoch goes on if this one ends now."""
+        return self.found or self.suspicion
 
     def start(self, step: int) -> None:
         """Compare what is held at the beginning of an epoch. Sets ``failure``: there is nothing to go back to."""

@@ -31,6 +31,7 @@ from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.joining import Contact, Newcomers
 from rankmesh.survival.members import Members, Sizes
 from rankmesh.survival.sealed import Message
+from rankmesh.survival.suspicion import Suspicion
 
 __all__ = ["Abort", "Action", "Announce", "Enter", "Left", "Machine", "Stop"]
 
@@ -74,13 +75,15 @@ Action = Abort | Announce
 class Left:
     """How this member left an epoch: ``train`` is ``done``, or an ``error`` ended it.
 
-    ``first``: this member began the change; ``handled``: the program handles the error.
+    ``first``: this member began the change; ``handled``: the program handles the error; ``suspicion``: the guard has
+    found a difference, or its steps were being repeated.
     """
 
     done: bool = False
     error: Exception | None = None
     first: bool = False
     handled: bool = False
+    suspicion: Suspicion | None = None
 
     @property
     def certain(self) -> bool:
@@ -109,7 +112,9 @@ class Machine:
     """One member of a job: its epoch, the members of it, and how it ends.
 
     ``history`` has the members of this epoch and of epochs with snapshots. State that was held comes
-    from the snapshots of epoch ``source``, or is loaded (``load``); ``step`` is the step to begin with. ``raised`` are
+    from the snapshots of epoch ``source``, or is loaded (``load``); ``step`` is the step to begin with. ``equal`` is
+    the last one at which replicas were found equal, None if they are not compared; a later ``step`` is ``compared``
+    first. ``suspicion`` is why steps are repeated, None if they are not. ``raised`` are
     the errors that ended the last epoch, by coordinate. ``exists``: something is held. ``unreplicated`` are the
     axes, with sizes, along which each rank of a held model has tensors of its own, which cannot be cut in another way.
     """
@@ -119,6 +124,8 @@ class Machine:
         self.history: dict[int, Members] = {}
         self.source: int | None = None
         self.load = self.exists = False
+        self.equal: int | None = None
+        self.suspicion: Suspicion | None = None
         self.raised: Mapping[str, str] = {}
         self.unreplicated: Mapping[str, int] = {}
         self.newcomers = Newcomers()
@@ -152,6 +159,18 @@ class Machine:
     def entered(self) -> None:
         """Take note that this member has entered the world of its epoch."""
         self._is_entered = True
+
+    @property
+    def unequal(self) -> bool:
+        """Whether nobody knows yet if replicas are equal at the step to begin with."""
+        return self.equal is not None and self.step > self.equal
+
+    def compared(self, *, equal: bool) -> None:
+        """Take note of whether replicas are equal at the step to begin with; else it is the last at which they were."""
+        if equal:
+            self.equal = self.step
+        elif self.equal is not None:
+            self.step = self._done = self.equal
 
     def all_hold(self) -> None:
         """Every member has its part: what was held before is needed by nobody."""
@@ -281,7 +300,7 @@ class Machine:
         at: int,
         *,
         loads: bool = False,
-        suspicion: Mapping[str, object] | None = None,
+        equal: Mapping[int, int] | None = None,
     ) -> Report:
         """Return what this member reports in the round: how it left the epoch, and what it has snapshots of."""
         end = self._end_of(self.epoch)
@@ -303,7 +322,8 @@ class Machine:
             at=at,
             relayout=self._asked,
             loads=loads,
-            suspicion=suspicion,
+            equal=equal or {},
+            suspicion=left.suspicion.data if left.suspicion else None,
         )
 
     def concluded(self, outcome: Outcome, left: Left, *, took_part: bool) -> Enter | Stop:
@@ -327,9 +347,9 @@ class Machine:
         if is_lost:
             others = in_words(outcome.ranks)
             return self._left_out(f"since it did not respond in time; the others went on without {others}", error)
-        return self._adopt(outcome)
+        return self._adopt(outcome, left.suspicion)
 
-    def _adopt(self, outcome: Outcome) -> Enter:
+    def _adopt(self, outcome: Outcome, mine: Suspicion | None = None) -> Enter:
         value = outcome.value
         joined = {int(member): Contact.read(contact) for member, contact in value["joined"].items()}
         following = self.members.following(value, {member: contact.host for member, contact in joined.items()})
@@ -337,6 +357,8 @@ class Machine:
         self.budget, self._asked, self.unreplicated = value["budget"], None, {}
         self.newcomers.welcome(joined, outcome, self.epoch, self.history)
         self.source, self.step, self.load = value["source"], value["step"], value["load"]
+        self.equal, found = value["equal"], value["suspicion"]
+        self.suspicion = None if found is None else Suspicion.read(found, mine)
         self.raised, self._done = value["raised"], self.step
         self.epoch = self.epoch.after(outcome.text)
         self.history = {**self.history, self.epoch.number: following}

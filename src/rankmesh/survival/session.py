@@ -33,7 +33,7 @@ from rankmesh.guard.model_state import CurrentTensors, model_state, unreplicated
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import Report, same_step
 from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.guarding import Guarding, Suspicion, check_copies
+from rankmesh.survival.guarding import Guarding, are_equal, check_copies, replica_digests
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
 from rankmesh.survival.joining import Contact, addresses
@@ -98,7 +98,6 @@ class Session:
         self._timeout, self._restore = timeout, restore
         self._guard_every = None if guard is None else integer(guard, "guard", least=1)
         self._guarding: Guarding | None = None
-        self._suspicion: Suspicion | None = None
         # What every thread of this member reads and changes, under the lock.
         self._lock = threading.Lock()
         self._machine = Machine()
@@ -222,11 +221,35 @@ class Session:
         self._seconds["connect"] = world.enter()
         if self._evict:
             world.watch(None if self._evict is True else self._evict, partial(self._diagnosed, self._epoch))
+        if self._machine.unequal:
+            self._compare(world)
         if world.groups is None:
             self._follow()
             return None
         step = self._machine.step
         return Job(members.plan, world.groups, self._epoch.number, step, self.device, self._seconds, self)
+
+    def _compare(self, world: EpochWorld) -> None:
+        """Go on from the last commit only if replicas are equal there; else from the last that was found equal.
+
+        A replica whose other ranks are lost has nothing to be compared to.
+        """
+        machine, step = self._machine, self._machine.step
+        state = None if machine.source is None else self._state_of(machine.source)
+        given = {} if state is None else world.wait_for(partial(replica_digests, state, step))
+        equal = are_equal(world.gathered(given))
+        with self._lock:
+            machine.compared(equal=equal)
+        if state is not None:
+            state.equal_at = machine.step
+        self._forget_later()
+        if not equal and world.rank == 0:
+            _log.warning(
+                "rankmesh: at step %d replicas differ, or one has no other left to compare with; all ranks repeat the "
+                "steps from %d on, where they were equal",
+                step,
+                machine.step,
+            )
 
     def _connected(self, server: int) -> Connection:
         """Connect to the store of a member; its loss ends the epoch, and with that the attempts."""
@@ -270,6 +293,7 @@ class Session:
         hosts = tuple(self._members.hosts.get(member, "") for member in self._members.ranks)
         layout = StateLayout(job.plan.mesh, shardings, hosts, self._redundancy)
         new = EpochState(self._epoch.number, layout, tensors, rank=job.rank, device=self.device)
+        new.equal_at = None if self._guard_every is None else -1
         digest = hashlib.sha256(layout.text.encode()).hexdigest()
         if self._entered.first("layout", digest) != digest:
             raise PlanError(
@@ -286,7 +310,7 @@ class Session:
         self._all_hold([*self._states, new], new)
 
     def _guarded(self, job: Job, new: EpochState) -> Guarding:
-        every, suspicion = self._guard_every or 1, self._suspicion
+        every, suspicion = self._guard_every or 1, self._machine.suspicion
         self._guarding = guarding = Guarding(job.groups, new.tensors, new.shardings, every, suspicion)
         guarding.start(self._machine.step)
         return guarding
@@ -540,6 +564,7 @@ class Session:
         left, self._left = self._left, Left()
         if left.error is not None and not left.handled:
             left.first = self._announce_error()
+        left.suspicion = self._machine.suspicion if self._guarding is None else self._guarding.open
         self._leave_world()
         started = self._peers.now()
         noticed = started if self._noticed is None else self._noticed
@@ -559,7 +584,6 @@ class Session:
     def _leave_world(self) -> None:
         with self._lock:
             world, self._world = self._world, None
-        self._suspicion = None if self._guarding is None else self._guarding.found
         guarding, self._guarding = self._guarding, None
         if world is not None:
             if guarding is not None:
@@ -572,7 +596,6 @@ class Session:
 
     def _report(self, left: Left) -> Report:
         state = self._state_of(self._epoch.number)
-        suspicion = self._suspicion.data if self._suspicion else None
         with self._lock:
             return self._machine.report(
                 left,
@@ -580,7 +603,7 @@ class Session:
                 {} if state is None else state.commits,
                 self._last_step,
                 loads=self._restore is not None,
-                suspicion=suspicion,
+                equal={one.epoch: one.equal_at for one in self._states if one.equal_at is not None},
             )
 
     @property
@@ -598,8 +621,15 @@ class Session:
             self._peers.start_over()
             self._peers.admit(action.joined)
             self._begun()
-        found = outcome.value["suspicion"]
-        self._suspicion = None if found is None else Suspicion.read(found, self._suspicion)
+        self._forget_later()
+
+    def _forget_later(self) -> None:
+        """Drop what was held after the step that all go back to: whoever is lost meanwhile, nobody goes on from it."""
+        source = self._machine.source
+        if source is not None:
+            self._states = [state for state in self._states if state.epoch <= source]
+            if (state := self._state_of(source)) is not None:
+                state.forget(self._machine.step)
 
     def _begun(self) -> None:
         """Begin an epoch, which may have ended: others may announce that before this member is in it."""

@@ -79,7 +79,7 @@ class EpochState:
         self.epoch, self.layout, self.tensors, self.rank = epoch, layout, tensors, rank
         self.shardings, self._device = layout.shardings, device
         self.copies = Copies(layout.holders, rank, device) if layout.redundancy else None
-        # The last step at which a guard found all ranks equal: its copies stay.
+        # The last step at which a guard found all ranks equal, -1 for none: its copies stay. None without a guard.
         self.equal_at: int | None = None
         # The last two steps that were committed, each by its number in this epoch.
         self.commits: dict[int, int] = {}
@@ -89,6 +89,11 @@ class EpochState:
     def steps(self) -> list[int]:
         """The steps that this member can restore its part of: its own, and what it keeps of others."""
         return sorted(self.snapshots if self.copies is None else self.copies.steps() & self.snapshots.keys())
+
+    def forget(self, after: int) -> None:
+        """Drop the snapshots after a step: nobody goes on from them."""
+        for step in [step for step in self.snapshots if step > after]:
+            del self.snapshots[step]
 
     def warn_of_fewer_copies(self) -> bool:
         """Whether fewer copies than ``redundancy`` are kept of some shards, with a warning that says of which."""

@@ -27,7 +27,7 @@ from rankmesh.backend.nccl import device_done
 from rankmesh.backend.world_group import WorldGroup
 from rankmesh.debug.watch.watch import Watch
 from rankmesh.errors import ConnectError, RankmeshError, first_line
-from rankmesh.rendezvous import StoreChannel
+from rankmesh.rendezvous import StoreChannel, gather
 from rankmesh.rendezvous.waiting import leave_behind, submit, wait_for
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
@@ -217,6 +217,15 @@ class EpochWorld:
             if self.store.add(f"{key}/came", 1) == self.size:
                 self.store.set(key, "")
             wait_for(self.store, [key], _LONG)
+
+    def gathered(self, data: object) -> list[Any]:
+        """Return what each member gives, in the order of their ranks; every member calls it, once an epoch."""
+
+        def gather_all() -> list[Any]:
+            among = World.current().round("survive/gathered", range(self.size))
+            return list(gather(among, data, list, _LONG, "survive()"))
+
+        return self.wait_for(gather_all)
 
     def is_last(self, key: str) -> bool:
         """Return whether this rank is the last one of the plan that calls this; every rank calls it once."""

@@ -1,0 +1,169 @@
+"""What a guarded job goes back to, whoever is lost on the way: the last commit that was found equal, or an error."""
+
+from collections import Counter
+
+import pytest
+import torch
+import torch.distributed as dist
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from tests.survival.test_simulated import dying
+from tests.sweeping import ALL
+
+import rankmesh as rm
+from rankmesh import sim
+from rankmesh.guard import guard
+from rankmesh.sim.members import SimulatedWorld
+from rankmesh.sim.scheduler import Scheduler
+from rankmesh.sim.simulation import current_context
+from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.guarding import are_equal
+from rankmesh.survival.machine import Machine
+from rankmesh.survival.members import Members
+from rankmesh.survival.suspicion import Suspicion
+
+STEPS, EVERY = 9, 3
+RIGHT = [float(sum(range(STEPS)))] * 4
+
+
+def trained(layout, spares, fault=(0, 5), change=None, order="deterministic"):
+    """What members return: a number is wrong once, on a rank in a step; ``change`` is another layout, after a step."""
+    done = []
+
+    def train(job):
+        weights = torch.zeros(4, dtype=torch.float64)
+        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, shape=(4,), dtype="float64")})
+        for step in range(job.step, STEPS):
+            gradient = torch.full((4,), float(step), dtype=torch.float64)
+            dist.all_reduce(gradient, group=job.groups["dp"].pg)
+            if (job.rank, step) == fault and not done:
+                done.append(True)
+                weights[1] += 1000
+            weights += gradient / job.groups["dp"].size
+            job.commit(step + 1)
+            if change is not None and step + 1 == change[0]:
+                job.relayout(change[1])
+        return weights.tolist()
+
+    def member():
+        return rm.survive(train, layout, spares=spares, guard=EVERY)
+
+    return sim.run(member, rm.Mesh.parse(layout).size + spares, order=order, initialise=False, return_exceptions=True)
+
+
+# Where a member is lost, besides: what it calls then.
+ON_THE_WAY = {
+    "as the difference is explained": (guard, "explained", 1),
+    "as it adopts what was decided": (Machine, "concluded", 1),
+    "as it enters the world": (SimulatedWorld, "enter", 2),
+    "as it repeats the steps": (SimulatedWorld, "first", 3),
+    "before the second repeat": (SimulatedWorld, "enter", 3),
+}
+
+
+@pytest.mark.parametrize(("layout", "spares"), [("dp=2", 1), ("dp=3", 2)])
+@pytest.mark.parametrize("at", ON_THE_WAY)
+def test_a_loss_on_the_way_back(at, layout, spares, monkeypatch):
+    """Rank 0 is wrong from step 5 on, and rank 1, which is right, is lost on the way back: the numbers are right."""
+    owner, name, times = ON_THE_WAY[at]
+    counts = dying(monkeypatch, owner, name, 1, times)
+    values = trained(layout, spares)
+    assert counts[1] == times
+    assert values[1] is None
+    results = [value for value in values if isinstance(value, list)]
+    assert results == [RIGHT] * (1 + spares)
+
+
+def losing(lose):
+    """Have members end at their n-th call that others may notice, in simulated ranks."""
+    check, counts, within = Scheduler.check, Counter(), []
+
+    def checked(self, rank):
+        check(self, rank)
+        if within:
+            return
+        within.append(True)
+        try:
+            context = current_context()
+        finally:
+            within.pop()
+        if context is not None and context.rank == rank:
+            counts[rank] += 1
+            if lose.get(rank) == counts[rank]:
+                context.simulation.members.lost([rank])
+
+    return checked
+
+
+@settings(max_examples=300 if ALL else 8, deadline=None)
+@given(st.data())
+def test_any_losses_end_at_what_was_equal(data):
+    """Up to two members of 3 to 5 are lost at any call, before a difference or as all go back: right, or an error."""
+    layout, spares = data.draw(st.sampled_from([("dp=2", 1), ("dp=2", 2), ("dp=3", 1), ("dp=3", 2)]))
+    size = rm.Mesh.parse(layout).size
+    who = data.draw(st.lists(st.integers(0, size + spares - 1), min_size=1, max_size=2, unique=True))
+    lose = {member: data.draw(st.integers(60, 500)) for member in who}
+    fault = data.draw(st.integers(0, size - 1)), data.draw(st.integers(0, STEPS - 1))
+    change = data.draw(st.sampled_from([None, None, (4, "dp=2"), (6, "dp=2"), (3, "dp=3")]))
+    order = data.draw(st.one_of(st.just("deterministic"), st.integers(0, 999)))
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Scheduler, "check", losing(lose))
+        values = trained(layout, spares, fault, change, order)
+    results = [value for value in values if isinstance(value, list)]
+    assert results == [RIGHT] * len(results)
+    assert results or any(isinstance(value, rm.RankmeshError) for value in values)
+
+
+HISTORY = {0: Members.first("dp=3", world_size=5, spares=2)}
+FOUND = Suspicion(8, "w", (0,), 4, tied=False).data
+
+
+@pytest.mark.parametrize(
+    ("steps", "equal", "suspicion", "expected"),
+    [
+        ([(4, 9, 10)] * 3, (8, 4, 4), None, (10, 4)),  # compared first, as only 4 is known, of those that all have
+        ([(8, 9, 10)] * 3, (8, 4, -1), None, (10, 8)),  # one member knows it
+        ([(4, 7, 8)] * 3, (4, 4, 4), FOUND, (4, 4)),
+        ([(4, 7, 8), (4, 7, 8), (4, 6, 7)], (4, 4, 4), None, (7, 4)),
+        ([(4,), (4, 7, 8), (4, 7, 8)], (4, 4, 4), None, (4, 4)),  # one has dropped what all decided to go back from
+        ([(7, 8, 9), (6, 7), (6, 7)], (8, 4, 4), None, (7, 7)),  # before a step that was equal
+    ],
+)
+def test_which_step_is_a_candidate(steps, equal, suspicion, expected):
+    """The last common one, which is compared first if it is later than the last equal one; after a difference that."""
+    reports = {
+        member: Report(steps={0: steps[member]}, equal={0: equal[member]}, committed=True, suspicion=suspicion)
+        for member in range(3)
+    }
+    value = conclude(HISTORY, 0, reports | {3: Report(), 4: Report()}, ()).value
+    assert (value["source"], value["step"], value["equal"]) == (0, *expected)
+
+
+def test_an_epoch_in_which_nothing_was_compared_is_no_source():
+    """All hold step 8 in epoch 1, and have not compared it: they go on from epoch 0, or the job ends."""
+    history = {0: HISTORY[0], 1: HISTORY[0]}
+    here = Report(steps={0: (4, 8), 1: (8,)}, equal={0: 4, 1: -1}, committed=True)
+    value = conclude(history, 1, dict.fromkeys(range(5), here), ()).value
+    assert (value["source"], value["step"], value["equal"]) == (0, 8, 4)
+    lost = Report(steps={1: (8,)}, equal={1: -1}, committed=True)
+    assert conclude(history, 1, dict.fromkeys(range(5), lost), ()).reason == "failed"
+
+
+def test_an_interrupted_repeat_is_repeated_once():
+    """No member is lost as the steps are repeated: the suspicion stays, and the second time the job ends."""
+    here = Report(steps={0: (4,)}, equal={0: 4}, committed=True, suspicion=FOUND)
+    reports, raised = dict.fromkeys(range(5), here), {}
+    for _ in range(2):
+        value = conclude(HISTORY, 0, reports, (), raised).value
+        assert (value["step"], value["suspicion"]) == (4, FOUND)
+        raised = value["raised"]
+    assert conclude(HISTORY, 0, reports, (), raised).reason == "failed"
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [([{"0": 7}, {"0": 7}], True), ([{"0": 7}, {"0": 8}], False), ([{"0": 7}, {}], False), ([{}, {}], True)],
+)
+def test_replicas_are_equal_only_if_there_are_two(found, expected):
+    """A set of replicas of which one is left has nothing to be compared to; who has no replica needs nothing."""
+    assert are_equal(found) == expected
