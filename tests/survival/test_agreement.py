@@ -47,6 +47,7 @@ def reports(draw, history, member):
         steps=steps,
         commits=dict(enumerate(steps.get(EPOCH, ()), start=last)),
         committed=bool(steps),
+        at=draw(st.integers(max(last - 1, 0), last)),
         evicted=draw(st.sampled_from([(), (), (), history[EPOCH].all[:1], history[EPOCH].all[-1:]])),
         unclear=draw(st.sampled_from(["", "", "", "crosswise: a ring"])),
     )
@@ -107,7 +108,7 @@ def _every_rank_has_a_member(history, given_, outcome):
 
 
 def _the_step_is_everyones(history, given_, outcome):
-    """Each survivor that had a rank in the epoch of the snapshots has them of the step, and of no later common one."""
+    """Each survivor that had a rank in the epoch of the snapshots has them of the step: the last one, or an error's."""
     source, step = outcome.value["source"], outcome.value["step"]
 
     def common(epoch):
@@ -119,7 +120,10 @@ def _the_step_is_everyones(history, given_, outcome):
         assert not any(report.committed for report in given_.values())
         assert step == 0
         return
-    assert step == max(common(source))
+    left = [given_[member] for member in outcome.ranks if member in given_]
+    at = [report.at for report in left if report.error or report.first]
+    of_error = {one for one in common(source) if one <= min(at, default=one)}
+    assert step == max(of_error or common(source))
     assert not any(common(epoch) for epoch in history if epoch > source)
 
 

@@ -1,5 +1,6 @@
 """rm.survive on simulated ranks that are lost: the results of a run without loss, in any order, at any size."""
 
+import errno
 import statistics
 import time
 from collections import Counter
@@ -239,7 +240,7 @@ def test_an_error_that_another_member_repeats(kind):
     raised = [value for value in values if type(value) is kind]
     assert [str(error) for error in raised] == ["a bug"] * 2
     message = (
-        f"the rank at dp=1 raised the same error again, which no other member can avoid: step 2: {kind.__name__}: a"
+        f"the rank at dp=1 raised the same error again in step 2: {kind.__name__}: a bug; no other member can avoid it"
     )
     rest = [value for value in values if type(value) is not kind]
     assert len(rest) == 6
@@ -247,14 +248,14 @@ def test_an_error_that_another_member_repeats(kind):
 
 
 def test_an_error_that_comes_later_again():
-    """The same error in another step, or of another text, is another one: a spare takes over each time."""
+    """An error of another text is another one: a spare takes over each time, also where several are in one step."""
 
     def train(job):
         weights = torch.zeros(2)
         job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
         for step in range(job.step, STEPS):
             if job.rank == 1 and (job.epoch, step) in ((0, 2), (1, 3)):
-                raise ValueError("a fault")
+                raise ValueError(f"fault {job.epoch}")
             if job.rank == 1 and (job.epoch, step) == (2, 3):
                 raise ValueError("another fault")
             dist.all_reduce(weights, group=job.groups["dp"].pg)
@@ -264,6 +265,41 @@ def test_an_error_that_comes_later_again():
     values = sim.run(lambda: rm.survive(train, "dp=4", spares=3), 7, return_exceptions=True)
     assert values.count(3) == 4
     assert sum(isinstance(value, ValueError) for value in values) == 3
+
+
+@pytest.mark.parametrize("fails", [(2, 5), (4,), (STEPS - 1,)])
+@pytest.mark.parametrize("kind", [OSError, RuntimeError])
+def test_a_full_disk_costs_one_spare(kind, fails):
+    """Whoever is at rank 0 saves in some steps, and fails: its successor does that step again, and the job ends."""
+
+    def train(job):
+        weights = torch.ones(2)
+        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
+        for step in range(job.step, STEPS):
+            dist.all_reduce(weights, group=job.groups["dp"].pg)
+            if job.rank == 0 and step in fails:
+                raise kind(errno.ENOSPC, "no space is left", f"/checkpoints/{step}")
+            job.commit(step + 1)
+
+    values = sim.run(lambda: rm.survive(train, "dp=2", spares=3), 5, return_exceptions=True, initialise=False)
+    assert sum(type(value) is kind for value in values) <= 2
+    assert all(isinstance(value, Exception) and "no space is left" in str(value) for value in values)
+
+
+def test_an_error_of_a_successor_in_another_step():
+    """Rank 0 fails to save in step 2, and its successor, which saves there, in step 4: other ranks cannot avoid it."""
+
+    def train(job):
+        weights = torch.ones(2)
+        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
+        for step in range(job.step, STEPS):
+            if job.rank == 0 and (job.epoch, step) in ((0, 2), (1, 4)):
+                raise OSError(errno.ENOSPC, "no space is left", f"/checkpoints/{step}")
+            dist.all_reduce(weights, group=job.groups["dp"].pg)
+            job.commit(step + 1)
+
+    values = sim.run(lambda: rm.survive(train, "dp=2", spares=3), 5, return_exceptions=True, initialise=False)
+    assert sum(isinstance(value, OSError) for value in values) == 2
 
 
 @settings(max_examples=25 if ALL else 5)

@@ -8,6 +8,7 @@ reports of those that arrived ──> who is lost ──> the next members ─�
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
@@ -23,6 +24,9 @@ __all__ = ["EpochEnd", "Relayout", "Report", "conclude", "same_step"]
 
 # The fix of commits that differ between ranks.
 _SAME_STEPS = "have every rank commit the same steps, in the same order"
+
+# Between a coordinate and a step, where an error is named by both.
+_STEP = " in step "
 
 # Errors in one message.
 _SHOWN = 4
@@ -95,7 +99,7 @@ class Report:
 class EpochEnd:
     """The epoch that ends, the last of ``history``; ``suspects`` and ``evicted`` may grow meanwhile.
 
-    ``raised`` are the errors that ended the epoch before, by coordinate.
+    ``raised`` are the errors for which members were lost, by coordinate, and those of the epoch before also by step.
     """
 
     epoch: Epoch
@@ -123,8 +127,8 @@ def conclude(
     """How the job goes on after ``epoch``, by the reports of the members that arrived.
 
     ``history`` has the members of this epoch, and of those before of which there may be snapshots; ``gone`` are the
-    members that did not arrive and whose processes have ended for certain. ``raised`` are the errors that ended the
-    epoch before. The outcome's ``ranks`` are the members that are lost, its ``value`` is what follows.
+    members that did not arrive and whose processes have ended for certain. ``raised`` are those of
+    ``EpochEnd``. The outcome's ``ranks`` are the members that are lost, its ``value`` is what follows.
     """
     members = history[epoch]
     absent = tuple(sorted(set(members.all) - reports.keys()))
@@ -151,12 +155,13 @@ def conclude(
     began = set() if lost else {member for member, report in reports.items() if report.torn and report.first}
     if len(began) == 1 and not unclear and not returned and not reports[min(began)].handled:
         lost, began = began, set()
-    errors = _raised(members, reports, lost)
-    for where, error in errors.items():
-        if raised is not None and raised.get(where) == error:
-            # A machine that fails is replaced; this is another one, at the same coordinate and in the same step.
-            message = f"the rank at {where} raised the same error again, which no other member can avoid: {error}"
-            return Outcome("failed", tuple(sorted(lost)), absent, fields=("error",), message=message)
+    errors, raised = _raised(members, reports, lost), raised or {}
+    if again := next((key.partition(_STEP)[0] for key, text in errors.items() if raised.get(key) == text), None):
+        # A machine that fails is replaced; this is another one, at the same coordinate.
+        error = next(f"{key[len(again) :]}: {errors[key]}" for key in errors if key.startswith(again + _STEP))
+        message = f"the rank at {again} raised the same error again{error}; no other member can avoid it"
+        return Outcome("failed", tuple(sorted(lost)), absent, fields=("error",), message=message)
+    errors = {key: text for key, text in raised.items() if key and _STEP not in key} | errors
     joining = {contact for report in reports.values() for contact in report.joining}
     joined = dict(enumerate(sorted(joining), members.started))
     hosts = {member: contact.host for member, contact in joined.items()}
@@ -176,7 +181,7 @@ def conclude(
             message = _with_errors(_nothing_in_common(reports, lost), reports, lost)
             return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     if following == members:  # all take the step again, once: an epoch without progress would follow another for ever
-        before, now = (raised or {}).get(""), f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")
+        before, now = raised.get(""), f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")
         if suspicion and before is not None and before.startswith(now):  # the repeat was interrupted
             now += " again"
         errors[""] = now
@@ -225,14 +230,20 @@ def _different(members: Members, reports: Mapping[int, Report]) -> str:
 
 
 def _raised(members: Members, reports: Mapping[int, Report], lost: Collection[int]) -> dict[str, str]:
-    """Return the errors of the lost members, with the step, by coordinate; also where others raised the same."""
+    """Return the errors of the lost members by coordinate; and by coordinate and step, also where others raised them.
+
+    Numbers in a quoted value, such as a file's name, do not count.
+    """
     texts = {reports[member].error or reports[member].torn for member in lost if member in reports} - {""}
     found = {}
     for rank, member in enumerate(members.ranks):
         report = reports.get(member)
         if report is not None and (text := report.error or report.torn) in texts:
             where = ",".join(f"{axis}={at}" for axis, at in members.plan.mesh.coordinate(rank).items())
-            found[where] = f"step {report.at}: {text}"
+            found[f"{where}{_STEP}{report.at}"] = text
+            if member in lost:
+                what, quote, value = text.partition("'")
+                found[where] = what + quote + re.sub(r"\d+", "#", value)
     return found
 
 
@@ -259,13 +270,14 @@ def _source(
     The third value is the last common step at which replicas were found equal, None where they are not compared. After
     a difference all go to that one, at most ``back``; an epoch that has none is not a source.
     """
-    raised = [report.at for member, report in reports.items() if member in lost and report.error]
+    own = [report for member, report in reports.items() if member in lost and (report.error or report.first)]
+    raised = min((report.at for report in own), default=None)
     for epoch in sorted(history, reverse=True):
         there = [member for member in history[epoch].ranks if member in reports and member not in lost]
         steps = [set(reports[member].steps.get(epoch, ())) for member in there]
         common = set.intersection(*steps) if steps else set()
         # The step in which a rank raised an error is done again, also where others have committed it.
-        common = {step for step in common if step <= min(raised, default=step)} or common
+        common = {step for step in common if raised is None or step <= raised} or common
         found = [report.equal[epoch] for report in reports.values() if epoch in report.equal]
         if common and not found:
             return epoch, max(common), None
