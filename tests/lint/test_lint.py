@@ -191,7 +191,7 @@ def test_formats(folder):
     assert lint("bad.sh").stdout.startswith("bad.sh:4: sizes ")
     assert lint("bad.sh", "--format", "github").stdout.startswith("::error file=bad.sh,line=4,title=rankmesh sizes::")
     (row,) = json.loads(lint("bad.sh", "--json").stdout)
-    assert list(row) == ["file", "line", "code", "message", "fix", "layout"]
+    assert list(row) == ["file", "line", "code", "message", "fix", "layout", "edit"]
     assert (row["file"], row["line"], row["code"], row["fix"], row["layout"]) == ("bad.sh", 4, "sizes", "tp=2", None)
     sarif = json.loads(lint("bad.sh", "--format", "sarif").stdout)
     assert (sarif["version"], sarif["runs"][0]["tool"]["driver"]["name"]) == ("2.1.0", "rankmesh")

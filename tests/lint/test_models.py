@@ -23,7 +23,7 @@ def codes(command, name="a.sh"):
 @pytest.mark.parametrize(
     ("command", "expected"),
     [
-        ("vllm serve Qwen/Qwen2.5-7B-Instruct --tensor-parallel-size 8", ("heads", 2, "tp=7")),
+        ("vllm serve Qwen/Qwen2.5-7B-Instruct --tensor-parallel-size 8", ("heads", 2, "tp=4")),
         ("vllm serve --model openai/gpt-oss-20b -tp 24", ("heads", 2, "tp=16")),
         ("python -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-32B -tp 6", ("heads", 2, "tp=4")),
         (f"{SGLANG} Qwen/Qwen3-8B --tp 24 --dp 4 --enable-dp-attention", ("heads", 2, "tp=16")),
@@ -64,8 +64,8 @@ def test_folder(tmp_path):
     (tmp_path / "Qwen3-8B").mkdir()
     (tmp_path / "Qwen3-8B" / "config.json").write_text(json.dumps(config))
     script = tmp_path / "serve.sh"
-    assert codes("vllm serve ./Qwen3-8B -tp 8", script) == [("heads", 2, "tp=6")]
-    assert codes(f"vllm serve --model={tmp_path / 'Qwen3-8B'} -tp 8", script) == [("heads", 2, "tp=6")]
+    assert codes("vllm serve ./Qwen3-8B -tp 8", script) == [("heads", 2, "tp=4")]
+    assert codes(f"vllm serve --model={tmp_path / 'Qwen3-8B'} -tp 8", script) == [("heads", 2, "tp=4")]
     assert codes("vllm serve --model Qwen/Qwen3-8B -tp 8", script) == []
     assert codes("vllm serve ./none -tp 8", script) == []
     (tmp_path / "config.json").write_text(json.dumps(config))

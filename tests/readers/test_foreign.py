@@ -116,9 +116,9 @@ def test_axolotl(sizes, plan):
 
 
 def test_axolotl_without_a_layout():
-    """Sizes of 1 state none, and experts have one where they are alone."""
-    with pytest.raises(PlanError, match="no parallel size of this axolotl config is more than 1"):
-        read_config(AXOLOTL + "dp_shard_size: 1\n", "run.yaml", world_size=8)
+    """Sizes of 1 state none, so that FSDP shards over all ranks, and experts have one where they are alone."""
+    config = read_config(AXOLOTL + "dp_shard_size: 1\n", "run.yaml", world_size=8)
+    assert config.plan == recipes.accelerate(8, dp_shard=8)
     assert read_config(AXOLOTL + "expert_parallel_size: 8\n", "run.yaml", world_size=8).plan.mesh.axes == {"ep": 8}
     with pytest.raises(PlanError, match=r"run\.yaml:4: expert_parallel_size = 2; no recipe has an expert axis beside"):
         read_config(AXOLOTL + "expert_parallel_size: 2\ndp_shard_size: 2\n", "run.yaml", world_size=8)

@@ -231,7 +231,7 @@ REFUSED = [
     (
         ACCELERATE.format("FSDP") + "parallelism_config:\n  parallelism_config_tp_size: 2\n",
         None,
-        "leave dp out, or use dp=4",
+        "parallelism_config_dp_shard_size 4, which fits",
     ),
     (
         "distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}",

@@ -120,7 +120,7 @@ def test_files_that_may_set_sizes_are_named():
 def test_experts_that_do_not_fit(sizes, fits):
     """The message names the sizes of ep that fit the world, the largest first."""
     text = SLIME.format(sizes=f"--tensor-model-parallel-size 2 --pipeline-model-parallel-size 2 {sizes}")
-    with pytest.raises(PlanError, match=f"set ep={fits[0]}, which fits") as caught:
+    with pytest.raises(PlanError, match=f"set --expert-model-parallel-size {fits[0]}, which fits") as caught:
         read_config(text, "run.sh")
     assert caught.value.fits == fits
     for ep in fits:

@@ -67,7 +67,7 @@ def _workflow_command(finding: Finding) -> str:
     >>> _workflow_command(Finding("a,b.sh", 3, "sizes", "50% of 8", "ep=4"))
     '::error file=a%2Cb.sh,line=3,title=rankmesh sizes::50%25 of 8; fix: ep=4'
     """
-    message = _escaped(_message(finding))
+    message = _escaped(finding.text)
     file = _escaped(finding.file).replace(":", "%3A").replace(",", "%2C")
     return f"::error file={file},line={finding.line or 1},title=rankmesh {finding.code}::{message}"
 
@@ -76,17 +76,13 @@ def _escaped(text: str) -> str:
     return text.replace("%", "%25").replace("\r", "%0D").replace("\n", "%0A")
 
 
-def _message(finding: Finding) -> str:
-    return finding.message + (f"; fix: {finding.fix}" if finding.fix else "")
-
-
 def _sarif(findings: Sequence[Finding]) -> dict[str, object]:
     rules = [{"id": code, "shortDescription": {"text": text}} for code, text in CODES.items()]
     results = [
         {
             "ruleId": finding.code,
             "level": "error",
-            "message": {"text": _message(finding)},
+            "message": {"text": finding.text},
             "locations": [
                 {
                     "physicalLocation": {

@@ -39,6 +39,7 @@ __all__ = [
     "Budget",
     "Invalid",
     "Limits",
+    "Several",
     "Unreadable",
     "YamlTree",
     "check_regular",
@@ -65,7 +66,15 @@ class Unreadable(ValueError):
 
 
 class Invalid(Unreadable):
-    """A text that is not of this syntax, and may be of another."""
+    """A text that is not of this syntax, and may be of another; ``fix`` ends the message."""
+
+    fix = "fix the file"
+
+
+class Several(Invalid):
+    """A YAML text of several documents, where one is read."""
+
+    fix = "give a file with one of them; of manifests, rankmesh lint reads every document"
 
 
 @dataclass(frozen=True)
@@ -129,7 +138,7 @@ def refused_as(error: type[RankmeshError], what: str, fix: str, **values: object
     except RankmeshError:
         raise
     except Unreadable as found:
-        fix = "fix the file" if isinstance(found, Invalid) else fix
+        fix = found.fix if isinstance(found, Invalid) else fix
         raise error(f"{what} {found}; {fix}", **values) from found
     except RecursionError as found:
         raise error(f"{what} is nested too deeply; {fix}", **values) from found
@@ -370,10 +379,18 @@ def parse_yaml(text: str, limits: Limits = DOCUMENT) -> Any:
 
 
 def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
-    """Return the nodes of a YAML text. Raises ``Unreadable``; an alias counts as all that it stands for."""
+    """Return the nodes of a YAML text. Raises ``Unreadable``; an alias counts as all that it stands for.
+
+    Of several documents one may hold something: ``Several`` is raised for more.
+    """
     import yaml
 
-    return YamlTree(*_composed(text, yaml.compose, limits))
+    nodes, loader = _composed(text, lambda *given: list(yaml.compose_all(*given)), limits)
+    full = [node for node in nodes if node.value not in ("", None) or node.anchor]
+    if len(full) > 1:
+        line = full[1].start_mark.line + 1
+        raise Several(f"has {len(full)} YAML documents (the second at line {line}), and one is read")
+    return YamlTree((full or nodes or [None])[0], loader)
 
 
 def compose_documents(text: str, limits: Limits = DOCUMENT) -> list[YamlTree]:

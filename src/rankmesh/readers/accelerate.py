@@ -51,6 +51,7 @@ TABLE = Table(
         "fsdp_sharding_strategy": Read("strategy", _word),
         "sharding_strategy": Read("strategy", _word),
         "fsdp_version": Read("fsdp"),
+        "parallelism_config_sp_backend": Read("sp_backend", _word),
     },
     refused={"deepspeed_config_file": Refused("the sizes are in that file; give its path", (None, "none"))},
     key=_key,
@@ -70,9 +71,17 @@ def from_document(entries: list[Entry], path: str) -> Settled:
     machines, strategy = found.pop("machines", None), found.pop("strategy", None)
     version = found.pop("fsdp", None)
     megatron = {"tp": found.pop("megatron_tp", 1), "pp": found.pop("megatron_pp", 1)}
+    backend = found.pop("sp_backend", "deepspeed")
     sizes = {size: found.pop(size) for size in _SIZES if size in found}
-    _one_engine(settled, engine, sizes, megatron, path)
-    if engine == "MEGATRON_LM":
+    by_deepspeed = engine == "DEEPSPEED" and sizes.get("sp", 1) > 1 and backend == "deepspeed"
+    if by_deepspeed:
+        # Its groups are of adjacent ranks; Accelerate does not check the sizes beside them.
+        for name in [name for name in sizes if name != "sp"]:
+            settled.drop(name, "is not used beside sp_backend deepspeed" if sizes.pop(name) > 1 else "")
+    _one_engine(settled, engine, {} if by_deepspeed else sizes, megatron, path)
+    if by_deepspeed:
+        found.update(recipe="sequences", **sizes)
+    elif engine == "MEGATRON_LM":
         found.update(megatron, recipe="megatron")
     elif engine == "DEEPSPEED":
         found["recipe"] = "deepspeed"

@@ -18,16 +18,14 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
-from pathlib import Path
 
-from rankmesh.core.documents import Unreadable, read_text
 from rankmesh.errors import PlanError
 from rankmesh.readers import accelerate, deepspeed, frameworks, verl
-from rankmesh.readers.documents import entries
+from rankmesh.readers.documents import entries_of, found_file
 from rankmesh.readers.megatron import FLAGS
-from rankmesh.readers.reading import Entry, Missing, Read, Settled, Table, line_error, place, settle
+from rankmesh.readers.reading import Entry, Missing, Read, Settled, Table, place, settle
 from rankmesh.readers.run import Run, check_unknown
-from rankmesh.readers.tokens import shown
+from rankmesh.readers.tokens import line_of, shown
 
 __all__ = ["PROGRAMS", "Program", "check_known", "check_readable"]
 
@@ -54,21 +52,6 @@ def _with_world(settled: Settled, run: Run, path: str) -> Settled:
     if "world_size" not in settled.arguments and run.world_size and not isinstance(run.world_size.value, Missing):
         settled.add("world_size", run.world_size.value, run.world_size, path)
     return settled
-
-
-def _found(path: str, name: object) -> Path | None:
-    """Return a file that a script names: beside it, else in the folder in which it is read."""
-    return next((file for file in (Path(path).parent / str(name), Path(str(name))) if file.is_file()), None)
-
-
-def _file(named: Entry, path: str) -> list[Entry]:
-    """Return the entries of a file that a script names, with the line that names it."""
-    file = _found(path, named.value) or Path(path).parent / str(named.value)
-    try:
-        return [replace(entry, line=named.line) for entry in entries(read_text(file), str(file))]
-    except Unreadable as error:
-        problem = f"the run's layout is in {named.value}, which {error}; give the path of that file, with --world-size"
-        raise line_error(path, named.line, problem) from error
 
 
 def _over(settings: list[Entry], found: list[Entry]) -> list[Entry]:
@@ -112,11 +95,11 @@ def _titan(run: Run, path: str) -> Settled:
     given = [_typed(entry) for entry in run.arguments if entry.key.startswith(_TITAN)]
     settings = [replace(entry, path=tuple(entry.key[2:].split("."))) for entry in given]
     named = _titan_file(run)
-    if named is not None and _found(path, named.value):
-        settings = _over(settings, _file(named, path))
+    if named is not None and found_file(path, named.value):
+        settings = _over(settings, entries_of(named, path))
     settled = _with_world(frameworks.TORCHTITAN.from_document(settings, path), run, path)
     others = [str(entry.single) for entry in run.arguments if entry.key in ("--module", "--config")]
-    if named is not None and not _found(path, named.value):
+    if named is not None and not found_file(path, named.value):
         others.append(str(named))
     if others:
         text = f"the sizes that {', '.join(others)} sets beside these are not read"
@@ -127,7 +110,7 @@ def _titan(run: Run, path: str) -> Settled:
 def _is_titan(run: Run, path: str) -> bool:
     named = _titan_file(run)
     return any(entry.key.startswith(_TITAN) for entry in run.arguments) or (
-        named is not None and _found(path, named.value) is not None
+        named is not None and found_file(path, named.value) is not None
     )
 
 
@@ -149,7 +132,7 @@ def _file_of(run: Run) -> Entry | None:
 
 def _deepspeed(run: Run, path: str) -> Settled:
     named = _file_of(run)
-    return _with_world(deepspeed.from_document(_file(named, path) if named else [], path), run, path)
+    return _with_world(deepspeed.from_document(entries_of(named, path) if named else [], path), run, path)
 
 
 def _accelerate_options(run: Run) -> list[Entry]:
@@ -171,7 +154,7 @@ def _is_accelerate(run: Run, path: str) -> bool:
     if _ACCELERATE.search(f" {run.command}") is None or not FLAGS.isdisjoint(entry.key for entry in run.arguments):
         return False
     return any(
-        _found(path, entry.value) if entry.key == "config_file" else entry.key.startswith("parallelism_config_")
+        found_file(path, entry.value) if entry.key == "config_file" else entry.key.startswith("parallelism_config_")
         for entry in _accelerate_options(run)
     )
 
@@ -179,15 +162,15 @@ def _is_accelerate(run: Run, path: str) -> bool:
 def _accelerate(run: Run, path: str) -> Settled:
     options = _accelerate_options(run)
     named = next((entry for entry in options if entry.key == "config_file"), None)
-    return accelerate.from_document(_over(options, _file(named, path) if named else []), path)
+    return accelerate.from_document(_over(options, entries_of(named, path) if named else []), path)
 
 
 def _factory(run: Run, path: str) -> Settled:
     """Settle a run of LLaMA-Factory: its YAML names DeepSpeed's file, else every rank is a replica."""
     files = [word for word in run.command.words if shown(word).endswith((".yaml", ".yml"))]
-    found = [entry for word in files[:1] for entry in _file(Entry((), shown(word), word[0].lines[0]), path)]
+    found = [entry for word in files[:1] for entry in entries_of(Entry((), shown(word), line_of(word)), path)]
     named = next((entry for entry in found if entry.path == ("deepspeed",) and entry.value), None)
-    settled = deepspeed.from_document(_file(named, path), path) if named else Settled()
+    settled = deepspeed.from_document(entries_of(named, path), path) if named else Settled()
     settled.arguments["recipe"] = "deepspeed" if named else "replicas"
     return _with_world(settled, run, path)
 
@@ -208,7 +191,7 @@ _VLLM = Table(
         pcp="prefill_context_parallel_size pcp",
         dcp="decode_context_parallel_size dcp",
     ),
-    harmless=("data_parallel_size_local",),
+    harmless=("data_parallel_size_local", "enable_expert_parallel"),
     key=lambda entry: entry.name,
 )
 _SGLANG = Table(
@@ -221,7 +204,7 @@ _SGLANG = Table(
         moe_dp="moe_data_parallel_size moe_dp_size",
         dcp="decode_context_parallel_size dcp_size",
     ),
-    harmless=("moe_dense_tp_size",),
+    harmless=("moe_dense_tp_size", "enable_expert_parallel"),
     key=lambda entry: entry.name,
 )
 

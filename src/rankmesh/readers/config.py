@@ -11,16 +11,17 @@ from rankmesh.core import recipes
 from rankmesh.core.documents import refused_as
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.errors import PlanError, RankmeshError
+from rankmesh.errors import PlanError, RankmeshError, cut
 from rankmesh.readers import accelerate, deepspeed, frameworks, megatron, verl
 from rankmesh.readers.commands import PROGRAMS, check_known, check_readable
 from rankmesh.readers.documents import entries
+from rankmesh.readers.fixes import fitting, smaller, spelled
 from rankmesh.readers.interpolations import Interpolations
 from rankmesh.readers.parents import with_parents
-from rankmesh.readers.reading import DOCUMENTS, NO_LAYOUT, Entry, Reading, Settled, line_error, place, run_it
+from rankmesh.readers.reading import DOCUMENTS, NO_LAYOUT, Entry, Reading, Settled, Table, line_error, place, run_it
 from rankmesh.readers.run import Run, read_arguments, read_run
 
-__all__ = ["NO_WORLD", "Config", "is_script", "plan_of", "read_config", "read_launch"]
+__all__ = ["NO_WORLD", "Config", "is_plan", "is_script", "plan_of", "problem_of", "read_config", "read_launch"]
 
 _SCRIPT = "a Megatron launch script"
 # The code of an error that says that a file states sizes without the world size.
@@ -48,6 +49,7 @@ class Config:
     arguments: Mapping[str, Any] = field(default_factory=dict)
     recipe: str = ""
     stated: tuple[Entry, ...] = ()
+    table: Table | None = None
 
     def __str__(self) -> str:
         lines = [(reading.line, f"{reading} ({_source(reading)})") for reading in self.readings]
@@ -194,6 +196,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
         names = [one for one in names if one != other or name not in names]
     if not names:
         check_readable(found, path)
+        _check_manifest(found, path)
     if len(names) != 1:
         keys = f"keys of {' and of '.join(names)}" if names else "no key of a training config"
         raise PlanError(
@@ -204,6 +207,15 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
         )
     form = _FORMATS[names[0]]
     return _made(names[0], form.title, form.reader.from_document(found, path), path, world_size, None, found)
+
+
+def _check_manifest(found: Sequence[Entry], path: str) -> None:
+    """Refuse a manifest of Kubernetes, whose commands lint reads."""
+    top = {entry.path: entry for entry in found if len(entry.path) == 1}
+    if ("apiVersion",) in top and ("kind",) in top:
+        kind = top["kind",].value
+        problem = f"this is a manifest of kind {cut(str(kind))}; rankmesh lint {path} checks the commands of manifests"
+        raise PlanError(f"{path}: {problem}", path=path, code=NO_LAYOUT)
 
 
 def read_launch(run: Run, path: str, title: str = _SCRIPT, world_size: int | None = None) -> Config:
@@ -225,6 +237,20 @@ def is_script(text: str, path: str) -> bool:
 def plan_of(recipe: str, arguments: Mapping[str, object]) -> Plan:
     """Return the plan of a recipe's arguments, ``world_size`` among them."""
     return _FORMATS[recipe].plan(arguments["world_size"], **{k: v for k, v in arguments.items() if k != "world_size"})
+
+
+def is_plan(recipe: str, arguments: Mapping[str, object]) -> bool:
+    """Return whether a recipe has a plan for these arguments."""
+    try:
+        plan_of(recipe, arguments)
+    except RankmeshError:
+        return False
+    return True
+
+
+def problem_of(error: BaseException | None) -> str:
+    """Return the problem of an error of sizes without its remedy, which is in other words than the file's."""
+    return str(error).partition("; ")[0]
 
 
 def _made(
@@ -257,18 +283,33 @@ def _made(
         )
     world = world_size if stated is None else stated
     _check_world(title, recipe, arguments, world, path, run)
+    readings, notes, table = tuple(settled.readings), tuple(settled.notes), settled.table
+    given = {"world_size": world, **arguments}
     try:
-        plan = plan_of(recipe, {"world_size": world, **arguments})
+        plan = plan_of(recipe, given)
     except RankmeshError as error:
-        lines = ", ".join(
-            f"line {reading.line}: {reading}" if reading.line else str(reading) for reading in settled.readings
-        )
-        sizes = {"recipe": recipe, "arguments": {"world_size": world, **arguments}}
-        values = {**error.values, **sizes, "path": path, "code": "sizes", "readings": tuple(settled.readings)}
-        raise PlanError(f"{path}: {error} ({lines})", **values) from error
-    made = {"world_size": plan.world_size, **arguments}
-    readings, notes = tuple(settled.readings), tuple(settled.notes)
-    return Config(name, title, path, plan, readings, notes, made, recipe, tuple(entries_stated))
+        lines = ", ".join(f"line {reading.line}: {reading}" if reading.line else str(reading) for reading in readings)
+        layout = {"recipe": recipe, "arguments": given, "readings": readings, "path": path, "format": name}
+        layout |= {"stated": tuple(entries_stated), "table": table}
+        problem = _with_fix(error, recipe, given, settled, path)
+        raise PlanError(f"{path}: {problem} ({lines})", **{**error.values, **layout, "code": "sizes"}) from error
+    made = {**given, "world_size": plan.world_size}
+    return Config(name, title, path, plan, readings, notes, made, recipe, tuple(entries_stated), table)
+
+
+def _with_fix(error: RankmeshError, recipe: str, arguments: Mapping[str, Any], settled: Settled, path: str) -> str:
+    """Return the problem of sizes that do not fit, with a size that does, as the file spells it."""
+    found = fitting(arguments, lambda sizes: is_plan(recipe, sizes))
+    edit = spelled(*found, settled.readings, settled.table, path) if found else None
+    if not found or edit is None:
+        return str(error)
+    name, value = found
+    others = smaller(value, arguments.get("world_size") or value, one=value > 2)
+    also = [str(each) for each in others if is_plan(recipe, {**arguments, name: each})][:3]
+    fits = f" ({', '.join(also)} fit{'' if also[1:] else 's'}, too)" if also else ""
+    block = error.values.get("product")
+    more = f", or use a multiple of {block} ranks" if block else ""
+    return f"{problem_of(error)}; set {edit}, which fits{fits}{more}"
 
 
 def _check_world(

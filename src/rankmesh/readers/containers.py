@@ -59,6 +59,7 @@ _COUNTS: Mapping[str, tuple[str, ...]] = {
 _GROUP = {"LeaderWorkerSet": ("LWS_GROUP_SIZE",), "PyTorchJob": ("PET_NNODES",), "TrainJob": ("PET_NNODES",)}
 _EACH = ("nprocPerNode", "numProcPerNode")
 _GPU = re.compile(r".*\.com/gpu|count")
+_DYNAMO = "Dynamo"  # kinds of NVIDIA Dynamo, whose services have the GPUs and the nodes of their containers
 
 
 @dataclass(frozen=True)
@@ -313,12 +314,18 @@ def _container(values: dict[str, Any], above: tuple[Any, ...], lines: list[str])
         if _text(node):
             split, starts = _split(_word(node, lines, of_compose), variables)
             words += split
-    if words and override not in values and _SERVES.fullmatch(_text(values.get("image"))):
+    kserve = _text(_below(values.get("modelFormat"), "name")) == "huggingface"  # takes the options of vLLM
+    if words and override not in values and (kserve or _SERVES.fullmatch(_text(values.get("image")))):
         words = [*_serve(words[0][0].lines[0]), *words]
     closed = kind in _PLAIN_KINDS and "envFrom" not in values
     gap = Part(None, (), runs=not closed, elsewhere=not closed)
     script = _script(words, variables, (pattern, gap), starts=starts)
-    yield Container(script, pods, _gpus(values), pods[-1].value if kind == "LeaderWorkerSet" and pods else 1)
+    gpus = _gpus(values)
+    if gpus is None and kind.startswith(_DYNAMO):
+        services = (found for node in reversed(above) if (found := _below(node, "resources", "limits", "gpu")))
+        gpus = next((replace(count, path=("gpu",)) for node in services if (count := _number(node))), None)
+    together = pods and (kind == "LeaderWorkerSet" or kind.startswith(_DYNAMO))
+    yield Container(script, pods, gpus, pods[-1].value if together else 1)
 
 
 def _serve(line: int) -> tuple[Word, ...]:
@@ -383,14 +390,17 @@ def _number(node: Any) -> Entry | None:
     return Entry((), int(text), node.start_mark.line + 1)
 
 
-def _count(above: Sequence[Any], name: str) -> Entry | None:
-    """Return the innermost count of a name in the mappings that something is in."""
-    found = [number for node in above if (number := _number(_below(node, name))) is not None]
-    return replace(found[-1], path=(name,)) if found else None
+def _count(above: Sequence[Any], *names: str) -> Entry | None:
+    """Return the innermost count at a path of keys in the mappings that something is in."""
+    found = [number for node in above if (number := _number(_below(node, *names))) is not None]
+    return replace(found[-1], path=names) if found else None
 
 
 def _pods(above: Sequence[Any], kind: str) -> tuple[Entry, ...]:
     """Return each number of pods that may be the nodes of one run; none where the kind or a policy leaves it open."""
+    if kind.startswith(_DYNAMO):
+        nodes = _count(above, "multinode", "nodeCount")
+        return (nodes,) if nodes else ()
     counts = {name: count for name in _COUNTS.get(kind, ()) if (count := _count(above, name)) is not None}
     if not counts or _below(above[0], "spec", "elasticPolicy") is not None:
         return ()

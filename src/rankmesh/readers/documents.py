@@ -10,13 +10,27 @@ import json
 import re
 from bisect import bisect_right
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
-from rankmesh.core.documents import Invalid, Unreadable, YamlTree, compose_yaml, parse_json, parse_toml, refused_as
+from rankmesh.core.documents import (
+    Invalid,
+    Unreadable,
+    YamlTree,
+    compose_yaml,
+    parse_json,
+    parse_toml,
+    read_text,
+    refused_as,
+)
 from rankmesh.errors import PlanError
-from rankmesh.readers.reading import Entry
+from rankmesh.readers.reading import Entry, line_error
 
-__all__ = ["entries"]
+__all__ = ["entries", "entries_of", "found_file"]
+
+# Folders above a file in which one that it names is looked for.
+_ABOVE = 4
 
 _JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?')
 # Texts of several lines, texts of one, comments; a line that begins a table or has a key.
@@ -45,6 +59,22 @@ def entries(text: str, path: str) -> list[Entry]:
             if parsed is not None:
                 return list(walk(text, parsed))
         return []
+
+
+def found_file(path: str, name: object) -> Path | None:
+    """Return a file that another one names: beside it or in the folders above, else in the current folder."""
+    folders = (*Path(path).parents[:_ABOVE], Path())
+    return next((file for folder in folders if (file := folder / str(name)).is_file()), None)
+
+
+def entries_of(named: Entry, path: str) -> list[Entry]:
+    """Return the entries of a file that another one names, with the line that names it."""
+    file = found_file(path, named.value) or Path(path).parent / str(named.value)
+    try:
+        return [replace(entry, line=named.line) for entry in entries(read_text(file), str(file))]
+    except Unreadable as error:
+        problem = f"the run's layout is in {named.value}, which {error}; give the path of that file, with --world-size"
+        raise line_error(path, named.line, problem) from error
 
 
 def _json_mapping(text: str) -> dict[str, object] | None:

@@ -5,7 +5,8 @@ nanotron     parallelism: {tp, pp, dp, ...}
 gpt_neox     model-parallel-size, pipe-parallel-size      hyphens or underscores
 picotron     distributed: {tp_size, cp_size, ...}      a JSON
 torchtitan   [parallelism], [training], [experimental]    shards of -1 are what is left of the world
-axolotl      sizes beside base_model                      Accelerate's mesh, or expert_parallel_size alone
+axolotl      sizes beside base_model                      Accelerate's mesh, or expert_parallel_size alone; without
+                                                          sizes DeepSpeed's layout, shards of FSDP, or replicas
 nemo_rl      policy.megatron_cfg, policy.dtensor_cfg      the layout of Megatron, or of torchtitan
 ```
 
@@ -17,10 +18,11 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankmesh.errors import PlanError
-from rankmesh.readers import megatron
+from rankmesh.readers import deepspeed, megatron
+from rankmesh.readers.documents import entries_of
 from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, refused, settle, unless
 
 __all__ = ["AXOLOTL", "GPT_NEOX", "NANOTRON", "NEMO_RL", "PICOTRON", "TORCHTITAN"]
@@ -161,6 +163,8 @@ TORCHTITAN = _Framework(lambda entries: any(_titan_key(entry) in _TORCHTITAN.rea
 
 # -- axolotl --------------------------------------------------------------------------------------------------------
 
+_SHARDED = ("fsdp", "fsdp_config", "fsdp_version")
+
 _AXOLOTL = Table(
     reads={
         "dp_replicate_size": Read("dp_replicate"),
@@ -175,27 +179,49 @@ _AXOLOTL = Table(
 
 
 def _is_axolotl(entries: Iterable[Entry]) -> bool:
-    """Return whether a document has a size, and the model and data as only axolotl names them."""
+    """Return whether a document has the model and the data as only axolotl names them, or a size instead of data."""
     top = {entry.path[0] for entry in entries}
-    return (
-        any(_top(entry) in _AXOLOTL.reads for entry in entries)
-        and not top.isdisjoint({"base_model", "base_model_config"})
-        and not top.isdisjoint({"datasets", "pretraining_dataset", "rl", "micro_batch_size"})
-    )
+    sized = not top.isdisjoint(_AXOLOTL.reads) and "micro_batch_size" in top
+    data = not top.isdisjoint({"datasets", "pretraining_dataset", "rl"})
+    return not top.isdisjoint({"base_model", "base_model_config"}) and (sized or data)
 
 
 def _from_axolotl(entries: list[Entry], path: str) -> Settled:
-    """Settle the sizes above 1: the mesh has no axis for a size of 1."""
+    """Settle the sizes above 1: the mesh has no axis for a size of 1. Without one, all ranks are data parallel."""
     settled = settle(_AXOLOTL, entries, path)
     sizes = {name: size for name, size in settled.arguments.items() if size > 1}
     if not sizes:
-        raise PlanError(f"{path}: no parallel size of this axolotl config is more than 1; state one", path=path)
+        return _without_sizes(settled, entries, path)
     if "ep" in sizes and len(sizes) > 1:
         entry = next(entry for entry in entries if _top(entry) == "expert_parallel_size")
         raise refused(path, entry, "no recipe has an expert axis beside these sizes", "describe it with axes")
     settled.arguments.clear()
     settled.arguments.update(sizes, recipe="experts" if "ep" in sizes else "axolotl")
     return settled
+
+
+def _without_sizes(settled: Settled, entries: list[Entry], path: str) -> Settled:
+    """Settle the layout of DeepSpeed's file or section, FSDP's shards over all ranks, or replicas."""
+    named = [entry for entry in entries if entry.path[0] == "deepspeed" and entry.value]
+    if named:
+        of_file = [entry for entry in named if len(entry.path) == 1]
+        section = [replace(entry, path=entry.path[1:]) for entry in named if len(entry.path) > 1]
+        found = deepspeed.from_document(entries_of(of_file[0], path) if of_file else section, path)
+        found.arguments["recipe"] = "deepspeed"
+    else:
+        named = [entry for entry in entries if entry.path[0] in _SHARDED and entry.value]
+        found = Settled(settled.arguments, settled.readings, settled.notes, settled.table)
+        found.arguments.clear()
+        strategy = next((entry for entry in named if entry.name.endswith("sharding_strategy")), None)
+        if strategy is not None and str(strategy.value).startswith("HYBRID"):
+            rule = "a hybrid strategy shards inside a machine, and the file does not say how many ranks one has"
+            raise refused(path, strategy, rule, "add dp_shard_size")
+        whole = named and (strategy is None or strategy.value != "NO_SHARD")
+        found.arguments["recipe"] = "axolotl" if whole else "replicas"
+    line = named[0].line if named else 0
+    what = f"{named[0].path[0]}, and no size above 1" if named else "neither DeepSpeed, FSDP nor a size above 1"
+    found.notes.append((line, f"{what}: all ranks are data parallel"))
+    return found
 
 
 AXOLOTL = _Framework(_is_axolotl, _from_axolotl)

@@ -11,7 +11,8 @@ one that cannot be read has a note. Each run of a script, and of a container, is
 
 >>> linted = lint_text("dp: 2\ntensor_model_parallel_size: 3\nnum_attention_heads: 32\n", "run.yaml")
 >>> print(linted.findings[0])
-run.yaml:2: heads tensor_model_parallel_size = 3 does not divide num_attention_heads = 32 (line 3); fix: tp=2
+run.yaml:2: heads tensor_model_parallel_size = 3 does not divide num_attention_heads = 32 (line 3); \
+fix: tensor_model_parallel_size: 2
 """
 
 from __future__ import annotations
@@ -20,22 +21,21 @@ import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import islice
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from rankmesh.core.documents import Invalid, Unreadable, parse_json, read_text, refused_as
-from rankmesh.core.grouped import grouped
 from rankmesh.core.source import RECIPES
-from rankmesh.errors import PlanError, RankmeshError
+from rankmesh.errors import PlanError, cut
 from rankmesh.readers import slurm
-from rankmesh.readers.config import NO_WORLD, Config, is_script, plan_of, read_config, read_launch
+from rankmesh.readers.config import NO_WORLD, Config, is_plan, is_script, problem_of, read_config, read_launch
 from rankmesh.readers.containers import Container, has_containers, is_dockerfile, read_containers
 from rankmesh.readers.families import counts
+from rankmesh.readers.fixes import fitting, smaller, spelled, written
 from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.models import named_counts
-from rankmesh.readers.reading import NO_LAYOUT, Entry, run_it
+from rankmesh.readers.reading import NO_LAYOUT, Entry, Reading, Table, gathered, run_it
 from rankmesh.readers.run import Run, runs_of, slurm_variables
 from rankmesh.readers.script import read_script
 
@@ -63,11 +63,15 @@ _HINTS = ["parallel", "torchrun", "torch.distributed", "deepspeed", "zero_optimi
 _HINTS += ["sglang", "vllm", "nnodes", "nproc_per_node", "accelerate launch"]
 _AXIS = re.compile(r"[cdept]p(?<![a-z][cdept]p)(?![a-z])")
 _IGNORED = re.compile(r"^(.*?)#\s*rankmesh:\s*ignore(?:\[([\w\s,-]*)\])?\s*$", re.MULTILINE)
+# An option that is a size, in the command of a container; a key that is one, in a manifest.
+_OPTION = re.compile(r"(?<!\S)--?(\w[\w-]*parallel[\w-]*size|tp([-_]size)?|tensor[-_]parallel[-_]degree)(?=[\s=])")
+_SIZE_KEY = re.compile(
+    r"^[\s-]*[\"']?(\w*(?:(?:tensor|pipeline|data|expert)_?parallel|_PARALLEL_SIZE|parallelism(?=[\"']?:\s*$))\w*)",
+    re.MULTILINE | re.IGNORECASE,
+)
+_KIND = re.compile(r"^kind:\s*[\"']?(\w+)", re.MULTILINE)
 _RAY = re.compile(r"(?<![\w-])ray(?![\w-])|multi-node-serving")
-# The sizes that a fix changes if it can: of experts, and of SGLang's attention.
-_CHANGED_FIRST = {"ep", "attn_dp", "attn_cp", "dcp"}
-# A world that is assumed; sizes that are proposed, and how many are tried.
-_LARGEST_WORLD, _LARGEST_SIZE, _TRIED = 1 << 20, 1 << 14, 16
+_LARGEST_WORLD = 1 << 20  # that is assumed
 
 # What a size divides: the names in configs and scripts, each without dashes. A size of heads of keys may be larger.
 _HEADS = ("num_attention_heads",)
@@ -85,7 +89,11 @@ _UNEVEN = re.compile(
 
 @dataclass(frozen=True)
 class Finding:
-    """A layout that cannot run. ``fix``: the size that would do; ``layout``: the file's as a SPEC, if it is one."""
+    """A layout that cannot run.
+
+    ``fix``     the size that would do, as in a SPEC (``tp=4``), or what to write; None where no single one does
+    ``layout``  the file's as a SPEC, if it is one; ``edit``: the fix as the file writes it (``-tp 4``)
+    """
 
     file: str
     line: int | None
@@ -93,14 +101,21 @@ class Finding:
     message: str
     fix: str | None = None
     layout: str | None = None
+    edit: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The message with the fix, in the words of the file."""
+        fix = self.edit or self.fix
+        return self.message + (f"; fix: {fix}" if fix else "")
 
     def __str__(self) -> str:
         place = f"{self.file}:{self.line}" if self.line else self.file
-        return f"{place}: {self.code} {self.message}" + (f"; fix: {self.fix}" if self.fix else "")
+        return f"{place}: {self.code} {self.text}"
 
     def to_dict(self) -> dict[str, object]:
         """Return plain data with stable keys."""
-        return {name: getattr(self, name) for name in ("file", "line", "code", "message", "fix", "layout")}
+        return {name: getattr(self, name) for name in ("file", "line", "code", "message", "fix", "layout", "edit")}
 
 
 @dataclass(frozen=True)
@@ -188,24 +203,46 @@ def _ignored(text: str) -> tuple[dict[int, set[str]], set[str]]:
 def _read(text: str, path: str) -> Linted:
     """Check each run of a script or of containers, else the one layout of a file."""
     runs: list[tuple[Run, Container | None]] = []
+    notes: list[str] = []
     try:
         with refused_as(PlanError, path, "give a file that can be read", path=path):
             if has_containers(text, path):
-                contained = read_containers(text, path)
-                runs = [(run, each) for each in contained for run in runs_of(each.script, path, FLAGS)]
+                for each in read_containers(text, path):
+                    found_runs = runs_of(each.script, path, FLAGS)
+                    runs += [(run, each) for run in found_runs]
+                    notes += _unread(each, path) if not found_runs else []
             elif is_script(text, path):
                 runs = [(run, None) for run in runs_of(read_script(text, slurm_variables(text)), path, FLAGS)]
     except PlanError as error:
         return Linted(notes=(str(error),))
     if not runs and not is_dockerfile(path) and not is_script(text, path):
-        return _of_layout(lambda world: read_config(text, path, world_size=world), path)[0]
+        found_here, layout = _of_layout(lambda world: read_config(text, path, world_size=world), path)
+        notes = [*found_here.notes, *(notes or _unread_kinds(text, path))]
+        return Linted((*found_here.findings, *_of_model(layout, _given(layout))), tuple(notes))
     asked = slurm.counts(text) if len(runs) == 1 and "hetjob" not in text else {}
     found = [_of_run(run, container, asked, path) for run, container in runs]
     # What leaders and workers share is found once.
     findings: dict[tuple[int | None, str], Finding] = {}
     for finding in (finding for each in found for finding in each.findings):
         findings.setdefault((finding.line, finding.code), finding)
-    return Linted(tuple(findings.values()), tuple(dict.fromkeys(note for each in found for note in each.notes)))
+    notes += [note for each in found for note in each.notes]
+    return Linted(tuple(findings.values()), tuple(dict.fromkeys(notes)))
+
+
+def _unread(container: Container, path: str) -> Iterator[str]:
+    """Yield a note for each command of a container that states sizes to a program that is not read."""
+    for command in container.script.commands:
+        if (option := _OPTION.search(str(command))) is not None:
+            words = cut(" ".join(str(command).split()))
+            yield f"{path}:{command.line}: {option[0]} is of a program that is not read ({words}); not checked"
+
+
+def _unread_kinds(text: str, path: str) -> Iterator[str]:
+    """Yield a note for each kind of manifest with keys that name sizes, which are not read."""
+    for document in re.split(r"^---.*$", text, flags=re.MULTILINE) if path.endswith((".yaml", ".yml")) else ():
+        kind, size = _KIND.search(document), _SIZE_KEY.search(document)
+        if kind and size and "apiVersion:" in document:
+            yield f"{path}: {size[1]} of a manifest of kind {kind[1]} is not read; not checked"
 
 
 def _of_run(run: Run, container: Container | None, asked: Mapping[str, tuple[int, int]], path: str) -> Linted:
@@ -215,82 +252,99 @@ def _of_run(run: Run, container: Container | None, asked: Mapping[str, tuple[int
         with refused_as(PlanError, path, run_it(path), path=path):
             return read_launch(run, path, world_size=world)
 
-    found, config = _of_layout(read, path)
-    machine = _machine(run, container, asked)
-    findings = [*found.findings, *_of_counts(run, machine, path)]
-    findings += _of_engine(run, config, machine) if config and config.format in ("vllm", "sglang") else []
+    found, layout = _of_layout(read, path)
+    machine, given = _machine(run, container, asked), _given(layout)
+    findings = [*_of_counts(run, machine, layout, given, path), *found.findings, *_of_model(layout, given)]
+    findings += _of_engine(run, layout, machine, given) if layout and layout.format in ("vllm", "sglang") else []
     left_open = [each for each in findings if container and each.code == "unset-variable" and "$(" not in each.message]
     notes = tuple(str(each) for each in left_open)
     return Linted(tuple(each for each in findings if each not in left_open), found.notes + notes)
 
 
-def _of_layout(read: Callable[[int | None], Config], path: str) -> tuple[Linted, Config | None]:
-    """Check a layout; without a world size, again for one that any sizes divide, so that the model is checked."""
-    notes: tuple[str, ...] = ()
-    try:
-        config = read(None)
-    except PlanError as error:
-        code = error.values.get("code")
-        if code == NO_LAYOUT or isinstance(error.__cause__, Invalid):
-            return Linted(), None
-        if code in CODES:
-            return Linted((_of_error(error, path),)), None
-        if code != NO_WORLD:
-            return Linted(notes=(str(error),)), None
-        sizes: Any = error.arguments
-        notes = (str(error),) if error.runs else ()
+@dataclass(frozen=True)
+class _Layout:
+    """What a file states of its layout, whether or not its sizes fit: the parts of a ``Config`` without its plan.
+
+    ``known``: the world size is stated; ``problem``: why the sizes do not fit, empty where they do or where a setting
+    that cannot be read is left out.
+    """
+
+    format: str
+    recipe: str
+    path: str
+    arguments: Mapping[str, Any]
+    readings: tuple[Reading, ...]
+    stated: tuple[Entry, ...]
+    table: Table | None
+    known: bool = True
+    problem: str = ""
+
+    @classmethod
+    def of(cls, found: Config | PlanError, *, known: bool, problem: str = "") -> _Layout:
+        """Return the layout of a config, or of the error of sizes that do not fit."""
+        names = ("format", "recipe", "path", "arguments", "readings", "stated", "table")
+        parts: dict[str, Any] = {name: getattr(found, name) for name in names}
+        return cls(**parts, known=known, problem=problem)
+
+    def spelled(self, argument: str, value: int) -> str | None:
+        return spelled(argument, value, self.readings, self.table, self.path)
+
+    def fits(self, arguments: Mapping[str, Any]) -> bool:
+        return not self.known or is_plan(self.recipe, arguments)
+
+
+def _of_layout(read: Callable[[int | None], Config], path: str) -> tuple[Linted, _Layout | None]:
+    """Read a layout; each setting that cannot be read is a finding, or a note, and is left out.
+
+    Without a world size it is read again for one that any sizes divide, so that the model is checked.
+    """
+    found, problems = _read_all(read, None)
+    known = not (isinstance(found, PlanError) and found.values.get("code") == NO_WORLD)
+    notes: list[str] = []
+    if isinstance(found, PlanError) and not known:
+        notes += [str(found)] if found.runs else []
+        sizes: Any = found.arguments
+        world = prod(each for each in sizes.values() if type(each) is int)
+        found, _ = _read_all(read, min(world, _LARGEST_WORLD))
+    findings = [_of_error(error, path) for error in problems if error.values.get("code") in CODES]
+    notes += [str(error) for error in problems if error.values.get("code") not in CODES]
+    layout = None
+    if isinstance(found, Config):
+        layout = _Layout.of(found, known=known)
+    elif found.values.get("code") == "sizes":
+        problem = problem_of(found.__cause__) if known and not problems else ""
+        layout = _Layout.of(found, known=known, problem=problem)
+    elif found.values.get("code") in CODES:
+        findings.append(_of_error(found, path))
+    elif known and not problems and found.values.get("code") != NO_LAYOUT and not isinstance(found.__cause__, Invalid):
+        notes.append(str(found))
+    return Linted(tuple(findings), tuple(notes)), layout
+
+
+def _read_all(read: Callable[[int | None], Config], world: int | None) -> tuple[Config | PlanError, list[PlanError]]:
+    """Return a config, or the error that ends its reading, and the errors of the settings that were left out."""
+    with gathered() as problems:
         try:
-            world = prod(each for each in sizes.values() if type(each) is int)
-            config = read(min(world, _LARGEST_WORLD))
-        except PlanError:
-            return Linted(notes=notes), None
-        return Linted(tuple(_of_model(config, known=False)), notes), config
-    return Linted(tuple(_of_model(config, known=True)), notes), config
+            return read(world), problems
+        except PlanError as error:
+            return error, problems
 
 
 def _of_error(error: PlanError, path: str) -> Finding:
-    """Return the finding of an error; of one about sizes, at the line of the size that its fix changes."""
+    """Return the finding of an error of one setting."""
     values: Any = error.values
-    message, line, fix = str(error), values.get("line"), values.get("fix")
-    if values["code"] == "sizes":
-        message = str(error.__cause__)
-        fix = _fitting(values["recipe"], values["arguments"])
-        changed = fix.partition("=")[0].replace("etp", "ep") if fix else "world_size"
-        places = {reading.argument: reading.line for reading in values["readings"]}
-        line = places.get(changed, next(iter(places.values()), None))
+    message, line = str(error), values.get("line")
     for prefix in (f"{path}:{line}: ", f"{path}: "):
         message = message.removeprefix(prefix)
-    return Finding(path, _line(line), values["code"], message, fix)
+    return Finding(path, _line(line), values["code"], message, values.get("fix"))
 
 
-def _fitting(recipe: str, arguments: Mapping[str, Any]) -> str | None:
-    """Return one changed size with which there is a plan, as ``ep=4``; sizes of experts are tried first."""
-    if recipe == "megatron" and "ep" in arguments and "etp" not in arguments:
-        arguments = {"etp": arguments.get("tp", 1), **arguments}  # its default, by which experts often do not fit
-        if _is_plan(recipe, {**arguments, "etp": 1}):
-            return "etp=1"
-    world = arguments["world_size"] or prod(value for value in arguments.values() if type(value) is int)
-    for name in sorted(arguments, key=lambda name: name not in _CHANGED_FIRST):
-        value = arguments[name]
-        if name != "world_size" and type(value) is int:
-            for smaller in _smaller(value, world):
-                if _is_plan(recipe, {**arguments, name: smaller}):
-                    return f"{name}={smaller}"
-    return None
-
-
-def _smaller(value: int, number: int) -> list[int]:
-    """Return up to 16 divisors of a number that are smaller than a value, the largest first; 1 only beside 2."""
-    tried = range(min(value - 1, number, _LARGEST_SIZE), 0 if value == 2 else 1, -1)
-    return list(islice((each for each in tried if number % each == 0), _TRIED))
-
-
-def _is_plan(recipe: str, arguments: Mapping[str, object]) -> bool:
-    try:
-        plan_of(recipe, arguments)
-    except RankmeshError:
-        return False
-    return True
+def _given(layout: _Layout | None) -> dict[str, Any]:
+    """Return the arguments of a layout, to which fixes are applied one after the other."""
+    given = dict(layout.arguments) if layout else {}
+    if layout and not any(reading.argument == "world_size" for reading in layout.readings):
+        given["world_size"] = None  # it follows from the sizes
+    return given
 
 
 def _line(line: object) -> int | None:
@@ -314,63 +368,152 @@ class _Check:
         return count % size == 0 or (self.either and size % count == 0)
 
 
-def _checks(config: Config, stated: Iterable[str]) -> Iterator[_Check]:
+def _checks(layout: _Layout) -> Iterator[_Check]:
     """Yield the rules of the program that has the layout.
 
     vLLM and SGLang take uneven stages, vLLM also uneven experts; verl's Ulysses cuts heads.
     """
-    for argument in ("tp", "sp") if config.format == "verl" else ("tp",):
+    stated = {entry.name for entry in layout.stated}
+    for argument in ("tp", "sp") if layout.format == "verl" else ("tp",):
         yield _Check("heads", argument, "heads", _HEADS)
         yield _Check("heads", argument, "kv_heads", _KEYS, either=True)
     if not any("redundant_experts" in name for name in stated):
         yield _Check("experts", "ep", "experts", _EXPERTS)
     # What is unknown may make the stages uneven.
-    if config.format == "megatron" and not any(_UNEVEN.search(name) or name[:1] in "$`" for name in stated):
+    if layout.format == "megatron" and not any(_UNEVEN.search(name) or name[:1] in "$`" for name in stated):
         yield _Check("layers", "pp", "layers", _LAYERS)
 
 
-def _of_model(config: Config, *, known: bool) -> Iterator[Finding]:
-    """Yield each size that does not divide what is known of the model; ``known``: the world size is stated."""
-    stated = grouped((entry.name, entry) for entry in config.stated)
-    given = dict(config.arguments)
-    if not any(reading.argument == "world_size" for reading in config.readings):
-        given["world_size"] = None  # it follows from the sizes
-    model: tuple[Entry, dict[str, int]] | None = None
-    for check in _checks(config, stated):
-        reading = next((each for each in config.readings if each.argument == check.argument), None)
-        if reading is None:
+@dataclass(frozen=True)
+class _Rule:
+    """A size that has to divide a count of the model: the entry of the size, its argument, and the count."""
+
+    check: _Check
+    entry: Entry
+    argument: str
+    count: Entry
+    model: str = ""
+    shares: int = 1  # replicas of attention, among which the size is divided
+
+    def fits(self, size: int) -> bool:
+        return size % self.shares == 0 and self.check.fits(size // self.shares, int(self.count.first))
+
+
+def _of_model(layout: _Layout | None, given: dict[str, Any]) -> Iterator[Finding]:
+    """Yield sizes that do not fit the world, and each size that does not divide what is known of the model.
+
+    ``given`` are the arguments with the fixes before these; each fix is tried with them, and added to them.
+    """
+    if layout is None:
+        return
+    rules = list(_rules(layout))
+
+    def works(name: str, value: int) -> bool:
+        of_size = (rule for rule in rules if rule.argument == name)
+        return all(rule.fits(value) for rule in of_size) and layout.fits({**given, name: value})
+
+    if layout.problem:
+        found = fitting(given, lambda sizes: all(works(*item) for item in sizes.items() - given.items()))
+        yield _of_sizes(layout, found)
+        given |= [found] if found else []
+    sound = layout.fits(given)
+    for argument in dict.fromkeys(rule.argument for rule in rules):
+        broken = [rule for rule in rules if rule.argument == argument and not rule.fits(_size(rule, layout))]
+        for rule in broken[:1]:
+            tried = [each * rule.shares for each in smaller(_size(rule, layout) // rule.shares, int(rule.count.first))]
+            value = next((each for each in tried if works(argument, each)), None)
+            if value is None and not sound:
+                value = next((each for each in tried if all(rule.fits(each) for rule in broken)), None)
+            yield _of_rule(layout, rule, value)
+            given |= {} if value is None else {argument: value}
+    yield from _of_rollouts(layout)
+
+
+def _size(rule: _Rule, layout: _Layout) -> int:
+    return int(layout.arguments.get(rule.argument, 1))
+
+
+def _of_sizes(layout: _Layout, found: tuple[str, int] | None) -> Finding:
+    """Return the finding of sizes that do not fit, at the line of the size that its fix changes."""
+    changed = found[0].replace("etp", "ep") if found else "world_size"
+    sizes = sorted(layout.readings, key=lambda each: each.argument == "world_size")
+    places = {each.argument: each.line for each in sizes if each.argument in layout.arguments}
+    line = places.get(changed, next(iter(places.values()), None))
+    fix = f"{found[0]}={found[1]}" if found else None
+    return Finding(layout.path, _line(line), "sizes", layout.problem, fix, None, found and layout.spelled(*found))
+
+
+def _of_rule(layout: _Layout, rule: _Rule, value: int | None) -> Finding:
+    size = _size(rule, layout)
+    name = f"{size // rule.shares} ({rule.entry} over {rule.shares} replicas)" if rule.shares > 1 else str(rule.entry)
+    message = f"{name} does not divide {rule.count}{rule.model}" + _at_line(rule.count)
+    fix = None if value is None else f"{rule.argument}={value}"
+    edit = None if value is None else layout.spelled(rule.argument, value)
+    spec = _spec(layout) if layout.known and not layout.problem else None
+    return Finding(layout.path, _line(rule.entry.line), rule.check.code, message, fix, spec, edit)
+
+
+def _at_line(count: Entry) -> str:
+    return f" (line {count.line})" if count.line else ""
+
+
+def _rules(layout: _Layout) -> Iterator[_Rule]:
+    """Yield the rules of the layout's own sizes, as far as the model is known."""
+    shares = _attention(layout)
+    for check in _checks(layout):
+        reading = next((each for each in layout.readings if each.argument == check.argument), None)
+        found = _count(layout, check) if reading is not None else None
+        if reading is not None and found is not None:
+            yield _Rule(check, reading.single, check.argument, *found, shares if check.code == "heads" else 1)
+
+
+def _count(layout: _Layout, check: _Check) -> tuple[Entry, str] | None:
+    """Return what states a count of the model, and of which model it is; None where it is not known."""
+    found = [entry for entry in layout.stated if entry.name in check.names]
+    if found:
+        stated = _counted(found)
+        return (stated.single, "") if stated is not None else None
+    entry, counts_known = _model(layout)
+    known = counts_known.get(check.count)
+    return None if known is None else (Entry((check.names[-1],), str(known), entry.line), f" of {entry.value}")
+
+
+# The engine of rollouts beside a trainer: the setting of its tensor parallel size.
+_ROLLOUTS = {
+    "actor_rollout_ref.rollout.tensor_model_parallel_size",
+    "policy.generation.vllm_cfg.tensor_parallel_size",
+    "--rollout-num-gpus-per-engine",
+    "--vllm_tensor_parallel_size",
+}
+_ENGINE_HEADS = (_Check("heads", "tp", "heads", _HEADS), _Check("heads", "tp", "kv_heads", _KEYS, either=True))
+
+
+def _of_rollouts(layout: _Layout) -> Iterator[Finding]:
+    """Yield a finding where the engine of rollouts has a size that does not divide the heads of the model."""
+    for entry in (entry.single for entry in layout.stated if entry.key in _ROLLOUTS):
+        if not re.fullmatch(r"[1-9]\d{0,4}", str(entry.value)):
             continue
-        found = [entry for name in check.names for entry in stated.get(name, ())]
-        counted, what = _counted(found), ""
-        if not found:
-            model = model or _model(config)
-            if (known_count := model[1].get(check.count)) is not None:
-                what = f" of {model[0].value}"
-                counted = Entry((check.names[-1],), str(known_count), model[0].line)
-        shares = _attention(config) if check.code == "heads" else 1
-        size = config.arguments.get(check.argument, 1) // shares
-        if counted is not None and not check.fits(size, count := int(counted.first)):
-            name = f"{size} ({reading.single} over {shares} replicas)" if shares > 1 else reading.single
-            line = f" (line {counted.line})" if counted.line else ""
-            message = f"{name} does not divide {counted.single}{what}{line}"
-            tried = [each * shares for each in _smaller(size, count)]
-            sizes = (each for each in tried if not known or _is_plan(config.recipe, {**given, check.argument: each}))
-            fix = next((f"{check.argument}={each}" for each in sizes), None)
-            layout = _spec(config) if known else None
-            yield Finding(config.path, _line(reading.line), check.code, message, fix, layout)
-            return
+        counts_known = [(check, *found) for check in _ENGINE_HEADS if (found := _count(layout, check))]
+        rules = [_Rule(check, entry, "tp", count, model) for check, count, model in counts_known]
+        size = int(entry.value)
+        for rule in [rule for rule in rules if not rule.fits(size)][:1]:
+            tried = smaller(size, int(rule.count.first))
+            value = next((each for each in tried if all(rule.fits(each) for rule in rules)), None)
+            message = f"{entry} does not divide {rule.count}{rule.model}{_at_line(rule.count)}"
+            fix, edit = (None, None) if value is None else (f"tp={value}", written(entry.path, value, layout.path))
+            yield Finding(layout.path, _line(entry.line), "heads", message, fix, None, edit)
 
 
-def _attention(config: Config) -> int:
+def _attention(layout: _Layout) -> int:
     """Return among how many replicas of attention SGLang shares its tensor parallel ranks."""
-    return prod(config.arguments.get(name, 1) for name in ("attn_dp", "attn_cp")) if config.format == "sglang" else 1
+    return prod(layout.arguments.get(name, 1) for name in ("attn_dp", "attn_cp")) if layout.format == "sglang" else 1
 
 
-def _model(config: Config) -> tuple[Entry, dict[str, int]]:
+def _model(layout: _Layout) -> tuple[Entry, dict[str, int]]:
     """Return what names the model, and its counts: of its folder, its name, else of the folder of the file."""
-    keys = [(entry.key.lstrip("-").replace("-", "_"), entry) for entry in config.stated]
+    keys = [(entry.key.lstrip("-").replace("-", "_"), entry) for entry in layout.stated]
     named = [entry for key, entry in keys if key in _MODELS and isinstance(entry.first, str)]
-    folder = Path(config.path).parent
+    folder = Path(layout.path).parent
     if not named:
         return Entry((), "config.json", 0), _counts_of(folder)
     entry = named[0].single
@@ -392,11 +535,11 @@ def _counted(found: Sequence[Entry]) -> Entry | None:
     return found[0] if len(numbers) == 1 and re.fullmatch(r"[1-9]\d{0,8}", numbers.pop()) else None
 
 
-def _spec(config: Config) -> str | None:
-    """Return the layout of a config as a SPEC, None for a recipe that no SPEC names."""
-    sizes = {"world": config.plan.world_size, **config.arguments}
+def _spec(layout: _Layout) -> str | None:
+    """Return the layout as a SPEC, None for a recipe that no SPEC names."""
+    sizes = {"world": layout.arguments["world_size"], **layout.arguments}
     words = ",".join(f"{name}={value}" for name, value in sizes.items() if name != "world_size")
-    return f"{config.recipe}:{words}" if config.recipe in RECIPES else None
+    return f"{layout.recipe}:{words}" if layout.recipe in RECIPES else None
 
 
 # -- nodes and GPUs ---------------------------------------------------------------------------------------------------
@@ -433,33 +576,69 @@ def _machine(run: Run, container: Container | None, asked: Mapping[str, tuple[in
     return _Machine(rule, nodes, gpus, together)
 
 
-def _of_counts(run: Run, machine: _Machine, path: str) -> Iterator[Finding]:
+def _of_counts(
+    run: Run, machine: _Machine, layout: _Layout | None, given: dict[str, Any], path: str
+) -> Iterator[Finding]:
     """Yield a finding where a launcher is told other nodes than a run has, and where it starts too many ranks."""
     nodes, ranks, gpus = run.nodes, run.ranks_of_node, machine.gpus
     of_step = {entry.first for entry in run.arguments if entry.key in ("-N", "--nodes")}
     of_pod = nodes is not None and nodes.value == 1 and machine.rule == "makes"  # a run in each
+
+    def fix(told: Entry, value: int) -> str | None:
+        """Return the fix of a count, if the sizes fit the world that it makes."""
+        world = given.get("world_size")
+        changed = {**given, "world_size": world * value // told.value} if world else given
+        if layout is not None and not layout.problem and not layout.fits(changed):
+            return None
+        given.update(changed)
+        return written(told.path, value, "")
+
     if nodes is not None and machine.nodes and str(nodes.value) not in of_step and not of_pod:
         each = machine.nodes[-1]
         if all(count.value != nodes.value for count in machine.nodes):
             message = f"{nodes}; line {each.line} {machine.rule} {each.value} {each.key}"
-            yield Finding(path, _line(nodes.line), "nodes", message, f"{nodes.key} {each.value}")
+            yield Finding(path, _line(nodes.line), "nodes", message, fix(nodes, each.value))
     if gpus is not None and ranks is not None and ranks.value > gpus.value:
         message = f"{ranks}; a node has {gpus.value} GPUs (line {gpus.line})"
-        yield Finding(path, _line(ranks.line), "gpus", message, f"{ranks.key} {gpus.value}")
+        yield Finding(path, _line(ranks.line), "gpus", message, fix(ranks, gpus.value))
 
 
-def _of_engine(run: Run, config: Config, machine: _Machine) -> Iterator[Finding]:
+# Options of vLLM with which other nodes run replicas of their own.
+_ELSEWHERE = {"data_parallel_rank", "data_parallel_start_rank", "headless", "data_parallel_external_lb"}
+_ELSEWHERE |= {"data_parallel_address", "node_rank"}
+
+
+def _sizes_here(layout: _Layout, together: int | None) -> tuple[dict[str, int], int | None]:
+    """Return the sizes whose product is the ranks of an engine on some nodes, and how many nodes these are.
+
+    vLLM starts its data parallel replicas on the same nodes, unless it is told how many, or to start others elsewhere.
+    """
+    sizes = {name: layout.arguments[name] for name in ("tp", "pp", "pcp") if name in layout.arguments}
+    names = {entry.name: entry.first for entry in layout.stated}
+    local = str(names.get("data_parallel_size_local", ""))
+    if layout.format == "vllm" and re.fullmatch(r"[1-9]\d{0,4}", local):
+        return {**sizes, "local dp": int(local)}, together and 1
+    if layout.format == "vllm" and "dp" in layout.arguments and _ELSEWHERE.isdisjoint(names):
+        sizes["dp"] = layout.arguments["dp"]
+    return sizes, together
+
+
+def _of_engine(run: Run, layout: _Layout, machine: _Machine, given: dict[str, Any]) -> Iterator[Finding]:
     """Yield a finding where an engine has more ranks than GPUs, or SGLang ranks that its nodes do not share evenly."""
-    sizes = {name: config.arguments[name] for name in ("tp", "pp", "pcp") if name in config.arguments}
+    sizes, together = _sizes_here(layout, machine.together)
     ranks, size = prod(sizes.values()), max(sizes, key=lambda name: sizes[name], default="")
-    line = next((each.line for each in config.readings if each.argument == size), run.command.line)
+    line = next((each.line for each in layout.readings if each.argument == size), run.command.line)
     product = " x ".join(f"{name} {count}" for name, count in sizes.items()) + f" = {ranks} ranks"
     nodes, gpus = run.nodes, machine.gpus
-    if config.format == "sglang" and nodes is not None and "tp" in sizes and ranks % nodes.value:
+    if layout.format == "sglang" and nodes is not None and "tp" in sizes and ranks % nodes.value:
         message = f"{nodes} does not divide {product} (line {line})"
-        yield Finding(config.path, _line(nodes.line), "nodes", message)
-    elif gpus is not None and machine.together and ranks > gpus.value * machine.together:
-        where = f"{machine.together} nodes have {gpus.value}" if machine.together > 1 else f"a node has {gpus.value}"
-        smaller, rest = divmod(gpus.value * machine.together * sizes[size], ranks)
-        fix = f"{size}={smaller}" if smaller and not rest else None
-        yield Finding(config.path, _line(line), "gpus", f"{product}, but {where} GPUs (line {gpus.line})", fix)
+        yield Finding(layout.path, _line(nodes.line), "nodes", message)
+    elif gpus is not None and together and ranks > gpus.value * together:
+        where = f"{together} nodes have {gpus.value} GPUs each" if together > 1 else f"a node has {gpus.value} GPUs"
+        value, rest = divmod(gpus.value * together * sizes[size], ranks)
+        works = (
+            value and not rest and size in given and is_plan(layout.recipe, {**given, "world_size": None, size: value})
+        )
+        fix, edit = (f"{size}={value}", layout.spelled(size, value)) if works else (None, None)
+        message = f"{product}, but {where} (line {gpus.line})"
+        yield Finding(layout.path, _line(line), "gpus", message, fix, None, edit)

@@ -23,12 +23,13 @@ from rankmesh.readers.reading import (
     flag,
     line_error,
     refused,
+    report,
     run_it,
     settle,
     whole,
 )
 from rankmesh.readers.run import Run, check_unknown
-from rankmesh.readers.tokens import Part, gap_of, shown
+from rankmesh.readers.tokens import Part, gap_of, line_of, shown
 
 __all__ = ["FLAGS", "TABLE", "from_document", "from_run", "matches"]
 
@@ -114,12 +115,17 @@ _SWITCHES = {
     "sequence_parallel",
     "use_sharp",
 }
+# What shapes a model and its batch in every run of Megatron, whose sizes may all be its defaults, which are 1.
+_MODEL = {"--num-layers", "--hidden-size", "--num-attention-heads", "--micro-batch-size", "--seq-length"}
 _MARKS = frozenset(_READS) - {"world_size", "data_parallel_size", "context_parallel_size"}
 
 
 def matches(entries: Iterable[Entry]) -> bool:
-    """Return whether a document has an argument that only Megatron has."""
-    return any(_key(entry) in _MARKS for entry in _training(entries))
+    """Return whether a document has an argument that only Megatron has, or its model and both of its batches."""
+    names = {_key(entry) for entry in _training(entries)}
+    return (
+        not _MARKS.isdisjoint(names) or {"micro_batch_size", "global_batch_size", "num_layers", "hidden_size"} <= names
+    )
 
 
 def _training(entries: Iterable[Entry]) -> list[Entry]:
@@ -148,6 +154,8 @@ def from_run(run: Run, path: str) -> Settled:
     check_unknown(run, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)), path)
     arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
     _check_short(arguments, path)
+    if _PROGRAM.fullmatch(run.program) and not run.by_swift:
+        _check_hyphens(arguments, path)
     overrides = [entry for entry in run.settings if len(entry.path) > 1 and entry.name in _READS]
     if not overrides and not any(entry.key in FLAGS for entry in arguments):
         _check_sizes(run, arguments, path)
@@ -160,7 +168,7 @@ def from_run(run: Run, path: str) -> Settled:
     settled.notes += run.notes
     for word in run.strays:
         text = f"{_written(word)} is unknown; arguments that it adds are not read"
-        settled.notes.append((word[0].lines[0], text))
+        settled.notes.append((line_of(word), text))
     if run.world_size is not None and not isinstance(run.world_size.value, Missing):
         settled.add("world_size", run.world_size.value, run.world_size, path)
     used = {line for reading in settled.readings for line in (reading.line, *reading.also)}
@@ -206,7 +214,8 @@ def _deepspeed(settled: Settled, path: str) -> Settled:
 def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
     """Refuse a run without a size, unless its program is Megatron's and all its arguments are known."""
     line = run.command.line
-    if not _PROGRAM.fullmatch(run.program):
+    by_megatron = _PROGRAM.fullmatch(run.program) or (run.by_swift and shown(run.command.words[0]) == "megatron")
+    if not by_megatron and len(_MODEL & {entry.key for entry in arguments}) < len(_MODEL) - 1:
         raise line_error(
             path,
             line,
@@ -217,9 +226,7 @@ def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
     for word in run.strays:
         written, gap = _written(word), gap_of(word)
         problem = f"the run has no parallel size, but the arguments {written}; {gap.why if gap else 'they are unknown'}"
-        raise line_error(
-            path, word[0].lines[0], f"{problem}, so they may state sizes; {run_it(path)}", received=written
-        )
+        raise line_error(path, line_of(word), f"{problem}, so they may state sizes; {run_it(path)}", received=written)
 
 
 def _switched(entry: Entry) -> Entry:
@@ -236,6 +243,15 @@ def _config(run: Run, arguments: list[Entry]) -> str:
     named = [f"{entry.key} = {entry.first}" for entry in options]
     files = [word for word in map(shown, run.command.words) if _CONFIG.fullmatch(word)]
     return f"it names {cut((named or files)[0])}" if named or files else "it names no config file"
+
+
+def _check_hyphens(arguments: list[Entry], path: str) -> None:
+    """Refuse ``--tensor_model_parallel_size``, which Megatron's parser does not know; that of ms-swift does."""
+    for entry in arguments:
+        if "_" in entry.key and entry.key in FLAGS:
+            name = entry.key.replace("_", "-")
+            rule = "Megatron's parser does not know this spelling"
+            report(refused(path, entry.single, rule, f"write {name}", code="unknown-size", fix=name))
 
 
 def _check_short(arguments: list[Entry], path: str) -> None:

@@ -21,6 +21,7 @@ __all__ = ["with_parents"]
 
 _FILES = 64
 _KEY, _SELF = "defaults", "_self_"
+_OWN = (_SELF, "", False)
 
 
 def with_parents(found: list[Entry], path: str) -> list[Entry]:
@@ -38,7 +39,9 @@ def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, .
     values: dict[tuple[str, ...], list[Entry]] = {}
     settings = [entry for entry in found if entry is not listed]
     layers = list(_names(listed))
-    for name, key in layers if (_SELF, "") in layers else [*layers, (_SELF, "")]:
+    for name, key, optional in layers if _OWN in layers else [*layers, _OWN]:
+        if optional and not (path.parent / _file(name)).is_file():
+            continue  # Hydra leaves it out
         layer = settings if name == _SELF else _parent(name, key, path, listed, budget, below)
         # A value over a mapping, or a mapping over a value, replaces all of it.
         for at in {entry.path for entry in layer}:
@@ -49,8 +52,15 @@ def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, .
     return [entry for same in values.values() for entry in same]
 
 
-def _names(listed: Entry) -> Iterator[tuple[str, str]]:
-    """Yield each file that is named, and the key that its values are below: Hydra's ``group@package: name``."""
+def _file(name: str) -> str:
+    return name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+
+
+def _names(listed: Entry) -> Iterator[tuple[str, str, bool]]:
+    """Yield each file that is named, the key that its values are below, and whether it is optional.
+
+    Hydra writes ``group@package: name``, with ``optional`` before the group or the name.
+    """
     for item in listed.value if isinstance(listed.value, list) else [listed.value]:
         group, names = next(iter(item.items())) if isinstance(item, dict) and len(item) == 1 else ("", item)
         for name in names if isinstance(names, list) else [names]:
@@ -58,16 +68,17 @@ def _names(listed: Entry) -> Iterator[tuple[str, str]]:
                 continue  # a group of which none is chosen
             if not isinstance(name, str) or not isinstance(group, str):
                 raise Unreadable(f"names a parent that is not known, {quoted(item)} (line {listed.line})")
+            optional = group.startswith("optional ") or (not group and name.startswith("optional "))
             folder, _, package = group.removeprefix("override ").removeprefix("optional ").strip("/").partition("@")
             if not folder:
-                name, _, package = name.partition("@")
+                name, _, package = name.removeprefix("optional ").partition("@")
             key = "" if package == "_global_" else package.removeprefix("_here_") or folder.replace("/", ".")
-            yield (f"{folder}/{name}" if folder else name), key
+            yield (f"{folder}/{name}" if folder else name), key, optional
 
 
 def _parent(name: str, key: str, path: Path, listed: Entry, budget: Budget, below: tuple[Path, ...]) -> list[Entry]:
     budget.spend()
-    file = name if name.endswith((".yaml", ".yml")) else f"{name}.yaml"
+    file = _file(name)
     where = path.parent / file
     if PurePosixPath(file).is_absolute() or where.resolve() in (*below, path.resolve()):
         raise Unreadable(

@@ -5,8 +5,8 @@ file ── entries (key, value, line) ── table ── settled: arguments, r
 ```
 
 A table has one row for each key that a format knows: ``reads`` rows set an argument, ``refused`` rows shape the layout
-in a way that no recipe has, ``harmless`` keys do not shape it. Another key is ignored, unless it looks like a parallel
-size.
+in a way that no recipe has, ``harmless`` keys do not shape it. Another key is refused where it looks like a parallel
+size or spreads experts, noted where its name has ``parallel`` or ``expert``, and else ignored.
 
 >>> table = Table({"tp_degree": Read("tp")})
 >>> settled = settle(table, [Entry(("tp_degree",), 4, 7)], "run.toml")
@@ -21,7 +21,9 @@ read here; did you mean 'tp_degree'?
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import dataclass, field, replace
 from difflib import get_close_matches
 from functools import lru_cache
@@ -43,16 +45,30 @@ __all__ = [
     "Table",
     "add_world",
     "flag",
+    "gathered",
     "line_error",
     "place",
     "refused",
+    "report",
     "run_it",
     "settle",
     "unless",
     "whole",
 ]
 
-_SIZE = re.compile(r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$")
+_SIZE = re.compile(
+    r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$|(^|_)[tpdce]p_world_size$"
+)
+# Names that may shape a layout; names with these words that count experts, or say how they compute and communicate.
+_SHAPES = re.compile(r"parallel|expert")
+_COMPUTES = re.compile(
+    r"num_\w*experts?|n_\w*experts|experts?_(per|capacity|bias|interval|rank|input|for|layer|gate|glu|inter|hidden|ffn)"
+    r"|experts_(wgrad|weight)|expert_(weights?|dropout|location|distribution)|shared_expert|grouped_gemm|per_(token|expert)"
+    r"|overlap|comm(_|$)|(fully|ckpt)_parallel|_(port|rank|interval|algo|impl|workers|samples|layout|backend|overlap)s?$"
+    r"|parallel_(output|random_init|layers|residual|attn|attention|save|load|weights?|logits|cross_entropy)"
+    r"|vocab_parallel|sequence_parallel(ism)?$|async_tensor|tokenizers?_parallelism|tool_calls"
+)
+_OFF = {"", "none", "null", "false", "off", "0", "1"}
 _NEAR, _TYPO = 0.75, 0.92
 # The code of an error that says that a file states no layout.
 NO_LAYOUT = "no-layout"
@@ -159,6 +175,7 @@ class Settled:
     arguments: dict[str, Any] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
+    table: Table | None = None
 
     def add(self, argument: str, value: object, entry: Entry, path: str) -> None:
         """Set an argument; a second, different value for it is refused."""
@@ -188,21 +205,64 @@ class Settled:
 
 def settle(table: Table, entries: Iterable[Entry], path: str) -> Settled:
     """Return the arguments that the entries set; raises ``PlanError`` for what is ambiguous or not modelled."""
-    settled, budget = Settled(), Budget(_SUSPECTS)
+    settled, budget = Settled(table=table), Budget(_SUSPECTS)
     for entry in entries:
         key = table.key(entry)
-        if key is None:
-            continue
-        if key in table.reads:
-            value = table.reads[key].value(entry, path)
-            if value is not None:
-                settled.add(table.reads[key].argument, value, entry, path)
-        elif key in table.refused:
-            _check(table.refused[key], entry, path)
-        elif key not in table.harmless and _counts(entry.value):
+        try:
+            if key is not None:
+                _settle(table, settled, key, entry, path, budget)
+        except PlanError as error:
+            report(error)
+    return settled
+
+
+def _settle(table: Table, settled: Settled, key: str, entry: Entry, path: str, budget: Budget) -> None:
+    if key in table.reads:
+        value = table.reads[key].value(entry, path)
+        if value is not None:
+            settled.add(table.reads[key].argument, value, entry, path)
+    elif key in table.refused:
+        _check(table.refused[key], entry, path)
+    elif key not in table.harmless:
+        if _counts(entry.value):
             budget.spend()
             _suspect(table, key, entry, path)
-    return settled
+        _unknown(settled, key, entry, path)
+
+
+# Where problems of single entries are gathered instead of raised, so that all are found at once.
+_PROBLEMS: ContextVar[list[PlanError] | None] = ContextVar("problems", default=None)
+
+
+@contextmanager
+def gathered() -> Iterator[list[PlanError]]:
+    """Gather the errors of single entries inside this block; such an entry is left out."""
+    problems: list[PlanError] = []
+    token = _PROBLEMS.set(problems)
+    try:
+        yield problems
+    finally:
+        _PROBLEMS.reset(token)
+
+
+def report(error: PlanError) -> None:
+    """Raise the error of one entry, or add it to those that are gathered."""
+    problems = _PROBLEMS.get()
+    if problems is None:
+        raise error
+    problems.append(error)
+
+
+def _unknown(settled: Settled, key: str, entry: Entry, path: str) -> None:
+    """Note an unknown key that may shape the layout; refuse a switch that spreads experts over ranks."""
+    name, value = key.lower().replace("-", "_"), entry.first
+    if not _SHAPES.search(name) or _COMPUTES.search(name) or str(value).lower() in _OFF:
+        return
+    if "parallel" in name and "expert" in name and (entry.value is True or not _counts(entry.value)):
+        rule = "this may spread the experts over ranks, and is not known here"
+        raise refused(path, entry.single, rule, "give the layout as a SPEC, such as megatron:world=8,ep=8")
+    if str(value).lower() == "true" or _counts(value):
+        settled.notes.append((entry.line, f"{entry.single} is not known here; it may change the layout"))
 
 
 def _check(rule: Refused, entry: Entry, path: str) -> None:

@@ -28,7 +28,7 @@ from rankmesh.errors import PlanError, cut
 from rankmesh.readers import slurm, verl
 from rankmesh.readers.reading import Entry, Missing, line_error, refused, run_it
 from rankmesh.readers.script import TAKEN, TEXT, Command, Script, Variable, read_script
-from rankmesh.readers.tokens import Part, Word, gap_of, lines_of, shown, text_of, value_of
+from rankmesh.readers.tokens import Part, Word, gap_of, line_of, lines_of, shown, text_of, value_of
 
 if TYPE_CHECKING:
     from rankmesh.readers.recording.record import Launch
@@ -77,8 +77,10 @@ _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 # Systems that need none of these launchers, and the commands that start them.
 SYSTEMS: Mapping[str, str] = {
-    "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+vllm\.entrypoints[.\s]|(docker|podman)\s+run\s.*/vllm-openai\S*\s",
-    "sglang": r"[\s/]sglang\s+serve\s|\s-m\s+sglang\.launch_server[.\s]",
+    "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+(vllm\.entrypoints|dynamo\.vllm)[.\s]"
+    r"|(docker|podman)\s+run\s.*/vllm-openai\S*\s",
+    "sglang": r"[\s/]sglang\s+serve\s|\s-m\s+(sglang\.launch_server|dynamo\.sglang)[.\s]",
+    "TensorRT-LLM": r"[\s/]trtllm-(serve|llmapi-launch)\s|\s-m\s+dynamo\.trtllm[.\s]",
     "OpenRLHF": r"\s-m\s+openrlhf\.cli[.\s]",
     "AReaL": r"\s-m\s+areal[.\s]",
     "ColossalAI": r"[\s/]colossalai\s+run\s",
@@ -156,8 +158,8 @@ class Run:
         words = [shown(word) for word in self.command.words]
         after = words.index("serve") + 1 if self.system and "serve" in words else len(words)
         served = [word for word in self.command.words[after : after + 1] if not shown(word).startswith("-")]
-        model = [Entry(("model",), value_of(word), lines_of(word)[0]) for word in served]
-        unknown = [Entry((shown(word),), value_of(word), lines_of(word)[0]) for word in self.strays if lines_of(word)]
+        model = [Entry(("model",), value_of(word), line_of(word)) for word in served]
+        unknown = [Entry((shown(word),), value_of(word), line_of(word)) for word in self.strays if lines_of(word)]
         return [*model, *self.arguments, *self.settings, *unknown]
 
     @property
@@ -273,7 +275,7 @@ def check_unknown(run: Run, states_sizes: Callable[[str], bool], path: str) -> N
     whole = (word[0] for word in run.strays if len(word) == 1 and word[0].elsewhere)
     for part in (part for part in whole if part.split or not part.shown.startswith(("$(", "`"))):
         problem = f"the arguments {cut(part.shown)} may state sizes; {part.why}; {run_it(path)}"
-        raise line_error(path, part.lines[0], problem, received=part.shown)
+        raise line_error(path, line_of((part,)), problem, received=part.shown)
 
 
 def _given(script: Script, path: str) -> Iterator[tuple[int, str]]:

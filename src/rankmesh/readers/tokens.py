@@ -17,7 +17,7 @@ from typing import NamedTuple
 from rankmesh.errors import cut
 from rankmesh.readers.reading import Missing
 
-__all__ = ["BREAK", "Part", "Word", "fields", "gap_of", "lines_of", "number", "shown", "text_of", "value_of"]
+__all__ = ["BREAK", "Part", "Word", "fields", "gap_of", "line_of", "lines_of", "number", "shown", "text_of", "value_of"]
 
 # Between the elements of an array; no text of a script holds it.
 BREAK = "\0"
@@ -82,6 +82,11 @@ def value_of(word: Word) -> str | Missing:
 def lines_of(word: Word) -> tuple[int, ...]:
     """Return the lines of a word, each once."""
     return tuple(dict.fromkeys(line for part in word for line in part.lines))
+
+
+def line_of(word: Word) -> int:
+    """Return the first line of a word; 0 for one that a recorded run was given."""
+    return next((line for part in word for line in part.lines), 0)
 
 
 def fields(word: Word) -> Iterator[Word]:
