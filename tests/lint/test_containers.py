@@ -202,3 +202,77 @@ def test_a_file_of_very_many_commands_is_refused_soon(name):
     line = "RUN vllm\n" if name == "Dockerfile" else "- {command: vllm}\n"
     found = lint_text(line * 10_000, name)
     assert (found.findings, len(found.notes)) == ((), 1)
+
+
+DYNAMO = """\
+apiVersion: nvidia.com/v1alpha1
+kind: DynamoGraphDeployment
+spec:
+  services:
+    decode:
+      multinode: {nodeCount: %d}
+      resources: {limits: {gpu: "%d"}}
+      extraPodSpec:
+        mainContainer:
+          command: [python3, -m, dynamo.%s]
+          args: [%s]
+"""
+KSERVE = """\
+apiVersion: serving.kserve.io/v1beta1
+kind: InferenceService
+spec:
+  predictor:
+    model:
+      modelFormat: {name: huggingface}
+      args: [--model_id=m, --tensor-parallel-size=%d]
+      resources: {limits: {nvidia.com/gpu: "4"}}
+"""
+LWS = """\
+apiVersion: leaderworkerset.x-k8s.io/v1
+kind: LeaderWorkerSet
+spec:
+  leaderWorkerTemplate:
+    size: 2
+    leaderTemplate:
+      spec:
+        containers:
+          - command: [sh, -c, "multi-node-serving.sh leader; vllm serve m -tp 8 --pipeline-parallel-size %d"]
+            resources: {limits: {nvidia.com/gpu: "8"}}
+"""
+WIDE = '--model, m, --data-parallel-hybrid-lb, --tensor-parallel-size, "1", --data-parallel-size, "16"'
+ATTENTION = '--model-path, m, --tp, "8", --dp, "8", --enable-dp-attention, --ep-size, "8"'
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        (DYNAMO % (1, 8, "vllm", WIDE), [("gpus", 11, "dp=8")]),
+        (DYNAMO % (2, 8, "vllm", WIDE), []),
+        (DYNAMO % (1, 8, "vllm", WIDE + ', --data-parallel-size-local, "8"'), []),
+        (DYNAMO % (1, 4, "sglang", ATTENTION), [("gpus", 11, None)]),
+        (DYNAMO % (1, 8, "sglang", ATTENTION), []),
+        (KSERVE % 8, [("gpus", 7, "tp=4")]),
+        (KSERVE % 4, []),
+        (LWS % 4, [("gpus", 9, "tp=4")]),
+        (LWS % 2, []),
+    ],
+)
+def test_engines_of_operators(text, expected):
+    """Dynamo, KServe and LeaderWorkerSet give a container GPUs, and nodes, that its engine's ranks may not fit."""
+    assert codes(text, "a.yaml") == expected
+
+
+@pytest.mark.parametrize(
+    ("text", "noted"),
+    [
+        (DYNAMO % (1, 4, "trtllm", '--tensor-parallel-size, "8"'), "TensorRT-LLM"),
+        (KSERVE.replace("huggingface", "custom") % 8, "a.yaml:7: --tensor-parallel-size is of a program"),
+        ("apiVersion: serving.kserve.io/v1alpha1\nkind: LLMInferenceService\nspec:\n  parallelism:\n    tensor: 8\n",
+         "parallelism of a manifest of kind LLMInferenceService is not read"),
+    ],
+)  # fmt: skip
+def test_what_is_not_read_of_a_manifest_is_a_note(text, noted):
+    """An engine or a kind that states sizes and is not read is named; nothing is silently passed."""
+    found = lint_text(text, "a.yaml")
+    assert (found.findings, len(found.notes)) == ((), 1)
+    assert noted in found.notes[0]

@@ -462,3 +462,18 @@ def test_options_of_run_without_run(script):
         refused = show("tp=2,dp=4", *words)
         assert refused.exit_code == 2
         assert "is for a script that runs; add --run" in refused.stderr
+
+
+@pytest.mark.parametrize(
+    ("text", "plan"),
+    [
+        ("vllm serve ./model --tensor-parallel-size 2\n", recipes.vllm(tp=2)),
+        ("srun -N 2 bash -c 'vllm serve org/model -tp 8 --pipeline-parallel-size 2'\n", recipes.vllm(tp=8, pp=2)),
+        ("if true; then sglang serve model --tp 4; fi\n", recipes.sglang(tp=4)),
+        ("NPROC_PER_NODE=4 llamafactory-cli train sft.yaml\n", recipes.accelerate(4, dp_replicate=4, dp_shard=1)),
+    ],
+)
+def test_a_word_that_is_no_option_has_no_line_in_a_recorded_run(script, text, plan):
+    """A model or a config that a recorded command names is read as one of a script is."""
+    script("model_name_or_path: m\n", "sft.yaml")
+    assert run(script(text)).plan == plan

@@ -386,7 +386,7 @@ def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
     import yaml
 
     nodes, loader = _composed(text, lambda *given: list(yaml.compose_all(*given)), limits)
-    full = [node for node in nodes if node.value not in ("", None) or node.anchor]
+    full = [node for node in nodes if node.value != ""]
     if len(full) > 1:
         line = full[1].start_mark.line + 1
         raise Several(f"has {len(full)} YAML documents (the second at line {line}), and one is read")

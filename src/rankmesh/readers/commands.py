@@ -93,7 +93,7 @@ def _titan(run: Run, path: str) -> Settled:
     """Settle ``--parallelism.*`` over its TOML; a Python config (``--module``, ``--config``) is not read."""
     check_unknown(run, lambda text: _TITAN in text, path)
     given = [_typed(entry) for entry in run.arguments if entry.key.startswith(_TITAN)]
-    settings = [replace(entry, path=tuple(entry.key[2:].split("."))) for entry in given]
+    settings = [replace(entry, path=tuple(entry.key.split("."))) for entry in given]
     named = _titan_file(run)
     if named is not None and found_file(path, named.value):
         settings = _over(settings, entries_of(named, path))

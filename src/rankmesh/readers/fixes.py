@@ -80,8 +80,8 @@ def written(key: Sequence[str], value: object, path: str) -> str:
     ['tp: 4', 'tp=4', '"tp": 4', 'a.tp=4']
     """
     last = key[-1]
-    if last.startswith("-"):
-        return f"{last} {value}"
+    if key[0].startswith("-"):
+        return f"{'.'.join(key)} {value}"
     if last.isupper():
         return f"{last}={value}"
     if path.endswith((".yaml", ".yml")):

@@ -119,6 +119,7 @@ def _titan_key(entry: Entry) -> str | None:
     if entry.path == ("fault_tolerance", "enable"):
         return entry.key
     section, *names = entry.path
+    section = section.removeprefix("--")
     if section not in ("parallelism", "training", "experimental") or len(names) != 1:
         return None
     return names[0] if section == "parallelism" or re.search("parallel", names[0]) else None

@@ -61,7 +61,7 @@ _FOREIGN = {"node_modules", "__pycache__", "venv"}
 # A file in lower case without one of these words, or a short name of an axis, states no layout.
 _HINTS = ["parallel", "torchrun", "torch.distributed", "deepspeed", "zero_optimization", "fsdp", "num_processes"]
 _HINTS += ["sglang", "vllm", "nnodes", "nproc_per_node", "accelerate launch"]
-_AXIS = re.compile(r"[cdept]p(?<![a-z][cdept]p)(?![a-z])")
+_AXIS = re.compile(r"[cdept]p(?<![a-z][cdept]p)(?![a-z])|par[a-z]{3,7}_(\w+_)?(size|degree)")
 _IGNORED = re.compile(r"^(.*?)#\s*rankmesh:\s*ignore(?:\[([\w\s,-]*)\])?\s*$", re.MULTILINE)
 # An option that is a size, in the command of a container; a key that is one, in a manifest.
 _OPTION = re.compile(r"(?<!\S)--?(\w[\w-]*parallel[\w-]*size|tp([-_]size)?|tensor[-_]parallel[-_]degree)(?=[\s=])")
@@ -241,7 +241,7 @@ def _unread_kinds(text: str, path: str) -> Iterator[str]:
     """Yield a note for each kind of manifest with keys that name sizes, which are not read."""
     for document in re.split(r"^---.*$", text, flags=re.MULTILINE) if path.endswith((".yaml", ".yml")) else ():
         kind, size = _KIND.search(document), _SIZE_KEY.search(document)
-        if kind and size and "apiVersion:" in document:
+        if kind and size and "apiVersion:" in document and kind[1] != "CustomResourceDefinition":
             yield f"{path}: {size[1]} of a manifest of kind {kind[1]} is not read; not checked"
 
 
@@ -307,7 +307,7 @@ def _of_layout(read: Callable[[int | None], Config], path: str) -> tuple[Linted,
         world = prod(each for each in sizes.values() if type(each) is int)
         found, _ = _read_all(read, min(world, _LARGEST_WORLD))
     findings = [_of_error(error, path) for error in problems if error.values.get("code") in CODES]
-    notes += [str(error) for error in problems if error.values.get("code") not in CODES]
+    notes += [str(error) for error in problems if error.values.get("code") not in CODES][:1]
     layout = None
     if isinstance(found, Config):
         layout = _Layout.of(found, known=known)
@@ -416,14 +416,11 @@ def _of_model(layout: _Layout | None, given: dict[str, Any]) -> Iterator[Finding
         found = fitting(given, lambda sizes: all(works(*item) for item in sizes.items() - given.items()))
         yield _of_sizes(layout, found)
         given |= [found] if found else []
-    sound = layout.fits(given)
     for argument in dict.fromkeys(rule.argument for rule in rules):
         broken = [rule for rule in rules if rule.argument == argument and not rule.fits(_size(rule, layout))]
         for rule in broken[:1]:
             tried = [each * rule.shares for each in smaller(_size(rule, layout) // rule.shares, int(rule.count.first))]
             value = next((each for each in tried if works(argument, each)), None)
-            if value is None and not sound:
-                value = next((each for each in tried if all(rule.fits(each) for rule in broken)), None)
             yield _of_rule(layout, rule, value)
             given |= {} if value is None else {argument: value}
     yield from _of_rollouts(layout)
@@ -498,7 +495,9 @@ def _of_rollouts(layout: _Layout) -> Iterator[Finding]:
         size = int(entry.value)
         for rule in [rule for rule in rules if not rule.fits(size)][:1]:
             tried = smaller(size, int(rule.count.first))
-            value = next((each for each in tried if all(rule.fits(each) for rule in rules)), None)
+            world = layout.arguments.get("world_size") if layout.known else None  # engines share its ranks
+            fitting_all = (each for each in tried if all(rule.fits(each) for rule in rules) and not (world or 0) % each)
+            value = next(fitting_all, None)
             message = f"{entry} does not divide {rule.count}{rule.model}{_at_line(rule.count)}"
             fix, edit = (None, None) if value is None else (f"tp={value}", written(entry.path, value, layout.path))
             yield Finding(layout.path, _line(entry.line), "heads", message, fix, None, edit)

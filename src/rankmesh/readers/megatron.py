@@ -246,7 +246,7 @@ def _config(run: Run, arguments: list[Entry]) -> str:
 
 
 def _check_hyphens(arguments: list[Entry], path: str) -> None:
-    """Refuse ``--tensor_model_parallel_size``, which Megatron's parser does not know; that of ms-swift does."""
+    """Refuse ``--tensor_model_parallel_size``, which Megatron's parser does not know."""
     for entry in arguments:
         if "_" in entry.key and entry.key in FLAGS:
             name = entry.key.replace("_", "-")

@@ -77,7 +77,7 @@ _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
 # Systems that need none of these launchers, and the commands that start them.
 SYSTEMS: Mapping[str, str] = {
-    "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+(vllm\.entrypoints|dynamo\.vllm)[.\s]"
+    "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+(vllm\.entrypoints|dynamo\.vllm|huggingfaceserver)[.\s]"
     r"|(docker|podman)\s+run\s.*/vllm-openai\S*\s",
     "sglang": r"[\s/]sglang\s+serve\s|\s-m\s+(sglang\.launch_server|dynamo\.sglang)[.\s]",
     "TensorRT-LLM": r"[\s/]trtllm-(serve|llmapi-launch)\s|\s-m\s+dynamo\.trtllm[.\s]",
@@ -309,6 +309,7 @@ def _is_run(command: Command, marks: frozenset[str]) -> bool:
     return (
         _STARTERS.search(f" {command} ") is not None
         or any(_PROGRAM.fullmatch(name) for name in names)
+        or (names[0] == "megatron" and names[1:2] in (["pt"], ["sft"], ["rlhf"]))
         or any(name.partition("=")[0] in marks or name.startswith(_TITAN) for name in names)
         or verl.starts_verl(names)
     )

@@ -1,0 +1,144 @@
+"""Public files that were read as another layout, or not at all: words of forks, files without sizes, manifests."""
+
+import pytest
+
+from rankmesh import PlanError
+from rankmesh.core import recipes
+from rankmesh.readers import read_config
+from rankmesh.readers.lint import lint_text
+
+MEGABLOCKS = """#!/bin/bash
+torchrun --nproc_per_node 8 third_party/Megatron-LM/pretrain_gpt.py --num-layers 6 --hidden-size 512 \\
+  --moe-num-experts=64 --moe-top-k=1 {}
+"""
+MODEL = "--num-layers 12 --hidden-size 768 --num-attention-heads 12 --micro-batch-size 4 --seq-length 1024"
+ACCELERATE = """distributed_type: DEEPSPEED
+deepspeed_config: {zero_stage: 3}
+num_processes: %d
+parallelism_config: {parallelism_config_%s_size: 4, parallelism_config_sp_backend: deepspeed}
+"""
+AXOLOTL = "base_model: org/model\nmicro_batch_size: 1\ndatasets: [{path: x, type: alpaca}]\n"
+NEMO = "model: {tensor_model_parallel_size: 2, %s}\n"
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (MEGABLOCKS.format("--moe-expert-model-parallelism"), "moe.sh"),
+        (MEGABLOCKS.format("--tensor-model-parallel-size 2 --enable-expert-tensor-parallelism \\\n  --fp16"), "moe.sh"),
+        (MEGABLOCKS.format("--ep-world-size 4"), "moe.sh"),
+        (NEMO % "use_expert_parallel: true", "run.yaml"),
+        ("[parallelism]\ntensor_parallel_degree = 2\nenable_expert_parallel = true\n", "run.toml"),
+    ],
+)
+def test_a_word_that_spreads_experts_is_refused(text, name):
+    """A switch or size of expert parallelism that is not known is refused, and noted by lint: never dropped."""
+    with pytest.raises(PlanError, match=r"(ep|expert).*(this may spread the experts|this looks like a parallel size)"):
+        read_config(text, name, world_size=8)
+    assert len(lint_text(text, name).notes) + len(lint_text(text, name).findings) == 1
+
+
+@pytest.mark.parametrize(
+    ("words", "noted"),
+    [
+        ("--moe-weight-parallelism", True),
+        ("--parallel-lanes 4", True),
+        ("--num-experts 8 --moe-shared-expert-overlap --moe-shared-expert-intermediate-size 64", False),
+        ("--overlap-moe-expert-parallel-comm --moe-expert-capacity-factor 1.25 --no-async-tensor-parallel", False),
+        ("--moe-router-enable-expert-bias --ckpt-fully-parallel-save --save-tokens-per-expert-interval 10", False),
+        ("--data-parallel-sharding-strategy no_shard --sequence-parallel", False),
+    ],
+)
+def test_other_words_are_noted_unless_they_only_compute(words, noted):
+    """An unknown word with `parallel` is a note of `show`; what Megatron knows and lays out nothing by is none."""
+    config = read_config(MEGABLOCKS.format(f"--tensor-model-parallel-size 2 {words}"), "moe.sh")
+    assert any("not known here" in text for _, text in config.notes) == noted
+    assert config.plan == recipes.megatron(8, tp=2)
+
+
+def test_sequences_of_deepspeed_by_accelerate():
+    """DeepSpeed makes the groups of sp, of adjacent ranks; a tensor parallel size beside it stays refused."""
+    assert read_config(ACCELERATE % (8, "sp"), "a.yaml").plan == recipes.deepspeed(8, sp=4)
+    with pytest.raises(PlanError, match="distributed_type DEEPSPEED lays its ranks out without it"):
+        read_config(ACCELERATE % (8, "tp"), "a.yaml")
+
+
+@pytest.mark.parametrize("name", ["optional cluster: none", "optional cluster@_global_: none", '"optional none"'])
+def test_an_optional_parent_may_be_missing(tmp_path, name):
+    """Hydra leaves out an optional parent that is not there, and reads one that is; another is an error."""
+    text = f"defaults: [_self_, {'{' + name + '}' if ': ' in name else name}]\ntensor_model_parallel_size: 4\n"
+    path = tmp_path / "run.yaml"
+    assert read_config(text, str(path), world_size=8).plan == recipes.megatron(8, tp=4)
+    with pytest.raises(PlanError, match="needs its parent"):
+        read_config(text.replace("optional ", ""), str(path), world_size=8)
+    (tmp_path / "cluster").mkdir()
+    for folder in (tmp_path, tmp_path / "cluster"):
+        (folder / "none.yaml").write_text("tensor_model_parallel_size: 2\n", encoding="utf-8")
+    if "_global_" in name or ":" not in name:
+        assert read_config(text, str(path), world_size=8).plan == recipes.megatron(8, tp=2)
+
+
+@pytest.mark.parametrize(
+    ("more", "plan"),
+    [
+        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", recipes.accelerate(8, dp_shard=8)),
+        ("fsdp: [full_shard, auto_wrap]\n", recipes.accelerate(8, dp_shard=8)),
+        ("fsdp_config: {fsdp_sharding_strategy: NO_SHARD}\n", recipes.accelerate(8, dp_replicate=8, dp_shard=1)),
+        ("deepspeed: {zero_optimization: {stage: 3}}\n", recipes.deepspeed(8)),
+        ("deepspeed: {tensor_parallel: {autotp_size: 2}}\n", recipes.deepspeed(8, tp=2)),
+        ("", recipes.accelerate(8, dp_replicate=8, dp_shard=1)),
+    ],
+)
+def test_axolotl_without_sizes(more, plan):
+    """All ranks are data parallel: shards of FSDP, DeepSpeed's own layout, or replicas."""
+    assert read_config(AXOLOTL + more, "run.yaml", world_size=8).plan == plan
+
+
+def test_axolotl_names_the_file_of_deepspeed(tmp_path):
+    """The layout is in that file, beside or above the config; a missing one is named."""
+    path = tmp_path / "examples" / "run.yaml"
+    path.parent.mkdir()
+    text = AXOLOTL + "deepspeed: deepspeed_configs/zero3.json\n"
+    with pytest.raises(PlanError, match=r"run\.yaml:4: the run's layout is in deepspeed_configs/zero3\.json"):
+        read_config(text, str(path), world_size=8)
+    (tmp_path / "deepspeed_configs").mkdir()
+    (tmp_path / "deepspeed_configs" / "zero3.json").write_text('{"zero_optimization": {"zero_hpz_partition_size": 4}}')
+    assert read_config(text, str(path), world_size=8).plan == recipes.deepspeed(8, hpz=4)
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        (f"#!/bin/bash\ntorchrun --nproc_per_node 8 my_gpt.py {MODEL}\n", "run.sh"),
+        ("#!/bin/bash\nNPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1\n", "run.sh"),
+        (f"{MODEL.replace(' --', chr(10) + '--')}\n", "run.args"),
+        ("micro_batch_size: 2\nglobal_batch_size: 16\nnum_layers: 12\nhidden_size: 768\n", "run.yaml"),
+    ],
+)
+def test_megatron_of_default_sizes(text, name):
+    """A run of Megatron whose sizes are all its defaults has one data parallel group."""
+    assert read_config(text, name, world_size=8).plan == recipes.megatron(8)
+
+
+def test_another_program_is_not_megatrons():
+    """A program that shares a word or two with Megatron is refused as before."""
+    with pytest.raises(PlanError, match="no argument of Megatron"):
+        read_config("#!/bin/bash\ntorchrun --nproc_per_node 8 train.py --hidden-size 8 --seq-length 8\n", "run.sh")
+
+
+@pytest.mark.parametrize("text", ["a: 1\n---\nb: 2\n", "tp: 1\n---\n# none\n---\ndp: 2\n...\n---\nc: [1]\n"])
+def test_several_documents(text):
+    """A YAML of several documents is said to be one; documents that hold nothing do not count."""
+    with pytest.raises(
+        PlanError, match=r"has [23] YAML documents \(the second at line \d\), and one is read"
+    ) as caught:
+        read_config(text, "run.yaml", world_size=8)
+    assert "not valid" not in str(caught.value)
+    one = "---\ntensor_model_parallel_size: 2\n---\n# nothing\n"
+    assert read_config(one, "run.yaml", world_size=8).plan == recipes.megatron(8, tp=2)
+
+
+def test_a_manifest_is_checked_by_lint():
+    """`show` of a manifest names its kind, and the command that reads it."""
+    with pytest.raises(PlanError, match=r"a manifest of kind Job; rankmesh lint job\.yaml"):
+        read_config("apiVersion: batch/v1\nkind: Job\nspec: {parallelism: 2}\n", "job.yaml")
