@@ -210,14 +210,14 @@ def _read(text: str, path: str) -> Linted:
                 for each in read_containers(text, path):
                     found_runs = runs_of(each.script, path, FLAGS)
                     runs += [(run, each) for run in found_runs]
-                    notes += _unread(each, path) if not found_runs else []
+                    notes += _ignored_options(each, path) if not found_runs else []
             elif is_script(text, path):
                 runs = [(run, None) for run in runs_of(read_script(text, slurm_variables(text)), path, FLAGS)]
     except PlanError as error:
         return Linted(notes=(str(error),))
     if not runs and not is_dockerfile(path) and not is_script(text, path):
         found_here, layout = _of_layout(lambda world: read_config(text, path, world_size=world), path)
-        notes = [*found_here.notes, *(notes or _unread_kinds(text, path))]
+        notes = [*found_here.notes, *(notes or _ignored_kinds(text, path))]
         return Linted((*found_here.findings, *_of_model(layout, _given(layout))), tuple(notes))
     asked = slurm.counts(text) if len(runs) == 1 and "hetjob" not in text else {}
     found = [_of_run(run, container, asked, path) for run, container in runs]
@@ -229,7 +229,7 @@ def _read(text: str, path: str) -> Linted:
     return Linted(tuple(findings.values()), tuple(dict.fromkeys(notes)))
 
 
-def _unread(container: Container, path: str) -> Iterator[str]:
+def _ignored_options(container: Container, path: str) -> Iterator[str]:
     """Yield a note for each command of a container that states sizes to a program that is not read."""
     for command in container.script.commands:
         if (option := _OPTION.search(str(command))) is not None:
@@ -237,7 +237,7 @@ def _unread(container: Container, path: str) -> Iterator[str]:
             yield f"{path}:{command.line}: {option[0]} is of a program that is not read ({words}); not checked"
 
 
-def _unread_kinds(text: str, path: str) -> Iterator[str]:
+def _ignored_kinds(text: str, path: str) -> Iterator[str]:
     """Yield a note for each kind of manifest with keys that name sizes, which are not read."""
     for document in re.split(r"^---.*$", text, flags=re.MULTILINE) if path.endswith((".yaml", ".yml")) else ():
         kind, size = _KIND.search(document), _SIZE_KEY.search(document)
@@ -583,14 +583,14 @@ def _of_counts(
     of_step = {entry.first for entry in run.arguments if entry.key in ("-N", "--nodes")}
     of_pod = nodes is not None and nodes.value == 1 and machine.rule == "makes"  # a run in each
 
-    def fix(told: Entry, value: int) -> str | None:
+    def fix(stated: Entry, value: int) -> str | None:
         """Return the fix of a count, if the sizes fit the world that it makes."""
         world = given.get("world_size")
-        changed = {**given, "world_size": world * value // told.value} if world else given
+        changed = {**given, "world_size": world * value // stated.value} if world else given
         if layout is not None and not layout.problem and not layout.fits(changed):
             return None
         given.update(changed)
-        return written(told.path, value, "")
+        return written(stated.path, value, "")
 
     if nodes is not None and machine.nodes and str(nodes.value) not in of_step and not of_pod:
         each = machine.nodes[-1]

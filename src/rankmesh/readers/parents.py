@@ -21,7 +21,7 @@ __all__ = ["with_parents"]
 
 _FILES = 64
 _KEY, _SELF = "defaults", "_self_"
-_OWN = (_SELF, "", False)
+_ITSELF = (_SELF, "", False)
 
 
 def with_parents(found: list[Entry], path: str) -> list[Entry]:
@@ -39,7 +39,7 @@ def _merged(found: list[Entry], path: Path, budget: Budget, below: tuple[Path, .
     values: dict[tuple[str, ...], list[Entry]] = {}
     settings = [entry for entry in found if entry is not listed]
     layers = list(_names(listed))
-    for name, key, optional in layers if _OWN in layers else [*layers, _OWN]:
+    for name, key, optional in layers if _ITSELF in layers else [*layers, _ITSELF]:
         if optional and not (path.parent / _file(name)).is_file():
             continue  # Hydra leaves it out
         layer = settings if name == _SELF else _parent(name, key, path, listed, budget, below)
