@@ -265,28 +265,35 @@ class Groups(Sequence[Group]):
 
     def locate(self, rank: int) -> tuple[Group, int]:
         """Return the group of one rank, and its position there: its rank in the live group. Raises as ``of`` does."""
-        base, piece, position = self._locate(rank)
-        if self.picked is None:
-            return self._group(base, piece), position
-        if position not in self.picked:
+        at = self.rank_range.position(rank)
+        found = self.locate_at(at)
+        if found is None:
+            position, picked = self._locate(at)[2], self.picked or ()
             raise NotAMember(
                 f"rank {rank} is at position {position} of its group along {'-'.join(self.axes)}, but the pick keeps "
-                f"positions {', '.join(map(str, self.picked))}; ask for a rank at one of them",
+                f"positions {', '.join(map(str, picked))}; ask for a rank at one of them",
                 rank=rank,
                 position=position,
-                picked=self.picked,
+                picked=picked,
             )
-        return self._group(base, piece), self.picked.index(position)
+        return found
+
+    def locate_at(self, position: int) -> tuple[Group, int] | None:
+        """Return the group at a position of the mesh, and the place in it; None where a pick leaves the position out."""
+        base, piece, place = self._locate(position)
+        if self.picked is None:
+            return self._group(base, piece), place
+        return (self._group(base, piece), self.picked.index(place)) if place in self.picked else None
 
     def has(self, rank: int) -> bool:
         """Return whether the rank is in a group of this kind; O(axes)."""
         if rank not in self.rank_range:
             return False
-        return self.picked is None or self._locate(rank)[2] in self.picked
+        return self.picked is None or self._locate(self.rank_range.position(rank))[2] in self.picked
 
     def index_of(self, rank: int) -> int:
         """Return the index of the group of one rank: ``self[self.index_of(rank)] == self.of(rank)``."""
-        base, piece, _ = self._locate(rank)
+        base, piece, _ = self._locate(self.rank_range.position(rank))
         return self.bases.position(base) * self._pieces + piece
 
     def coordinate_of(self, rank: int) -> dict[str, int]:
@@ -296,7 +303,7 @@ class Groups(Sequence[Group]):
 
     def piece_of(self, rank: int) -> int | None:
         """Return which piece of its whole group a rank's group is at this level; None for whole groups."""
-        return None if self.level is None else self._locate(rank)[1]
+        return None if self.level is None else self._locate(self.rank_range.position(rank))[1]
 
     @property
     def partition(self) -> tuple[object, ...]:
@@ -305,10 +312,9 @@ class Groups(Sequence[Group]):
         members = self.members if level is None else self.members.between(*level) or (self.members, level)
         return self.rank_range, members, self.picked
 
-    def _locate(self, rank: int) -> tuple[int, int, int]:
-        """Return the base of a rank's group, the piece of it at this level, and the position in the piece."""
-        number = base = self.rank_range.position(rank)
-        position, weight = 0, 1
+    def _locate(self, number: int) -> tuple[int, int, int]:
+        """Return the base of a position's group, the piece of it at this level, and the place in the piece."""
+        base, position, weight = number, 0, 1
         for size, stride in self.members.pairs:  # one rank's part of a plan is this, for each kind
             digit = number // stride % size
             base -= digit * stride

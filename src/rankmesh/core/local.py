@@ -15,13 +15,14 @@ ask on one of them, or test with 'embd' in groups
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, TypeVar, overload
 
 from rankmesh.core.groups import Group, Groups
 from rankmesh.core.options import Options
 from rankmesh.core.spec import GroupSpec
-from rankmesh.errors import NotAMember, UnknownGroup, listed
+from rankmesh.errors import NotAMember, listed
 
 if TYPE_CHECKING:
     from rankmesh.core.plan import Plan
@@ -36,16 +37,15 @@ _Group = TypeVar("_Group", covariant=True)
 class LocalGroup:
     """One group as one of its members sees it.
 
-    ``group`` lists the members, ``rank`` is the position of this rank among them, ``coordinate`` is what all members
-    agree on, ``canonical`` names the group whose process group this one uses (its own name where it is the first).
+    ``group`` lists the members, ``rank`` is the position of this rank among them, ``kind`` are all groups of its kind,
+    ``canonical`` names the group whose process group this one uses (its own name where it is the first).
     """
 
     spec: GroupSpec
     group: Group
     rank: int
-    coordinate: tuple[tuple[str, int], ...]
-    piece: int | None
     canonical: str
+    kind: Groups = field(repr=False)
 
     @property
     def name(self) -> str:
@@ -56,6 +56,16 @@ class LocalGroup:
     def options(self) -> Options:
         """The effective options."""
         return self.spec.options
+
+    @cached_property
+    def coordinate(self) -> tuple[tuple[str, int], ...]:
+        """What all members agree on: the position along each axis that is left out."""
+        return tuple(self.kind.coordinate_of(self.group[0]).items())
+
+    @property
+    def piece(self) -> int | None:
+        """Which piece of its whole group this is, where the kind is a level of a hierarchy; None for whole groups."""
+        return self.kind.piece_of(self.group[0])
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -104,33 +114,35 @@ class ByKind(Mapping[str, _Group]):
 
 
 class LocalGroups(ByKind[LocalGroup]):
-    """The groups that one rank is in, by name, in the plan's order.
+    """The groups that one rank is in, by name, in the plan's order; each is located when it is first asked for.
 
     ``[name]`` raises ``NotAMember`` for a kind that this rank is in none of; ``get(name)`` is then None. A name that
     the plan does not have is ``UnknownGroup`` with both.
     """
 
-    __slots__ = ("_groups", "_kinds", "rank")
+    __slots__ = ("_known", "_plan", "_position", "rank")
 
     def __init__(self, plan: Plan, rank: int) -> None:
-        self.rank = rank
-        self._kinds = plan.kinds
-        self._groups = {
-            spec.name: _local(spec, groups, rank, plan.canonical[spec.name])
-            for spec, groups in zip(plan.specs, self._kinds.values(), strict=True)
-            if groups.has(rank)
-        }
+        self.rank, self._plan = rank, plan
+        self._position = plan.mesh.rank_range.position(rank) if rank in plan.mesh else None
+        self._known: dict[str, LocalGroup | None] = {}
+
+    def _find(self, name: str) -> LocalGroup | None:
+        """Return this rank's group of a kind, None where it is in none; raise ``UnknownGroup`` for another name."""
+        if name not in self._known:
+            kind = self._plan.groups(name)
+            found = None if self._position is None else kind.locate_at(self._position)
+            canonical = self._plan.canonical[name]
+            self._known[name] = found and LocalGroup(self._plan.spec(name), *found, canonical, kind)
+        return self._known[name]
 
     def __getitem__(self, name: str) -> LocalGroup:
-        try:
-            return self._groups[name]
-        except KeyError:
-            raise self._absent(name) from None
+        found = self._find(name)
+        if found is None:
+            raise self._absent(name, self._plan.groups(name))
+        return found
 
-    def _absent(self, name: str) -> UnknownGroup | NotAMember:
-        if name not in self._kinds:
-            return UnknownGroup(name, self._kinds)
-        groups = self._kinds[name]
+    def _absent(self, name: str, groups: Groups) -> NotAMember:
         if self.rank not in groups.rank_range:
             where = f"the plan covers {groups.rank_range}"
         else:
@@ -143,13 +155,13 @@ class LocalGroups(ByKind[LocalGroup]):
         )
 
     def __contains__(self, name: object) -> bool:
-        return name in self._groups
+        return any(name == spec.name for spec in self._plan.specs) and self._find(str(name)) is not None
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._groups)
+        return (spec.name for spec in self._plan.specs if self._find(spec.name) is not None)
 
     def __len__(self) -> int:
-        return len(self._groups)
+        return sum(1 for _ in self)
 
     @property
     def communicators(self) -> tuple[LocalGroup, ...]:
@@ -157,10 +169,4 @@ class LocalGroups(ByKind[LocalGroup]):
         return tuple(local for local in self.values() if local.canonical == local.name and local.size > 1)
 
     def __repr__(self) -> str:
-        return f"LocalGroups(rank={self.rank}, {', '.join(map(str, self._groups.values()))})"
-
-
-def _local(spec: GroupSpec, groups: Groups, rank: int, canonical: str) -> LocalGroup:
-    group, position = groups.locate(rank)
-    coordinate = tuple(groups.coordinate_of(rank).items())
-    return LocalGroup(spec, group, position, coordinate, groups.piece_of(rank), canonical)
+        return f"LocalGroups(rank={self.rank}, {', '.join(map(str, self.values()))})"

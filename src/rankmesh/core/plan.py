@@ -155,7 +155,11 @@ class Plan:
     def spec(self, name: str) -> GroupSpec:
         """Return the spec of one kind."""
         self.groups(name)
-        return next(spec for spec in self.specs if spec.name == name)
+        return self._specs[name]
+
+    @cached_property
+    def _specs(self) -> dict[str, GroupSpec]:
+        return {spec.name: spec for spec in self.specs}
 
     def of(self, rank: int) -> LocalGroups:
         """Return the groups that one rank is in, by name; O(groups · axes), whatever the size of the world."""

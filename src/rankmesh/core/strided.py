@@ -24,6 +24,7 @@ Strided(pairs=((8, 1),))
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from math import prod
 from typing import TypeVar
 
@@ -53,7 +54,7 @@ class Strided:
                 merged.append((size, stride))
         object.__setattr__(self, "pairs", tuple(merged))
 
-    @property
+    @cached_property
     def size(self) -> int:
         """How many numbers the pattern lists."""
         return prod([size for size, _ in self.pairs])
