@@ -279,7 +279,7 @@ class Groups(Sequence[Group]):
         return found
 
     def locate_at(self, position: int) -> tuple[Group, int] | None:
-        """Return the group at a position of the mesh, and the place in it; None where a pick leaves the position out."""
+        """Return the group at a position of the mesh, and the place in it; None where a pick leaves it out."""
         base, piece, place = self._locate(position)
         if self.picked is None:
             return self._group(base, piece), place

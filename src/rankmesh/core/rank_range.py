@@ -143,6 +143,8 @@ class RankRange:
     def positions(self, ranks: IntArray) -> IntArray:
         """Return the position of each of these ranks, same shape; -1 for those outside."""
         inside = (ranks >= self.offset) & (ranks < self.stop)
+        if self.rank_map is None:
+            return np.where(inside, ranks - self.offset, -1)
         return np.where(inside, self._positions[np.where(inside, ranks - self.offset, 0)], -1)
 
     def position(self, rank: object) -> int:

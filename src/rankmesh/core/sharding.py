@@ -117,9 +117,8 @@ class ShardMap:
         """The pattern of the axes that cut, the innermost fastest: a shard is its position there."""
         return Strided(tuple(axis for axes in self.axes[::-1] for axis in axes[::-1]))
 
-    @cached_property
-    def _shard_of_position(self) -> IntArray:
-        positions = np.arange(self.mesh.size)
+    def _shards_at(self, positions: IntArray) -> IntArray:
+        """Return the shard at each of these positions of the mesh, -1 where the tensor is not."""
         shard = self._cutting.position(positions)
         for (size, stride), kept in self.at:
             shard[~np.isin(positions // stride % size, kept)] = -1
@@ -129,7 +128,7 @@ class ShardMap:
     def _order(self) -> IntArray:
         """The positions that hold something by shard, (shards, copies)."""
         copies = self._cutting.complement(self.mesh.size).values()
-        kept = copies[self._shard_of_position[copies] >= 0]
+        kept = copies[self._shards_at(copies) >= 0]
         return self._cutting.values()[:, None] + kept[None, :]
 
     @cached_property
@@ -145,7 +144,7 @@ class ShardMap:
     def shard_of(self, ranks: IntArray) -> IntArray:
         """Return the shard of each of these ranks, -1 for those that hold nothing."""
         positions = self.mesh.rank_range.positions(ranks)
-        return np.where(positions < 0, -1, self._shard_of_position[positions])
+        return np.where(positions < 0, -1, self._shards_at(positions))
 
     @cached_property
     def copies(self) -> tuple[object, ...]:

@@ -228,6 +228,17 @@ class Cluster:
         by_rank.setflags(write=False)
         return by_rank
 
+    @cached_property
+    def widths(self) -> tuple[int, ...] | None:
+        """How many ranks each unit of each level has, all of them consecutive; None where units differ."""
+        ranks = np.arange(self.size)
+        widths = tuple(int(np.argmax(units != 0)) or self.size for units in self.units)
+        return (
+            widths
+            if all((units == ranks // width).all() for units, width in zip(self.units, widths, strict=True))
+            else None
+        )
+
     def _inside(self, devices: IntArray) -> IntArray:
         """Return the unit of each device at each level inside the hosts."""
         rows = []

@@ -59,6 +59,8 @@ def share(sets: Sets, unit: int) -> tuple[IntArray, int]:
 
     The shares are multiples of ``unit`` that add up to what the set is asked for.
     """
+    if not len(sets.asked):
+        return sets.ranks, 0
     of, sizes = sets.of, np.diff(sets.start)
     shares = sets.asked[of] / np.maximum(sizes, 1)[of]
     free = sizes[of] > 1

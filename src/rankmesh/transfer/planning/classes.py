@@ -26,7 +26,7 @@ import numpy.typing as npt
 from rankmesh.core.boxes import Box
 from rankmesh.core.cuts import Overlaps, overlaps
 from rankmesh.core.mesh import Mesh
-from rankmesh.core.sharding import Sharding
+from rankmesh.core.sharding import Sharding, ShardMap
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlanError
 
@@ -41,12 +41,15 @@ class TensorClass:
     """The names of tensors with the same shape, dtype and shardings, in order; ``source`` and ``target`` of each.
 
     ``copies``: the copies of source shards that ranks have beside the shards that the sharding gives them.
+    ``holders``, ``receivers``: the ranks of the shards of source and target.
     """
 
     names: tuple[str, ...]
     source: Sharding
     target: Sharding
-    copies: Copies = ()
+    copies: Copies
+    holders: ShardMap
+    receivers: ShardMap
 
     @property
     def itemsize(self) -> int:
@@ -57,30 +60,29 @@ class TensorClass:
     def kept(self) -> dict[int, tuple[int, ...]]:
         """The ranks that have a copy of a source shard beside those that hold it, by shard."""
         found: dict[int, list[int]] = {}
-        shards = self.source.shard_map.shard_of(np.array([rank for rank, _ in self.copies], dtype=np.int64)).tolist()
+        shards = self.holders.shard_of(np.array([rank for rank, _ in self.copies], dtype=np.int64)).tolist()
         for shard, (_, ranks) in zip(shards, self.copies, strict=True):
             found.setdefault(shard, []).extend(ranks)
-        holders = self.source.shard_map.ranks
         return {
-            shard: tuple(sorted(set(ranks).difference(holders[shard].tolist())))
+            shard: tuple(sorted(set(ranks).difference(self.holders.ranks[shard].tolist())))
             for shard, ranks in found.items()
             if shard >= 0
         }
 
     def target_of(self, rank: int) -> int:
         """Return the target shard of a rank, -1 if it has none."""
-        return int(self.target.shard_map.shard_of(np.array([rank]))[0])
+        return int(self.receivers.shard_of(np.array([rank]))[0])
 
     def sources(self, rank: int) -> list[int]:
         """Return the source shards that a rank has: its own first, then the shards of which it keeps copies."""
-        local = int(self.source.shard_map.shard_of(np.array([rank]))[0])
+        local = int(self.holders.shard_of(np.array([rank]))[0])
         return [local] * (local >= 0) + [shard for shard, ranks in self.kept.items() if rank in ranks]
 
     def away(self, source: IntArray, ranks: IntArray) -> npt.NDArray[np.bool_]:
         """Return whether each rank (pairs, copies) lacks the source shard of its pair."""
-        away = np.asarray(self.source.shard_map.shard_of(ranks) != source[:, None])
+        away = np.asarray(self.holders.shard_of(ranks) != source[:, None])
         if self.copies:
-            shards = prod(self.source.shard_map.shards)
+            shards = prod(self.holders.shards)
             kept = [rank * shards + shard for shard, of in self.kept.items() for rank in of]
             away &= ~np.isin(ranks * shards + source[:, None], kept)
         return away
@@ -126,8 +128,9 @@ def classes_of(
             known[how] = (_stated(ours), _stated(theirs), kept)
         found.setdefault(known[how], []).append(name)
     classes = [
-        TensorClass(tuple(names), source[names[0]], target[names[0]], copies.get(names[0], ()))
+        TensorClass(tuple(names), ours, theirs, copies.get(names[0], ()), ours.shard_map, theirs.shard_map)
         for names in found.values()
+        for ours, theirs in [(source[names[0]], target[names[0]])]
     ]
     return tuple(sorted(classes, key=lambda one: -one.itemsize))
 

@@ -10,27 +10,35 @@ sent by                   |          rank 0       |         rank 4        |
 ```
 
 So each byte has one sender, most ranks receive from one member of a set, and every rank computes equal flows:
-nothing is negotiated. The sequence is made of classes, not of tensors, in a few passes of numpy.
+nothing is negotiated. The sequence is made of classes, not of tensors, in a few passes of numpy. Shares are computed
+among planned ranks (`repeats`), and one rank's flows from them alone, whatever the size of the world.
 
 Lost ranks are members of no set; what is asked of a set without members is missing, and no part of the sequence.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
+import numpy.typing as npt
 
+from rankmesh.core.sharding import ShardMap
 from rankmesh.core.strided import IntArray
 from rankmesh.transfer.planning.balance import Sets, share
 from rankmesh.transfer.planning.classes import TensorClass
+from rankmesh.transfer.planning.repeats import Repeated, Repeats
 
 if TYPE_CHECKING:
     from rankmesh.placement import Cluster
 
-__all__ = ["Flows", "flows_of"]
+__all__ = ["Flows", "Shares"]
+
+_NONE = np.zeros(0, dtype=np.int64)
+Record = tuple[int, int, int, int]
 
 
 @dataclass(frozen=True, eq=False)
@@ -70,6 +78,10 @@ class _Asked:
     target: IntArray
     bytes: IntArray
 
+    def rows(self, which: npt.NDArray[Any] | slice) -> _Asked:
+        """Return some of the requests, in this order."""
+        return _Asked(*(getattr(self, name)[which] for name in _Asked.__annotations__))
+
 
 class _Copies:
     """The sets of copies of all classes, numbered; the sets of one block share no ranks."""
@@ -84,7 +96,7 @@ class _Copies:
 
     def number(self, one: TensorClass) -> IntArray:
         """Return the number of the set that holds each source shard of a class."""
-        where = one.source.shard_map
+        where = one.holders
         order = np.argsort(where.first)
         pattern = where.copies, one.copies
         if pattern not in self._known:
@@ -97,7 +109,7 @@ class _Copies:
 
     def _add(self, one: TensorClass, order: IntArray) -> None:
         """Add the sets of one pattern; the sets of a sharding alone share no ranks."""
-        rows = one.source.shard_map.ranks[order]
+        rows = one.holders.ranks[order]
         blocks = np.zeros(len(rows), dtype=np.int64)
         sizes, ranks = np.full_like(blocks, rows.shape[1]), rows.reshape(-1)
         if one.kept:
@@ -111,7 +123,7 @@ class _Copies:
 
     def members(self, lost: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
         """Return where the members of each set start, the members except lost ones, and the block of each set."""
-        blocks, sizes, ranks = map(np.concatenate, (self._block_of, self._sizes, self._ranks))
+        blocks, sizes, ranks = (np.concatenate([_NONE, *of]) for of in (self._block_of, self._sizes, self._ranks))
         if lost:
             kept = ~np.isin(ranks, lost)
             sizes = np.bincount(np.repeat(np.arange(len(sizes)), sizes)[kept], minlength=len(sizes))
@@ -132,70 +144,179 @@ def _blocks(sets: Sequence[Sequence[int]]) -> list[int]:
     return blocks
 
 
-def flows_of(classes: Sequence[TensorClass], cluster: Cluster | None, lost: Sequence[int]) -> Flows:
-    """Return the flows of a transfer in which ``lost`` ranks send nothing; equal on every rank."""
-    copies = _Copies()
-    asked = [_asked(number, one, copies.number(one)) for number, one in enumerate(classes)]
-    columns = [np.concatenate([getattr(one, name) for one in asked]) for name in _Asked.__annotations__]
-    every, missing = _Asked(*columns), np.zeros((0, 3), dtype=np.int64)
-    if len(every.bytes):
-        members = copies.members(lost)
-        nobody = np.diff(members[0])[every.group] == 0
-        if nobody.any():
-            pairs = np.stack([every.tensor_class, every.shard, every.other], axis=1)[nobody]
-            every, missing = _Asked(*(column[~nobody] for column in columns)), np.unique(pairs, axis=0)
-    if not len(every.bytes):
-        none = np.zeros(0, dtype=np.int64)
-        return Flows(none, none, none, none, none, none, none, 0, missing)
-    unit = max(one.itemsize for one in classes)
-    return _cut(every, members, unit, None if cluster is None else cluster.units, missing)
+@dataclass(eq=False)
+class _Laid:
+    """What is asked, in order: record r starts at byte ``at[r]``, the records of set s at record ``first[s]``.
+
+    ``heads`` has the group, the level and the unit of each set, a row each. ``missing``: see `Flows`.
+    """
+
+    asked: _Asked
+    at: IntArray
+    first: IntArray
+    heads: IntArray
+    sets: Sets
+    missing: IntArray
+
+    def repeated(
+        self, each: int, sent: IntArray, repeats: Repeats
+    ) -> tuple[Repeated, Repeated, dict[int, list[Record]]]:
+        """Return the members of one set and the ranks that ask, by what they send and ask; and the records of these.
+
+        A record is the class of a tensor, a source shard, where it starts in what its rank asks for, and its length.
+        """
+        of = slice(*self.sets.start[each : each + 2].tolist())
+        rows = slice(*np.append(self.first, len(self.at))[each : each + 2].tolist())
+        targets = self.asked.target[rows]
+        first = np.flatnonzero(np.append(True, targets[1:] != targets[:-1]))
+        targets, starts = targets[first], self.at[rows][first]
+        lengths = np.diff(np.append(starts, starts[0] + self.sets.asked[each]))
+        asked = self.asked.rows(rows)
+        places = self.at[rows] - starts[np.searchsorted(targets, asked.target)]
+        records: dict[int, list[Record]] = {}
+        columns = (asked.tensor_class, asked.shard, places, asked.bytes)
+        for target, *record in zip(asked.target.tolist(), *(column.tolist() for column in columns), strict=True):
+            records.setdefault(target, []).append(tuple(record))
+        senders = Repeated(self.sets.ranks[of].tolist(), sent[of].tolist(), repeats)
+        return senders, Repeated(targets.tolist(), lengths.tolist(), repeats), records
+
+
+class Shares:
+    """What each member of each set sends, computed among the planned ranks; equal on every rank.
+
+    ``bound`` and ``missing``: see `Flows`; ``lost`` ranks send nothing.
+    """
+
+    def __init__(self, classes: Sequence[TensorClass], cluster: Cluster | None, lost: Sequence[int]) -> None:
+        self._classes, self._cluster, self._lost = classes, cluster, lost
+        self._unit = max((one.itemsize for one in classes), default=1)
+        widths = () if cluster is None else cluster.widths
+        self._widths: tuple[int, ...] = widths or ()
+        maps = {id(where): where for one in classes for where in (one.holders, one.receivers)}
+        alike = widths is not None and not lost and not any(one.copies for one in classes)
+        self._repeats = Repeats.of(maps.values(), self._widths) if alike else Repeats()
+        self._planned = self._laid_of_planned(maps) if self._repeats.digits else self._laid
+        self._sent, self.bound = share(self._planned.sets, self._unit)
+        self.missing = self._planned.missing
+
+    @cached_property
+    def _laid(self) -> _Laid:
+        return _laid(self._classes, None if self._cluster is None else self._cluster.units, self._lost, self._unit)
+
+    def _laid_of_planned(self, maps: Mapping[int, ShardMap]) -> _Laid:
+        planned = {number: self._repeats.map(where) for number, where in maps.items()}
+        classes = [
+            replace(one, holders=planned[id(one.holders)], receivers=planned[id(one.receivers)])
+            for one in self._classes
+        ]
+        ranks = np.arange(max(where.mesh.rank_range.stop for where in planned.values()))
+        units = [self._repeats.unit(ranks, width) for width in self._widths]
+        return _laid(classes, np.stack(units) if units else None, (), self._unit)
+
+    @cached_property
+    def all(self) -> Flows:
+        """The flows between all ranks; O(world)."""
+        laid, sent = self._laid, self._sent
+        if self._repeats.digits and len(laid.at):
+            sent = sent[self._places(laid)]
+        record, sender, low, high = _flows(laid.at, laid.asked.bytes, np.append(0, np.cumsum(sent)))
+        return Flows(
+            tensor_class=laid.asked.tensor_class[record],
+            shard=laid.asked.shard[record],
+            source=laid.sets.ranks[sender],
+            target=laid.asked.target[record],
+            low=low - laid.at[record],
+            high=high - laid.at[record],
+            level=laid.heads[1][np.searchsorted(laid.first, record, "right") - 1],
+            bound=self.bound,
+            missing=self.missing,
+        )
+
+    def _places(self, laid: _Laid) -> IntArray:
+        """Return for each member of all sets which member of the planned sets it is."""
+        planned, (group, level, unit) = self._planned, laid.heads.copy()
+        for number, width in enumerate(self._widths):
+            here = level == number
+            unit[here] = self._repeats.unit(self._repeats.planned(unit[here] * width), width)
+        shape = int(group.max()) + 1, len(self._widths) + 1, int(planned.heads[2].max()) + 1
+        numbers = np.ravel_multi_index(tuple(planned.heads), shape)
+        of = np.searchsorted(numbers, np.ravel_multi_index((group, level, unit), shape))[laid.sets.of]
+        many = int(planned.sets.ranks.max()) + 1
+        keys = planned.sets.of * many + planned.sets.ranks
+        places: IntArray = np.searchsorted(keys, of * many + self._repeats.planned(laid.sets.ranks))
+        return places
+
+    def of(self, rank: int) -> Flows:
+        """Return the flows that one rank sends or receives, in order; those of all where no ranks are alike."""
+        if not self._repeats.digits:
+            return self.all
+        laid, number = self._planned, self._repeats.planned(rank)
+        asks = np.searchsorted(laid.first, np.flatnonzero(laid.asked.target == number), "right") - 1
+        sends = laid.sets.of[(laid.sets.ranks == number) & (self._sent > 0)]
+        rows = [row for each in sorted({*asks.tolist(), *sends.tolist()}) for row in self._of(rank, each)]
+        tensor_class, shard, source, target, low, high, level = np.array(rows, dtype=np.int64).reshape(-1, 7).T
+        return Flows(tensor_class, shard, source, target, low, high, level, self.bound, self.missing)
+
+    def _of(self, rank: int, each: int) -> Iterator[tuple[int, ...]]:
+        """Yield the flows of one rank in one planned set: rows of the columns of `Flows`."""
+        number, values = self._repeats.planned(rank), self._repeats.values(rank)
+        level = int(self._planned.heads[1][each])
+        repeats = self._repeats.within(self._widths[level]) if self._widths else self._repeats
+        inside, outside = values[: len(repeats.digits)], values[len(repeats.digits) :]
+        senders, receivers, records = self._planned.repeated(each, self._sent, repeats)
+        if number in senders.ranks:
+            own = senders.stretch(number, inside)
+            sent, received = [own], receivers.over(own)
+        else:
+            own = receivers.stretch(number, inside)
+            sent, received = list(senders.over(own)), iter([own])
+        for asker in received:
+            target = self._repeats.rank(asker.rank, (*asker.values, *outside))
+            for tensor_class, shard, start, length in records[asker.rank]:
+                low, high = asker.start + start, asker.start + start + length
+                for sender in sent:
+                    first, last = max(low, sender.start), min(high, sender.stop)
+                    if first < last:
+                        source = self._repeats.rank(sender.rank, (*sender.values, *outside))
+                        yield tensor_class, shard, source, target, first - low, last - low, level
 
 
 def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
     """Return what the target ranks of a class do not hold as source ranks."""
     source, target, elements = one.pairs()
-    ranks = one.target.shard_map.ranks[target]
+    ranks = one.receivers.ranks[target]
     away = one.away(source, ranks)
     shard, other, count = (np.broadcast_to(each[:, None], ranks.shape)[away] for each in (source, target, elements))
     count = count * (one.itemsize * len(one.names))
     return _Asked(np.full(len(shard), number), shard, other, groups[shard], ranks[away], count)
 
 
-def _cut(
-    asked: _Asked,
-    members: tuple[IntArray, IntArray, IntArray],
-    unit: int,
-    units: IntArray | None,
-    missing: IntArray,
-) -> Flows:
-    start, ranks, block = members
-    level, place = _nearest(asked, start, ranks, units)
-    keys = np.stack([asked.group, level, place])
-    order = np.lexsort((asked.tensor_class, asked.target, place, level, asked.group))
-    keys = keys[:, order]
-    new_set = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
-    heads = keys[:, new_set]
-    target, length = asked.target[order], asked.bytes[order]
-    # Ranks that ask are laid out from whole units on, wide elements first: whole units then never cut an element.
-    new_rank = new_set | np.append(True, target[1:] != target[:-1])
-    at = _places(length, new_rank, unit)
-    end = -(-(at[-1] + length[-1]) // unit) * unit
-    asked_of = np.diff(np.append(at[new_set], end))
-    sets = _sets(heads, start, ranks, block, asked_of, units)
-    sent, least = share(sets, unit)
-    pieces = np.append(0, np.cumsum(sent))
-    record, sender, low, high = _flows(at, length, pieces)
-    return Flows(
-        tensor_class=asked.tensor_class[order][record],
-        shard=asked.shard[order][record],
-        source=sets.ranks[sender],
-        target=target[record],
-        low=low - at[record],
-        high=high - at[record],
-        level=keys[1][record],
-        bound=least,
-        missing=missing,
+def _laid(classes: Sequence[TensorClass], units: IntArray | None, lost: Sequence[int], unit: int) -> _Laid:
+    """Lay what is asked end to end, by sets; ``lost`` ranks are members of none."""
+    copies = _Copies()
+    parts = [_asked(number, one, copies.number(one)) for number, one in enumerate(classes)]
+    asked = _Asked(
+        *(np.concatenate([_NONE, *(getattr(one, name) for one in parts)]) for name in _Asked.__annotations__)
     )
+    missing = np.zeros((0, 3), dtype=np.int64)
+    start, ranks, block = copies.members(lost)
+    if lost:
+        nobody = np.diff(start)[asked.group] == 0
+    if lost and nobody.any():
+        missing = np.unique(np.stack([asked.tensor_class, asked.shard, asked.other], axis=1)[nobody], axis=0)
+        asked = asked.rows(~nobody)
+    if not len(asked.bytes):
+        return _Laid(asked, _NONE, _NONE, np.zeros((3, 0), dtype=np.int64), Sets(_NONE, _NONE, _NONE, _NONE), missing)
+    level, place = _nearest(asked, start, ranks, units)
+    order = np.lexsort((asked.tensor_class, asked.target, place, level, asked.group))
+    asked, keys = asked.rows(order), np.stack([asked.group, level, place])[:, order]
+    new_set = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
+    # Ranks that ask are laid out from whole units on, wide elements first: whole units then never cut an element.
+    at = _places(asked.bytes, new_set | np.append(True, asked.target[1:] != asked.target[:-1]), unit)
+    end = -(-(at[-1] + asked.bytes[-1]) // unit) * unit
+    heads = keys[:, new_set]
+    sets = _sets(heads, start, ranks, block, np.diff(np.append(at[new_set], end)), units)
+    return _Laid(asked, at, np.flatnonzero(new_set), heads, sets, missing)
 
 
 def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | None) -> tuple[IntArray, IntArray]:

@@ -36,7 +36,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import LostState, PlanError, extra, in_words, quoted
 from rankmesh.transfer.planning.classes import Copies, TensorClass, classes_of, digest_of
-from rankmesh.transfer.planning.flows import Flows, flows_of
+from rankmesh.transfer.planning.flows import Flows, Shares
 from rankmesh.transfer.planning.local import LocalMoves, local_moves
 
 if TYPE_CHECKING:
@@ -124,7 +124,7 @@ class Transfer:
         """Raise ``PlanError`` if the target gives a lost rank something."""
         lost = np.array(self.lost, dtype=np.int64)
         for one in self.classes if self.lost else ():
-            there = lost[one.target.shard_map.shard_of(lost) >= 0].tolist()
+            there = lost[one.receivers.shard_of(lost) >= 0].tolist()
             if there:
                 raise PlanError(
                     f"rank {there[0]} is lost, and the target gives it {quoted(one.names[0])}; give a target on ranks "
@@ -134,18 +134,21 @@ class Transfer:
                 )
 
     @cached_property
-    def _flows(self) -> Flows:
-        return flows_of(self.classes, self.cluster, self.lost)
+    def _shares(self) -> Shares:
+        return Shares(self.classes, self.cluster, self.lost)
 
     @property
     def flows(self) -> Flows:
-        """The flows between all ranks, by tensor class, from which everything else is read.
+        """The flows between all ranks, by tensor class, from which everything of all ranks is read.
 
         Raises ``LostState`` where something is missing, unless the transfer is ``partial``.
         """
-        if len(self._flows.missing) and not self.partial:
+        self._refuse_missing()
+        return self._shares.all
+
+    def _refuse_missing(self) -> None:
+        if len(self._shares.missing) and not self.partial:
             raise LostState(self.missing, self.lost)
-        return self._flows
 
     @property
     def missing(self) -> tuple[Missing, ...]:
@@ -154,9 +157,9 @@ class Transfer:
         Every rank can read it, whether the transfer is ``partial`` or not.
         """
         found = []
-        for number, source, target in self._flows.missing.tolist():
+        for number, source, target in self._shares.missing.tolist():
             one = self.classes[number]
-            had = tuple(sorted({*one.source.shard_map.ranks[source].tolist(), *one.kept.get(source, ())}))
+            had = tuple(sorted({*one.holders.ranks[source].tolist(), *one.kept.get(source, ())}))
             found += [(name, box, had) for name in one.names for box in one.boxes(source, target)]
         return tuple(sorted(found))
 
@@ -164,7 +167,8 @@ class Transfer:
         """Return the boxes that one rank sends, receives and copies; none for a rank that takes no part."""
         number = integer(rank, "rank", least=0)
         if self._local is None or self._local[0] != number:
-            self._local = (number, local_moves(self.classes, self.flows, number))
+            self._refuse_missing()
+            self._local = (number, local_moves(self.classes, self._shares.of(number), number))
         return self._local[1]
 
     # -- bytes --------------------------------------------------------------------------------------------------
@@ -182,7 +186,7 @@ class Transfer:
     @property
     def sender_bound(self) -> int:
         """Bytes that the busiest sender sends at least, whoever of those that may send does."""
-        return self.flows.bound
+        return self._shares.bound
 
     @cached_property
     def outgoing(self) -> IntArray:
@@ -288,9 +292,9 @@ class Transfer:
 
     def __repr__(self) -> str:
         words = [f"{len(self.target)} tensors of {len(self.classes)} classes"]
-        words += [f"{self._flows.bytes.sum()} bytes between ranks"]
+        words += [f"{self._shares.all.bytes.sum()} bytes between ranks"]
         words += [f"lost {in_words(self.lost)}"] if self.lost else []
-        words += [f"{len(self.missing)} boxes missing"] if len(self._flows.missing) else []
+        words += [f"{len(self.missing)} boxes missing"] if len(self._shares.missing) else []
         return f"Transfer({', '.join(words)})"
 
 
@@ -322,5 +326,5 @@ def _check(shardings: object, what: str) -> None:
 def _needed(one: TensorClass) -> int:
     """Return the bytes that the target ranks of a class lack."""
     source, target, elements = one.pairs()
-    away = one.away(source, one.target.shard_map.ranks[target]).sum(axis=1)
+    away = one.away(source, one.receivers.ranks[target]).sum(axis=1)
     return int((away * elements).sum()) * one.itemsize * len(one.names)
