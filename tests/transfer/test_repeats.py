@@ -13,7 +13,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.placement import Cluster
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.planning import flows
-from rankmesh.transfer.planning.repeats import Repeated, Repeats, Stretch
+from rankmesh.transfer.planning.repeats import ByteRange, Repeated, Repeats
 
 COLUMNS = ("tensor_class", "shard", "source", "target", "low", "high", "level")
 
@@ -43,9 +43,9 @@ def test_stretches_stand_where_they_stand_when_they_are_listed(drawn, data):
         assert repeats.rank(one, values) == rank
         if one in chosen:
             length = lengths[chosen.index(one)]
-            stretch = Stretch(one, values, place, place + length)
-            assert row.stretch(one, values) == stretch
-            assert [row.at(byte) for byte in range(place, place + length)] == [stretch] * length
+            found = ByteRange(one, values, place, place + length)
+            assert row.byte_range(one, values) == found
+            assert [row.at(byte) for byte in range(place, place + length)] == [found] * length
             place += length
 
 

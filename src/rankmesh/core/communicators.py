@@ -72,8 +72,8 @@ class Unshared:
 
 
 def communicators(plan: Plan) -> Communicators:
-    """Count the communicators of every kind and rank; O(kinds · ranks), vectorised."""
-    per_rank = np.zeros(plan.mesh.size, dtype=np.int64)
+    """Count the communicators of every kind and rank; only kinds that leave ranks out are listed."""
+    every, per_rank = 0, np.zeros(plan.mesh.size, dtype=np.int16)
     uses: dict[str, KindUse] = {}
     for name, groups in plan.kinds.items():
         canonical, count = plan.canonical[name], len(groups)
@@ -83,9 +83,12 @@ def communicators(plan: Plan) -> Communicators:
             uses[name] = KindUse(0, 0, ((canonical, count),))
         else:
             uses[name] = KindUse(count, 0, ())
+            every += groups.picked is None
+            if groups.picked is None:
+                continue
             per_rank[plan.mesh.rank_range.positions(groups.array.reshape(-1))] += 1
     total = sum(use.created for use in uses.values())
-    return Communicators(uses, int(per_rank.min()), int(per_rank.max()), total)
+    return Communicators(uses, every + int(per_rank.min()), every + int(per_rank.max()), total)
 
 
 def unshared(plan: Plan) -> tuple[Unshared, ...]:

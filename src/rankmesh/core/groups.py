@@ -93,7 +93,8 @@ class Group(Sequence[int]):
     def __getitem__(self, index: slice) -> tuple[int, ...]: ...
     def __getitem__(self, index: int | slice) -> int | tuple[int, ...]:
         if isinstance(index, slice):
-            return self.ranks[index]
+            chosen = range(*index.indices(len(self.positions)))
+            return self.ranks[index] if len(chosen) > _FEW else tuple([self[position] for position in chosen])
         return self.rank_range.rank(self.base + self.members.value(self.positions[index]))
 
     def __iter__(self) -> Iterator[int]:
@@ -246,13 +247,18 @@ class Groups(Sequence[Group]):
     @cached_property
     def array(self) -> IntArray:
         """All groups as an int64 array of shape ``(n_groups, size)``, not writable."""
-        whole = self.bases.values()[:, None] + self.members.values()[None, :]
+        return _frozen(self.array_of(self.bases.values()))
+
+    def array_of(self, bases: IntArray) -> IntArray:
+        """Return the groups whose bases these are, ``(groups, size)``; a level cuts those of each base into pieces."""
+        members = self.members.values()
         if self.level is not None:
             stride, width = self.level
-            whole = whole.reshape(-1, width, stride).swapaxes(1, 2).reshape(-1, width)
+            members = members.reshape(-1, width, stride).swapaxes(1, 2).reshape(-1, width)
         if self.picked is not None:
-            whole = whole[:, self.picked]
-        return _frozen(self.rank_range.ranks(whole))
+            members = members[..., self.picked]
+        whole = (bases.reshape(-1, *[1] * members.ndim) + members).reshape(-1, members.shape[-1])
+        return self.rank_range.ranks(whole)
 
     def tolist(self) -> list[list[int]]:
         """Return all groups as lists of ints."""

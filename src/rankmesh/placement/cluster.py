@@ -23,7 +23,7 @@ Levels may lie inside hosts, as sockets and PCIe switches do: the level named ho
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate, zip_longest
@@ -39,6 +39,7 @@ from rankmesh.core.host_names import host_list, natural
 from rankmesh.core.lazy import provided
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import ClusterError, LayoutError, cut, quoted
+from rankmesh.placement.hosts import Host, HostRange
 from rankmesh.placement.levels import OTHER_WORDS, Level, host_level, is_word, rate
 
 if TYPE_CHECKING:
@@ -55,19 +56,6 @@ _FORM = "a cluster has levels, each with a name, and hosts, each with a name and
 _JOINING = ("network", "cluster", "everything")
 
 
-@dataclass(frozen=True)
-class Host:
-    """One host: its name, how many devices it has, and its unit at each level around it, innermost first.
-
-    ``inside``  of each level inside the host, innermost first, the number of the unit of each device
-    """
-
-    name: str
-    devices: int
-    places: tuple[str, ...] = ()
-    inside: tuple[tuple[int, ...], ...] = ()
-
-
 @dataclass(frozen=True, repr=False)
 class Cluster:
     """Devices in hosts, hosts in the units of levels; frozen, hashable, equal when equivalent.
@@ -82,12 +70,19 @@ class Cluster:
     """
 
     levels: tuple[Level, ...]
-    hosts: tuple[Host, ...]
+    hosts: Sequence[Host]
     rank_map: tuple[int, ...] | None = None
     notes: tuple[str, ...] = field(default=(), compare=False)
 
     def __post_init__(self) -> None:
-        levels, hosts = tuple(self.levels), tuple(self.hosts)
+        levels = tuple(self.levels)
+        if isinstance(self.hosts, HostRange) and self.rank_map is None:
+            _check_hosts(levels, self.hosts[:1])
+            _check_total(self.hosts.size, self.hosts[0])
+            levels, joined = _joined_range(levels, self.hosts)
+            vars(self).update(levels=levels, hosts=joined)
+            return
+        hosts = tuple(self.hosts)
         _check_hosts(levels, hosts)
         _check_nesting(levels[len(hosts[0].inside) :], hosts)
         levels, hosts = _joined(levels, hosts)
@@ -96,16 +91,12 @@ class Cluster:
         parts = np.split(ranks, np.cumsum([host.devices for host in hosts])[:-1])
         listed = np.concatenate([parts[number] for number in order])
         rank_map = None if np.array_equal(listed, np.arange(listed.size)) else tuple(listed.tolist())
-        object.__setattr__(self, "levels", levels)
-        object.__setattr__(self, "hosts", tuple(hosts[number] for number in order))
-        object.__setattr__(self, "rank_map", rank_map)
+        vars(self).update(levels=levels, hosts=tuple(hosts[number] for number in order), rank_map=rank_map)
 
     def _given(self, hosts: tuple[Host, ...]) -> IntArray:
         """Return the rank of each device, in the order in which the hosts were given."""
         size = sum(host.devices for host in hosts)
-        largest = max(hosts, key=lambda host: host.devices)
-        of_it = f"the cluster, with {quoted(largest.devices)} in {quoted(largest.name)},"
-        _check_size(size, of_it, host=largest.name)
+        _check_total(size, max(hosts, key=lambda host: host.devices))
         if self.rank_map is None:
             return np.arange(size, dtype=np.int64)
         ranks = np.asarray(tuple(self.rank_map))
@@ -144,14 +135,16 @@ class Cluster:
         *within, devices = accumulate(list(sizes.values())[: host + 1], mul)
         inside = tuple(tuple(device // size for device in range(devices)) for size in within)
         count = prod(sizes[name] for name in outer)
-        listed = tuple(f"node{number}" for number in range(count)) if hosts is None else host_list(hosts)
+        steps = dict(zip(outer, accumulate((sizes[level] for level in outer), mul), strict=True))
+        if hosts is None:
+            return cls(levels, HostRange(count * devices, devices, tuple(steps.items()), inside))
+        listed = host_list(hosts)
         if len(listed) != count:
             raise ClusterError(
                 f"{quoted(text)} has {count} hosts, but {len(listed)} are named; change the list or a size",
                 hosts=len(listed),
                 expected=count,
             )
-        steps = dict(zip(outer, accumulate((sizes[level] for level in outer), mul), strict=True))
         places = {
             name: tuple(f"{level}{number // step}" for level, step in steps.items())
             for number, name in enumerate(sorted(listed, key=natural))
@@ -167,9 +160,7 @@ class Cluster:
         """
         width = integer(gpus_per_node, "gpus_per_node", least=1)
         world = integer(world_size, "world_size", least=1)
-        starts = range(0, world, width)
-        hosts = tuple(Host(f"node{number}", min(width, world - start)) for number, start in enumerate(starts))
-        return cls(Level.all_unmeasured(["host"]), hosts)
+        return cls(Level.all_unmeasured(["host"]), HostRange(world, width))
 
     @classmethod
     def read(
@@ -193,7 +184,13 @@ class Cluster:
     @cached_property
     def size(self) -> int:
         """How many devices there are, and so ranks."""
-        return sum(host.devices for host in self.hosts)
+        hosts = self.hosts
+        return hosts.size if isinstance(hosts, HostRange) else sum(host.devices for host in hosts)
+
+    @cached_property
+    def host_sizes(self) -> frozenset[int]:
+        """The different numbers of devices of a host."""
+        return frozenset(self.hosts.sizes if isinstance(self.hosts, HostRange) else (h.devices for h in self.hosts))
 
     @property
     def host_level(self) -> int:
@@ -215,29 +212,40 @@ class Cluster:
     @cached_property
     def units(self) -> IntArray:
         """The unit of each rank at each level, int64 of shape ``(levels, size)``; units are numbered in host order."""
+        if isinstance(self.hosts, HostRange):
+            by_rank = np.stack([np.arange(self.size, dtype=np.int64) // width for width in self.hosts.widths])
+        else:
+            by_device, by_rank = self._units_of_devices(), np.empty((len(self.levels), self.size), dtype=np.int64)
+            by_rank[:, self.ranks] = by_device
+        by_rank.setflags(write=False)
+        return by_rank
+
+    def _units_of_devices(self) -> IntArray:
         devices = np.array([host.devices for host in self.hosts])
         rows = [np.arange(len(self.hosts), dtype=np.int64)]
         for number in range(len(self.levels) - 1 - self.host_level):
             names: dict[str, int] = {}
             rows.append(np.array([names.setdefault(host.places[number], len(names)) for host in self.hosts]))
-        by_device = np.repeat(np.stack(rows), devices, axis=1)
-        if self.host_level:
-            by_device = np.concatenate([self._inside(devices), by_device])
-        by_rank = np.empty_like(by_device)
-        by_rank[:, self.ranks] = by_device
-        by_rank.setflags(write=False)
-        return by_rank
+        around = np.repeat(np.stack(rows), devices, axis=1)
+        return np.concatenate([self._inside(devices), around]) if self.host_level else around
 
     @cached_property
     def widths(self) -> tuple[int, ...] | None:
-        """How many ranks each unit of each level has, all of them consecutive; None where units differ."""
-        ranks = np.arange(self.size)
-        widths = tuple(int(np.argmax(units != 0)) or self.size for units in self.units)
-        return (
-            widths
-            if all((units == ranks // width).all() for units, width in zip(self.units, widths, strict=True))
-            else None
-        )
+        """How many ranks a unit of each level has, consecutive ones; None where units differ."""
+        if isinstance(self.hosts, HostRange):
+            return self.hosts.widths
+        ranks, widths = np.arange(self.size), [int(np.argmax(units != 0)) or self.size for units in self.units]
+        equal = all(np.array_equal(units, ranks // width) for units, width in zip(self.units, widths, strict=True))
+        return tuple(widths) if equal else None
+
+    def units_of(self, level: int, ranks: IntArray) -> IntArray:
+        """Return the unit of each of these ranks at one level, same shape."""
+        return ranks // self.hosts.widths[level] if isinstance(self.hosts, HostRange) else self.units[level][ranks]
+
+    def filling(self, level: int, world_size: int) -> IntArray:
+        """Return how many of the first ``world_size`` ranks each unit of a level has that has any."""
+        counts = np.bincount(self.units_of(level, self._checked(np.arange(world_size))))
+        return counts[counts > 0]
 
     def _inside(self, devices: IntArray) -> IntArray:
         """Return the unit of each device at each level inside the hosts."""
@@ -265,8 +273,7 @@ class Cluster:
 
     def hosts_of(self, ranks: npt.ArrayLike) -> IntArray:
         """Return the number of the host of each rank, same shape."""
-        numbers: IntArray = self.units[self.host_level][self._checked(ranks)]
-        return numbers
+        return self.units_of(self.host_level, self._checked(ranks))
 
     def host_of(self, rank: int) -> Host:
         """Return the host of one rank."""
@@ -276,8 +283,8 @@ class Cluster:
         """Return the number of the innermost level that two ranks share, for arrays of ranks that broadcast."""
         one, two = self._checked(left), self._checked(right)
         apart = np.zeros(np.broadcast_shapes(one.shape, two.shape), dtype=np.int64)
-        for units in self.units[:-1]:
-            apart += units[one] != units[two]
+        for level in range(len(self.levels) - 1):
+            apart += self.units_of(level, one) != self.units_of(level, two)
         return apart
 
     def _checked(self, ranks: npt.ArrayLike) -> IntArray:
@@ -298,6 +305,8 @@ class Cluster:
         >>> Cluster.parse("host=2,leaf=2", hosts="node10,node9").filled
         ('node10', 'node9')
         """
+        if self.rank_map is None:
+            return tuple(host.name for host in self.hosts)
         hosts = self.hosts_of(np.arange(self.size))
         order = list(dict.fromkeys(hosts.tolist()))
         same = replace(self, hosts=tuple(self.hosts[number] for number in order), rank_map=None)
@@ -314,8 +323,12 @@ class Cluster:
 
     def whole_hosts(self) -> Cluster:
         """Return the cluster without the levels inside its hosts."""
-        hosts = tuple(replace(host, inside=()) for host in self.hosts)
-        return replace(self, levels=self.levels[self.host_level :], hosts=hosts)
+        hosts = self.hosts
+        if not isinstance(hosts, HostRange):
+            whole: Sequence[Host] = tuple(replace(host, inside=()) for host in hosts)
+        else:
+            whole = replace(hosts, inside=())
+        return replace(self, levels=self.levels[self.host_level :], hosts=whole)
 
     # -- value semantics ------------------------------------------------------------------------------------------
 
@@ -362,7 +375,7 @@ class Cluster:
 
     def __str__(self) -> str:
         """Sizes in words: ``288 devices, 36 hosts of 8, levels host nvlink leaf``."""
-        sizes = sorted({host.devices for host in self.hosts})
+        sizes = sorted(self.host_sizes)
         each = str(sizes[0]) if len(sizes) == 1 else f"{sizes[0]} to {sizes[-1]}"
         count = f"{len(self.hosts):,} host{'' if len(self.hosts) == 1 else 's'} of {each}"
         return f"{self.size:,} devices, {count}, levels {' '.join(level.name for level in self.levels)}"
@@ -373,6 +386,11 @@ def _check_size(size: int, what: str, **values: object) -> None:
         raise ClusterError(
             f"{what} has {quoted(size)} devices, but at most {_DEVICES:,} are read; correct the number", **values
         )
+
+
+def _check_total(size: int, largest: Host) -> None:
+    of_it = f"the cluster, with {quoted(largest.devices)} in {quoted(largest.name)},"
+    _check_size(size, of_it, host=largest.name)
 
 
 def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
@@ -454,6 +472,12 @@ def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[L
     joined = tuple(replace(host, places=(*host.places, name)) for host in hosts)
     around = Level.all_unmeasured([*(level.name for level in levels), name])[-1]
     return (*levels, around), joined
+
+
+def _joined_range(levels: tuple[Level, ...], hosts: HostRange) -> tuple[tuple[Level, ...], HostRange]:
+    """Join a range of hosts that its outermost level leaves apart."""
+    joined, one = _joined(levels, (hosts[0], hosts[-1]))
+    return joined, hosts if joined is levels else replace(hosts, levels=(*hosts.levels, (one[0].places[-1], 0)))
 
 
 # -- documents ------------------------------------------------------------------------------------------------------

@@ -103,7 +103,7 @@ def search(
     """
     available = device.memory - LIBRARIES
     tight: list[float] = []
-    widest = max(host.devices for host in cluster.hosts)
+    widest = max(cluster.host_sizes)
     fitting = [
         (sizes, how)
         for sizes in candidates(world_size, widest, model, training)

@@ -145,7 +145,7 @@ def segments(cluster: Cluster, level: int, together: int, size: int) -> tuple[in
     >>> segments(blocks, 1, 32, 256)  # 8 sets of 8 hosts, of which a block of 18 holds two
     (4, 16)
     """
-    devices = {host.devices for host in cluster.hosts}
+    devices = cluster.host_sizes
     width = max(devices)
     if level <= cluster.host_level or len(devices) > 1 or together % width:
         return None

@@ -16,8 +16,6 @@ from itertools import pairwise
 from math import prod
 from typing import TYPE_CHECKING
 
-import numpy as np
-
 from rankmesh.core.axes import integer
 from rankmesh.core.communicators import Communicators, KindUse, Unshared, communicators, unshared
 from rankmesh.core.groups import Groups
@@ -154,8 +152,8 @@ def overview(
         first=plan.mesh.offset,
         last=plan.mesh.rank_range.stop - 1,
         digest=plan.digest,
-        gpus_per_node=None if cluster is None else max(host.devices for host in cluster.hosts),
-        nodes=None if cluster is None else len(set(cluster.hosts_of(range(plan.world_size)).tolist())),
+        gpus_per_node=None if cluster is None else max(cluster.host_sizes),
+        nodes=None if cluster is None else len(cluster.filling(cluster.host_level, plan.world_size)),
         cluster=cluster,
         layouts=tuple(_layout(plan.mesh, view) for view in (None, *plan.mesh.views)),
         kinds=tuple(_kind(plan, spec, use, members, cluster, given) for spec in chosen),
@@ -179,12 +177,11 @@ def nodes_text(facts: Overview) -> str:
     words = f"{facts.nodes:,} node{'' if facts.nodes == 1 else 's'} of {facts.gpus_per_node}"
     if facts.cluster is None:
         return words
-    ranks = range(facts.world_size)
-    _, counts = np.unique(facts.cluster.hosts_of(ranks), return_counts=True)
+    counts = facts.cluster.filling(facts.cluster.host_level, facts.world_size)
     if len(counts) > 1 and (counts[:-1] == facts.gpus_per_node).all() and counts[-1] < counts[0]:
         words += f", the last with {counts[-1]}"
     for number in range(facts.cluster.host_level):
-        _, counts = np.unique(facts.cluster.units[number][ranks], return_counts=True)
+        counts = facts.cluster.filling(number, facts.world_size)
         words += f", {facts.cluster.levels[number].name}: {len(counts):,} of {counts.max()}"
     return words
 

@@ -65,7 +65,7 @@ def _sheet_of(plan: Plan, panels: list[_Panel], cluster: Cluster | None, part: P
     if part.left_out:
         title += f", of which {len(part.ranks)} are drawn ({part.left_out})"
     if cluster is not None:
-        title += f", heavy lines are nodes of {max(host.devices for host in cluster.hosts)}"
+        title += f", heavy lines are nodes of {max(cluster.host_sizes)}"
     root = _document(width, height, title)
     _put(root, "text", title, x=_GAP, y=_GAP + 8, style="title")
     for drawn, (x, y) in zip(panels, places, strict=True):

@@ -145,7 +145,7 @@ def _blocks(sets: Sequence[Sequence[int]]) -> list[int]:
 
 
 @dataclass(eq=False)
-class _Laid:
+class _Sequence:
     """What is asked, in order: record r starts at byte ``at[r]``, the records of set s at record ``first[s]``.
 
     ``heads`` has the group, the level and the unit of each set, a row each. ``missing``: see `Flows`.
@@ -193,17 +193,17 @@ class Shares:
         widths = () if cluster is None else cluster.widths
         self._widths: tuple[int, ...] = widths or ()
         maps = {id(where): where for one in classes for where in (one.holders, one.receivers)}
-        alike = widths is not None and not lost and not any(one.copies for one in classes)
-        self._repeats = Repeats.of(maps.values(), self._widths) if alike else Repeats()
-        self._planned = self._laid_of_planned(maps) if self._repeats.digits else self._laid
+        uniform = widths is not None and not lost and not any(one.copies for one in classes)
+        self._repeats = Repeats.of(maps.values(), self._widths) if uniform else Repeats()
+        self._planned = self._planned_sequence(maps) if self._repeats.digits else self._sequence
         self._sent, self.bound = share(self._planned.sets, self._unit)
         self.missing = self._planned.missing
 
     @cached_property
-    def _laid(self) -> _Laid:
-        return _laid(self._classes, None if self._cluster is None else self._cluster.units, self._lost, self._unit)
+    def _sequence(self) -> _Sequence:
+        return _sequence(self._classes, None if self._cluster is None else self._cluster.units, self._lost, self._unit)
 
-    def _laid_of_planned(self, maps: Mapping[int, ShardMap]) -> _Laid:
+    def _planned_sequence(self, maps: Mapping[int, ShardMap]) -> _Sequence:
         planned = {number: self._repeats.map(where) for number, where in maps.items()}
         classes = [
             replace(one, holders=planned[id(one.holders)], receivers=planned[id(one.receivers)])
@@ -211,48 +211,48 @@ class Shares:
         ]
         ranks = np.arange(max(where.mesh.rank_range.stop for where in planned.values()))
         units = [self._repeats.unit(ranks, width) for width in self._widths]
-        return _laid(classes, np.stack(units) if units else None, (), self._unit)
+        return _sequence(classes, np.stack(units) if units else None, (), self._unit)
 
     @cached_property
     def all(self) -> Flows:
         """The flows between all ranks; O(world)."""
-        laid, sent = self._laid, self._sent
-        if self._repeats.digits and len(laid.at):
-            sent = sent[self._places(laid)]
-        record, sender, low, high = _flows(laid.at, laid.asked.bytes, np.append(0, np.cumsum(sent)))
+        sequence, sent = self._sequence, self._sent
+        if self._repeats.digits and len(sequence.at):
+            sent = sent[self._places(sequence)]
+        record, sender, low, high = _flows(sequence.at, sequence.asked.bytes, np.append(0, np.cumsum(sent)))
         return Flows(
-            tensor_class=laid.asked.tensor_class[record],
-            shard=laid.asked.shard[record],
-            source=laid.sets.ranks[sender],
-            target=laid.asked.target[record],
-            low=low - laid.at[record],
-            high=high - laid.at[record],
-            level=laid.heads[1][np.searchsorted(laid.first, record, "right") - 1],
+            tensor_class=sequence.asked.tensor_class[record],
+            shard=sequence.asked.shard[record],
+            source=sequence.sets.ranks[sender],
+            target=sequence.asked.target[record],
+            low=low - sequence.at[record],
+            high=high - sequence.at[record],
+            level=sequence.heads[1][np.searchsorted(sequence.first, record, "right") - 1],
             bound=self.bound,
             missing=self.missing,
         )
 
-    def _places(self, laid: _Laid) -> IntArray:
+    def _places(self, sequence: _Sequence) -> IntArray:
         """Return for each member of all sets which member of the planned sets it is."""
-        planned, (group, level, unit) = self._planned, laid.heads.copy()
+        planned, (group, level, unit) = self._planned, sequence.heads.copy()
         for number, width in enumerate(self._widths):
             here = level == number
             unit[here] = self._repeats.unit(self._repeats.planned(unit[here] * width), width)
         shape = int(group.max()) + 1, len(self._widths) + 1, int(planned.heads[2].max()) + 1
         numbers = np.ravel_multi_index(tuple(planned.heads), shape)
-        of = np.searchsorted(numbers, np.ravel_multi_index((group, level, unit), shape))[laid.sets.of]
+        of = np.searchsorted(numbers, np.ravel_multi_index((group, level, unit), shape))[sequence.sets.of]
         many = int(planned.sets.ranks.max()) + 1
         keys = planned.sets.of * many + planned.sets.ranks
-        places: IntArray = np.searchsorted(keys, of * many + self._repeats.planned(laid.sets.ranks))
+        places: IntArray = np.searchsorted(keys, of * many + self._repeats.planned(sequence.sets.ranks))
         return places
 
     def of(self, rank: int) -> Flows:
-        """Return the flows that one rank sends or receives, in order; those of all where no ranks are alike."""
+        """Return the flows that one rank sends or receives, in order."""
         if not self._repeats.digits:
             return self.all
-        laid, number = self._planned, self._repeats.planned(rank)
-        asks = np.searchsorted(laid.first, np.flatnonzero(laid.asked.target == number), "right") - 1
-        sends = laid.sets.of[(laid.sets.ranks == number) & (self._sent > 0)]
+        sequence, number = self._planned, self._repeats.planned(rank)
+        asks = np.searchsorted(sequence.first, np.flatnonzero(sequence.asked.target == number), "right") - 1
+        sends = sequence.sets.of[(sequence.sets.ranks == number) & (self._sent > 0)]
         rows = [row for each in sorted({*asks.tolist(), *sends.tolist()}) for row in self._of(rank, each)]
         tensor_class, shard, source, target, low, high, level = np.array(rows, dtype=np.int64).reshape(-1, 7).T
         return Flows(tensor_class, shard, source, target, low, high, level, self.bound, self.missing)
@@ -265,11 +265,11 @@ class Shares:
         inside, outside = values[: len(repeats.digits)], values[len(repeats.digits) :]
         senders, receivers, records = self._planned.repeated(each, self._sent, repeats)
         if number in senders.ranks:
-            own = senders.stretch(number, inside)
-            sent, received = [own], receivers.over(own)
+            local = senders.byte_range(number, inside)
+            sent, received = [local], receivers.over(local)
         else:
-            own = receivers.stretch(number, inside)
-            sent, received = list(senders.over(own)), iter([own])
+            local = receivers.byte_range(number, inside)
+            sent, received = list(senders.over(local)), iter([local])
         for asker in received:
             target = self._repeats.rank(asker.rank, (*asker.values, *outside))
             for tensor_class, shard, start, length in records[asker.rank]:
@@ -291,7 +291,7 @@ def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
     return _Asked(np.full(len(shard), number), shard, other, groups[shard], ranks[away], count)
 
 
-def _laid(classes: Sequence[TensorClass], units: IntArray | None, lost: Sequence[int], unit: int) -> _Laid:
+def _sequence(classes: Sequence[TensorClass], units: IntArray | None, lost: Sequence[int], unit: int) -> _Sequence:
     """Lay what is asked end to end, by sets; ``lost`` ranks are members of none."""
     copies = _Copies()
     parts = [_asked(number, one, copies.number(one)) for number, one in enumerate(classes)]
@@ -306,17 +306,19 @@ def _laid(classes: Sequence[TensorClass], units: IntArray | None, lost: Sequence
         missing = np.unique(np.stack([asked.tensor_class, asked.shard, asked.other], axis=1)[nobody], axis=0)
         asked = asked.rows(~nobody)
     if not len(asked.bytes):
-        return _Laid(asked, _NONE, _NONE, np.zeros((3, 0), dtype=np.int64), Sets(_NONE, _NONE, _NONE, _NONE), missing)
+        return _Sequence(
+            asked, _NONE, _NONE, np.zeros((3, 0), dtype=np.int64), Sets(_NONE, _NONE, _NONE, _NONE), missing
+        )
     level, place = _nearest(asked, start, ranks, units)
     order = np.lexsort((asked.tensor_class, asked.target, place, level, asked.group))
     asked, keys = asked.rows(order), np.stack([asked.group, level, place])[:, order]
     new_set = np.append(True, (keys[:, 1:] != keys[:, :-1]).any(axis=0))
-    # Ranks that ask are laid out from whole units on, wide elements first: whole units then never cut an element.
+    # Ranks that ask are sequence out from whole units on, wide elements first: whole units then never cut an element.
     at = _places(asked.bytes, new_set | np.append(True, asked.target[1:] != asked.target[:-1]), unit)
     end = -(-(at[-1] + asked.bytes[-1]) // unit) * unit
     heads = keys[:, new_set]
     sets = _sets(heads, start, ranks, block, np.diff(np.append(at[new_set], end)), units)
-    return _Laid(asked, at, np.flatnonzero(new_set), heads, sets, missing)
+    return _Sequence(asked, at, np.flatnonzero(new_set), heads, sets, missing)
 
 
 def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | None) -> tuple[IntArray, IntArray]:

@@ -25,7 +25,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Axis, ShardMap
 from rankmesh.core.strided import IntArray
 
-__all__ = ["Repeated", "Repeats", "Stretch"]
+__all__ = ["ByteRange", "Repeated", "Repeats"]
 
 _Rank = TypeVar("_Rank", int, IntArray)
 
@@ -83,7 +83,7 @@ class Repeats:
         return Repeats(tuple(digit for digit in self.digits if digit[0] * digit[1] <= width))
 
     def unit(self, planned: _Rank, width: int) -> _Rank:
-        """Return which unit of so many ranks each planned rank is in, by its number among those of planned ranks."""
+        """Return the unit of so many ranks that each planned rank is in, numbered as planned ranks are."""
         return planned // (width // prod(size for size, _ in self.within(width).digits))
 
     def map(self, where: ShardMap) -> ShardMap:
@@ -98,7 +98,7 @@ class Repeats:
         return ShardMap(mesh, axes, tuple((axis(of), kept) for of, kept in where.at))
 
 
-class Stretch(NamedTuple):
+class ByteRange(NamedTuple):
     """Bytes ``start`` to ``stop - 1``, which belong to the rank that is planned as ``rank`` and has these digits."""
 
     rank: int
@@ -113,8 +113,8 @@ class Repeated:
     ``ranks`` ascend, and ``lengths`` has the bytes of each.
 
     >>> row = Repeated([0, 1], [10, 20], Repeats(((3, 1),)))      # ranks 0 1 2 of 10 bytes, 3 4 5 of 20
-    >>> row.stretch(1, (2,)), row.at(75).values
-    (Stretch(rank=1, values=(2,), start=70, stop=90), (2,))
+    >>> row.byte_range(1, (2,)), row.at(75).values
+    (ByteRange(rank=1, values=(2,), start=70, stop=90), (2,))
     """
 
     def __init__(self, ranks: Sequence[int], lengths: Iterable[int], repeats: Repeats) -> None:
@@ -122,7 +122,7 @@ class Repeated:
         self._digits = [*zip((size for size, _ in repeats.digits), repeats.strides, strict=True)][::-1]
         self._many = prod(size for size, _ in self._digits)
 
-    def stretch(self, rank: int, values: tuple[int, ...]) -> Stretch:
+    def byte_range(self, rank: int, values: tuple[int, ...]) -> ByteRange:
         """Return the stretch of a planned rank of ``ranks`` with these digits, the lowest first."""
         low, high, start, many = 0, len(self.ranks), 0, self._many
         for (size, stride), value in zip(self._digits, reversed(values), strict=True):
@@ -132,9 +132,9 @@ class Repeated:
             start += self._bytes(low, high) * many * value
         here = bisect_left(self.ranks, rank, low, high)
         start += self._bytes(low, here)
-        return Stretch(rank, values, start, start + self._bytes(here, here + 1))
+        return ByteRange(rank, values, start, start + self._bytes(here, here + 1))
 
-    def at(self, place: int) -> Stretch:
+    def at(self, place: int) -> ByteRange:
         """Return the stretch that a byte belongs to."""
         low, high, many, values = 0, len(self.ranks), self._many, []
         left = place
@@ -147,9 +147,9 @@ class Repeated:
             values.append(value)
         here = bisect_right(self._ends, self._ends[low] + left, low, high) - 1
         start = place - left + self._bytes(low, here)
-        return Stretch(self.ranks[here], tuple(values[::-1]), start, start + self._bytes(here, here + 1))
+        return ByteRange(self.ranks[here], tuple(values[::-1]), start, start + self._bytes(here, here + 1))
 
-    def over(self, of: Stretch) -> Iterator[Stretch]:
+    def over(self, of: ByteRange) -> Iterator[ByteRange]:
         """Yield the stretches that the bytes of another belong to."""
         place = of.start
         while place < of.stop:
