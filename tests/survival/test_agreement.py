@@ -1,6 +1,7 @@
 """What members conclude from their reports, as laws: of any plan, any losses, and any way in which a network is cut."""
 
 from dataclasses import replace
+from itertools import combinations, product
 
 import pytest
 from hypothesis import assume, given, settings
@@ -9,7 +10,7 @@ from tests.survival.test_members import jobs
 from tests.sweeping import ALL
 
 from rankmesh.errors import PlanError
-from rankmesh.survival.agreement import Report, conclude
+from rankmesh.survival.agreement import Report, conclude, may_go_on
 from rankmesh.survival.members import Members
 
 EPOCH = 3
@@ -55,13 +56,15 @@ def reports(draw, history, member):
 
 @st.composite
 def endings(draw):
-    """A history, the reports of those that arrive, and those of the others that are known to be gone."""
+    """A history, the reports of those that arrive, and those of the others that are known to have ended."""
     history = draw(histories())
     away = draw(st.one_of(st.sets(st.sampled_from(history[EPOCH].all), max_size=most) for most in (0, 2, 30)))
     arrived = set(history[EPOCH].all) - away or {min(away)}
     given_ = {member: draw(reports(history, member)) for member in sorted(arrived)}
     absent = sorted(set(history[EPOCH].all) - arrived)
-    return history, given_, draw(st.sets(st.sampled_from(absent))) if absent else set()
+    ended = draw(st.sets(st.sampled_from(absent))) if absent else set()
+    witness = draw(st.sampled_from(sorted(arrived)))
+    return history, given_ | {witness: replace(given_[witness], ended=tuple(sorted(ended)))}, ended
 
 
 def goes_on(outcome):
@@ -69,22 +72,153 @@ def goes_on(outcome):
     return outcome.agreed and not outcome.value.get("over")
 
 
+@st.composite
+def partitions(draw):
+    """Members on up to 4 hosts, whether each is dead, and the side that it is on: no side reaches another one."""
+    size, spares = draw(st.integers(1, 7)), draw(st.integers(0, 2))
+    hosts = {member: f"host {draw(st.integers(0, 3))}" for member in range(size)}
+    members = Members.first("dp=*", world_size=size, spares=min(spares, size - 1), shrink="dp", hosts=hosts)
+    side = {member: draw(st.sampled_from(["dead", "a", "b", "c"])) for member in members.all}
+    return members, side
+
+
+def _ended_of(members, side, here):
+    """The dead, as members of one side report those of their own hosts, all or some of them."""
+    dead = {member for member in members.all if side[member] == "dead"}
+    return {one: tuple(sorted(d for d in dead if members.hosts[d] == members.hosts[one])) for one in here}
+
+
 @MANY
-@given(st.data())
-def test_no_split_brain(data):
-    """Members that are cut from each other, whichever of the dead each side knows to be gone: one side goes on."""
-    history = data.draw(histories())
-    everyone = history[EPOCH].all
-    side = {member: data.draw(st.sampled_from(["dead", "left", "right"])) for member in everyone}
-    dead = {member for member in everyone if side[member] == "dead"}
+@given(partitions(), st.data())
+def test_no_split_brain(partition, data):
+    """Whichever members die and cannot reach each other, and whatever refuses connections: at most one side goes on."""
+    members, side = partition
     outcomes = []
-    for which in ("left", "right"):
-        here = [member for member in everyone if side[member] == which]
-        assume(here)
-        given_ = {member: replace(data.draw(reports(history, member)), done=False) for member in here}
-        gone = data.draw(st.sets(st.sampled_from(sorted(dead)))) if dead else set()
-        outcomes.append(conclude(history, EPOCH, given_, gone))
+    for which in "abc":
+        if here := [member for member in members.all if side[member] == which]:
+            ended = _ended_of(members, side, here)
+            known = {one: tuple(d for d in ended[one] if data.draw(st.booleans())) for one in here}
+            given_ = {
+                one: replace(data.draw(reports({EPOCH: members}, one)), done=False, ended=known[one]) for one in here
+            }
+            gone = data.draw(st.sets(st.sampled_from(members.all)))
+            outcomes.append(conclude({EPOCH: members}, EPOCH, given_, gone - set(here)))
     assert sum(map(goes_on, outcomes)) <= 1
+
+
+@MANY
+@given(partitions())
+def test_deaths_alone_end_no_job_that_may_go_on(partition):
+    """All that live reach each other: they go on unless hosts that died whole had half of the members that may live."""
+    members, side = partition
+    here = [member for member in members.all if side[member] != "dead"]
+    assume(here)
+    ended = _ended_of(members, side, here)
+    outcome = conclude({EPOCH: members}, EPOCH, {one: Report(ended=ended[one]) for one in here})
+    unseen = [one for one in members.all if members.hosts[one] not in {members.hosts[other] for other in here}]
+    few = len(unseen) > len(here) or (len(unseen) == len(here) and min(unseen) < min(here))
+    assert goes_on(outcome) == (not few), outcome
+    if few:
+        assert outcome.reason == "missing"
+        assert "start spares on further hosts" in outcome.message
+
+
+@pytest.mark.parametrize("size", [*range(1, 6), *([6, 7] if ALL else [])])
+def test_one_side_at_most_of_every_partition(size):
+    """Every way in which up to 7 members die or are cut into sides, with all that each side may know of the dead."""
+    everyone = range(size)
+    for side in product(range(4), repeat=size):  # 0 is dead
+        dead = [member for member in everyone if side[member] == 0]
+        on = 0
+        for which in range(1, max(side) + 1):
+            here = [member for member in everyone if side[member] == which]
+            known = (subset for few in range(len(dead) + 1) for subset in combinations(dead, few))
+            on += bool(here) and any(may_go_on(here, sorted(set(everyone).difference(ended))) for ended in known)
+        assert on <= 1, side
+
+
+class Hosts:
+    """A job whose members die, stop, wake and are cut from each other, epoch by epoch; ``next`` has what follows each.
+
+    Whoever stood still in an epoch reports no deaths in it, as ``Rounds`` has it.
+    """
+
+    def __init__(self, members):
+        self.side = dict.fromkeys(members.hosts.values(), 0)
+        self.history, self.next = {0: members}, {}
+        self.epoch = dict.fromkeys(members.all, 0)  # of the members that live and have not left
+        self.stopped, self.stood_still, self.dead = set(), set(), set()
+        self.hosts = members.hosts
+
+    def lose(self, member):
+        """A process ends: it is killed, or has left the job."""
+        self.epoch.pop(member, None)
+        self.dead.add(member)
+
+    def agree(self, side):
+        """The members of one side that run hold a round of the oldest epoch that one of them is in."""
+        here = [one for one in self.epoch if self.side[self.hosts[one]] == side and one not in self.stopped]
+        if not here:
+            return
+        epoch = min(self.epoch[one] for one in here)
+        arrived = [one for one in here if self.epoch[one] == epoch]
+        if len(arrived) < len(here):  # the others reply that they are in a later one
+            for one in arrived:
+                self.lose(one)
+            return
+        reports = {one: Report(ended=self._ended(one, self.history[epoch])) for one in arrived}
+        outcome = conclude({epoch: self.history[epoch]}, epoch, reports)
+        if not goes_on(outcome):
+            for one in arrived:
+                self.lose(one)
+        elif outcome.ranks:
+            number = len(self.history)
+            assert self.next.setdefault(epoch, number) == number, "two jobs"
+            self.history[number] = self.history[epoch].following(outcome.value)
+            self.epoch.update(dict.fromkeys(arrived, number))
+            self.stood_still -= set(arrived)
+
+    def _ended(self, one, members):
+        seen = self.dead.intersection(members.all) if one not in self.stood_still else ()
+        return tuple(sorted(other for other in seen if self.hosts[other] == self.hosts[one]))
+
+
+@settings(max_examples=2000 if ALL else 100)
+@given(st.data())
+def test_every_epoch_is_followed_by_one(data):
+    """Hosts are cut off and reached again, members die, stop and wake, in any order: never two jobs from one epoch."""
+    size = data.draw(st.integers(2, 7))
+    hosts = {member: f"host {data.draw(st.integers(0, 2))}" for member in range(size)}
+    job = Hosts(Members.first("dp=*", world_size=size, shrink="dp", hosts=hosts))
+    for _ in range(data.draw(st.integers(1, 12))):
+        living = sorted(job.epoch)
+        if not living:
+            return
+        what = data.draw(st.sampled_from(["die", "stop", "wake", "cut", "agree", "agree"]))
+        if what == "die":
+            job.lose(data.draw(st.sampled_from(living)))
+        elif what in ("stop", "wake"):
+            one = data.draw(st.sampled_from(living))
+            job.stood_still |= {one}
+            (job.stopped.add if what == "stop" else job.stopped.discard)(one)
+        elif what == "cut":
+            job.side = {host: data.draw(st.integers(0, 2)) for host in sorted(job.side)}
+        else:
+            job.agree(data.draw(st.sampled_from(sorted(job.side.values()))))
+
+
+def test_why_members_are_left_out():
+    """Evidence where the member itself or another one on its host reports it; else a guess."""
+    job = Members.first("dp=*", world_size=9, shrink="dp")
+    given_ = {member: Report(ended=(6,) if member == 2 else ()) for member in range(6)}
+    given_[1] = Report(error="ValueError: a bug")
+    reasons = conclude({0: job}, 0, given_, (7,)).value["reasons"]
+    assert reasons == {
+        "1": "evidence: it raised ValueError: a bug",
+        "6": "evidence: its process has ended, as member 2 on its host reports",
+        "7": "guess: its host refuses connections, and no member there reports that it has ended",
+        "8": "guess: it does not reply",
+    }
 
 
 def _who_stays(history, given_, outcome):
@@ -131,10 +265,10 @@ def _the_step_is_everyones(history, given_, outcome):
 @given(endings())
 def test_the_outcome_of_any_reports(ending):
     """Who stays, where, and at which step; or why the job ends."""
-    history, given_, gone = ending
-    outcome = conclude(history, EPOCH, given_, gone)
+    history, given_, ended = ending
+    outcome = conclude(history, EPOCH, given_)
     if not outcome.agreed:
-        _why_a_job_ends(history, given_, gone, outcome)
+        _why_a_job_ends(history, given_, ended, outcome)
     elif goes_on(outcome):
         _who_stays(history, given_, outcome)
         _every_rank_has_a_member(history, given_, outcome)
@@ -145,14 +279,14 @@ def test_the_outcome_of_any_reports(ending):
 @given(endings(), st.sets(st.integers(0, 30)))
 def test_over_when_all_have_returned(ending, returned):
     """The job is over when every member of the plan has returned, and not before; a spare has nothing to return."""
-    history, given_, gone = ending
+    history, given_, _ = ending
     ranks = history[EPOCH].ranks
     given_ = {member: replace(report, done=member in returned) for member, report in given_.items()}
-    outcome = conclude(history, EPOCH, given_, gone)
+    outcome = conclude(history, EPOCH, given_)
     over = outcome.agreed and outcome.value.get("over", False)
     assert over == all(member in given_ and given_[member].done for member in ranks)
     known = {**given_, min(given_): replace(given_[min(given_)], over=True)}
-    concluded = conclude(history, EPOCH, known, gone)
+    concluded = conclude(history, EPOCH, known)
     # A member that has not returned knows better than one that was told so.
     everyone = all(given_[member].done for member in ranks if member in given_)
     assert (concluded.agreed and concluded.value.get("over", False)) == everyone
@@ -184,21 +318,21 @@ def _changes(outcome, history):
 @given(endings(), st.randoms())
 def test_the_order_of_arrival_changes_nothing(ending, random):
     """The same outcome, to the letter, from the same reports in any order, and as they come from the store."""
-    history, given_, gone = ending
+    history, given_, _ = ending
     shuffled = list(given_.items())
     random.shuffle(shuffled)
     received = {member: Report.read(report.text) for member, report in shuffled}
     assert received == given_
-    outcome = conclude(history, EPOCH, given_, gone)
-    assert conclude(history, EPOCH, received, sorted(gone, reverse=True)).text == outcome.text
+    outcome = conclude(history, EPOCH, given_)
+    assert conclude(history, EPOCH, received).text == outcome.text
 
 
-def _why_a_job_ends(history, given_, gone, outcome):
+def _why_a_job_ends(history, given_, ended, outcome):
     """An outcome that is no agreement says in words why, and names the members that are lost."""
     assert outcome.message
     assert set(outcome.missing) == set(history[EPOCH].all) - given_.keys()
     if outcome.reason == "missing":
-        assert 2 * len(given_) <= len(history[EPOCH].all) - len(gone)
+        assert 2 * len(given_) <= len(history[EPOCH].all) - len(ended)
 
 
 JOB = Members.first("tp=2,dp=2", world_size=5, spares=1)

@@ -1,6 +1,7 @@
 """The state machine of a member: laws of any order of events, tried with machines alone."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
@@ -60,7 +61,9 @@ class Network:
             machine.member: machine.report(lefts[machine.member], snapshots, {}, 2, loads=False) for machine in machines
         }
         history = machines[0].history
-        outcome = conclude(history, epoch.number, reports, self.lost & {*history[epoch.number].all}, machines[0].raised)
+        ended = tuple(sorted(self.lost & {*history[epoch.number].all}))
+        reports = {member: replace(report, ended=ended) for member, report in reports.items()}
+        outcome = conclude(history, epoch.number, reports, (), machines[0].raised)
         for machine in machines:
             action = machine.concluded(outcome, lefts[machine.member], took_part=True)
             if isinstance(action, Stop):
@@ -135,6 +138,7 @@ GOES_ON = Outcome(
         "source": 0,
         "load": False,
         "raised": {},
+        "reasons": {"1": "guess: it does not reply"},
     },
     ranks=(1,),
 )

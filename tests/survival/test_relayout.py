@@ -6,6 +6,7 @@ import signal
 import statistics
 from collections import Counter
 from contextlib import suppress
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -586,10 +587,11 @@ def test_members_of_layouts(layouts, lost):
     members = Members.first("dp=4", world_size=8, spares=4)
     for layout, gone in zip(layouts, lost, strict=False):
         here = gone & {*members.all}
-        arrived = {one: Report(steps={0: (1,)}, committed=True) for one in {*members.all} - here}
+        report = Report(steps={0: (1,)}, committed=True, ended=tuple(here))
+        arrived = dict.fromkeys({*members.all} - here, report)
         sizes = Sizes.of(layout, plan_of(layout, 8), None)
-        arrived[min(arrived)] = Report(steps={0: (1,)}, committed=True, relayout={"sizes": sizes.data, "budget": 5})
-        outcome = conclude({0: members}, 0, arrived, here)
+        arrived[min(arrived)] = replace(report, relayout={"sizes": sizes.data, "budget": 5})
+        outcome = conclude({0: members}, 0, arrived)
         if not outcome.agreed:
             assert len(arrived) < members.plan.mesh.size or not arrived.keys() & {*members.ranks}
             return

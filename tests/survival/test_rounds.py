@@ -99,6 +99,16 @@ class Peers:
         except RuntimeError as error:
             raise ConnectError("no answer") from error
 
+    @staticmethod
+    def ended(members):
+        """Nobody has: members stop and wake."""
+        return set()
+
+    @staticmethod
+    def event():
+        """What nobody sets."""
+        return threading.Event()
+
     def stood_still(self):
         """For how long this member was stopped."""
         return self.job.wakes.get(self.member, 0.0)

@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 import weakref
+from dataclasses import replace
 from datetime import timedelta
 from itertools import pairwise
 from pathlib import Path
@@ -315,12 +316,11 @@ def test_what_restore_gives_has_to_be_the_box():
 def test_a_job_of_which_no_holder_is_left():
     """With restore= it goes on at the step at which the epoch began, and loads everything; else it ends."""
     members = Members.first("dp=1", world_size=2, spares=1)
-    outcome = conclude({3: members}, 3, {1: Report(committed=True, loads=True, began=7)}, [0])
+    left = Report(committed=True, loads=True, began=7, ended=(0,))
+    outcome = conclude({3: members}, 3, {1: left})
     value = {"ranks": (1,), "spares": (), "replicas": 1, "step": 7, "source": None, "load": True}
     assert outcome.value.items() >= value.items()
-    assert (
-        "keep copies with redundancy=1" in conclude({3: members}, 3, {1: Report(committed=True, began=7)}, [0]).message
-    )
+    assert "keep copies with redundancy=1" in conclude({3: members}, 3, {1: replace(left, loads=False)}).message
 
 
 def test_members_without_a_common_step_do_not_load():
@@ -329,7 +329,7 @@ def test_members_without_a_common_step_do_not_load():
     reports = {
         rank: Report(committed=True, loads=True, steps={0: steps}) for rank, steps in enumerate([(2, 3), (4, 5)])
     }
-    outcome = conclude({0: members}, 0, reports, [2])
+    outcome = conclude({0: members}, 0, reports)
     assert outcome.reason == "failed"
     assert "rank 0 is at step 3 and rank 1 at step 5" in outcome.message
 

@@ -150,6 +150,10 @@ class SimulatedPeers:
             self._watched = None
             self._lost("gone")
 
+    def ended(self, members: Collection[int]) -> set[int]:
+        """Return those of these members that are lost: all are on one host."""
+        return set(members).difference(self._members.living)
+
     def stood_still(self) -> float:
         """Return 0: a rank runs, or is lost."""
         return 0.0

@@ -20,7 +20,7 @@ from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.joining import Contact
 from rankmesh.survival.members import Members, Sizes, SizesData
 
-__all__ = ["EpochEnd", "Relayout", "Report", "conclude", "same_step"]
+__all__ = ["EpochEnd", "Relayout", "Report", "conclude", "may_go_on", "same_step"]
 
 # The fix of commits that differ between ranks.
 _SAME_STEPS = "have every rank commit the same steps, in the same order"
@@ -57,6 +57,7 @@ class Report:
     ``unclear``    why ranks wait, where the watch named none of them as the cause
     ``equal``      of each epoch in which replicas are compared, the last step at which they were equal, -1 for none
     ``suspicion``  a difference that the guard has found: its step, and the one to go ``back`` to
+    ``ended``      members on its host whose processes have ended, as the kernel there shows
     ``relayout``   the layout that all ranks, or somebody outside, asked for, and the memory to move state with
     """
 
@@ -77,6 +78,7 @@ class Report:
     unclear: str = ""
     equal: Mapping[int, int] = field(default_factory=dict)
     suspicion: Mapping[str, Any] | None = None
+    ended: Sequence[int] = ()
     relayout: Relayout | None = None
 
     @property
@@ -92,7 +94,7 @@ class Report:
         data["equal"] = {int(epoch): step for epoch, step in data["equal"].items()}
         data["commits"] = {int(number): step for number, step in data["commits"].items()}
         data["joining"] = tuple(map(Contact.read, data["joining"]))
-        return cls(**{**data, "evicted": tuple(data["evicted"])})
+        return cls(**{**data, "evicted": tuple(data["evicted"]), "ended": tuple(data["ended"])})
 
 
 @dataclass(frozen=True)
@@ -121,14 +123,14 @@ def conclude(
     history: Mapping[int, Members],
     epoch: int,
     reports: Mapping[int, Report],
-    gone: Collection[int],
+    gone: Collection[int] = (),
     raised: Mapping[str, str] | None = None,
 ) -> Outcome:
     """How the job goes on after ``epoch``, by the reports of the members that arrived.
 
     ``history`` has the members of this epoch, and of those before of which there may be snapshots; ``gone`` are the
-    members that did not arrive and whose processes have ended for certain. ``raised`` are those of
-    ``EpochEnd``. The outcome's ``ranks`` are the members that are lost, its ``value`` is what follows.
+    members that did not arrive and whose ports refuse connections, which is no proof that they have ended. ``raised``
+    are those of ``EpochEnd``. The outcome's ``ranks`` are the members that are lost, its ``value`` is what follows.
     """
     members = history[epoch]
     absent = tuple(sorted(set(members.all) - reports.keys()))
@@ -137,15 +139,13 @@ def conclude(
     announced = any(report.over for report in reports.values())
     if len(returned) == len(there) and (announced or len(there) == len(members.ranks)):
         return Outcome(value={"over": True})
-    alive = len(members.all) - len(gone)
-    half = 2 * len(reports) == alive and min(set(members.all).difference(gone)) in reports
-    if 2 * len(reports) < alive or (2 * len(reports) == alive and not half):
-        return Outcome(
-            "missing",
-            absent,
-            absent,
-            message=f"{len(reports)} of {alive} members are here, fewer than half; the others may go on without them",
-        )
+    ended = {member: by for by, report in sorted(reports.items()) for member in report.ended if member in absent}
+    alive = sorted(set(members.all).difference(ended))
+    if not may_go_on(reports, alive):
+        part = "fewer than half" if 2 * len(reports) < len(alive) else f"half, but not the one with member {alive[0]}"
+        message = f"{len(reports)} of {len(alive)} members that may live are here, {part}; the others may go on without"
+        message += " them; start spares on further hosts, so that more than half are left"
+        return Outcome("missing", absent, absent, message=message)
     if different := _different(members, reports):
         return Outcome("failed", missing=absent, fields=("step",), message=different)
     evicted = {member for report in reports.values() for member in report.evicted}
@@ -203,9 +203,36 @@ def conclude(
             "equal": equal,
             "load": load,
             "raised": errors,
+            "reasons": _reasons(reports, lost, ended, gone),
             "suspicion": suspicion if following == members else None,
         },
     )
+
+
+def may_go_on(here: Collection[int], alive: Collection[int]) -> bool:
+    """Whether the members ``here`` may go on without the others of those that are not known to have ended.
+
+    More than half of them may, and half with the lowest one: of two parts that cannot reach each other, at most one.
+    """
+    return 2 * len(here) > len(alive) or (2 * len(here) == len(alive) and min(alive) in here)
+
+
+def _reasons(
+    reports: Mapping[int, Report], lost: Collection[int], ended: Mapping[int, int], gone: Collection[int]
+) -> dict[str, str]:
+    """Return why each lost member is left out, and whether that is evidence or a guess."""
+    found = {}
+    for member in sorted(lost):
+        report = reports.get(member, Report())
+        if text := report.error or report.torn:
+            found[member] = f"evidence: it raised {text}"
+        elif member in ended:
+            found[member] = f"evidence: its process has ended, as member {ended[member]} on its host reports"
+        elif member in gone:
+            found[member] = "guess: its host refuses connections, and no member there reports that it has ended"
+        else:
+            found[member] = "guess: it does not reply"
+    return {str(member): text for member, text in found.items()}
 
 
 def _following(members: Members, lost: Collection[int], asked: Relayout | None) -> Members:

@@ -13,6 +13,7 @@ connections of others; the kernel has them wait, and resets them when the port i
 from __future__ import annotations
 
 import ctypes
+import errno
 import gc
 import os
 import signal
@@ -23,7 +24,7 @@ from contextlib import contextmanager
 
 from rankmesh.launch.address import family_of
 
-__all__ = ["LivenessPort"]
+__all__ = ["LivenessPort", "listens_here"]
 
 # Of close_range(2): in a copy of the table, this thread's from now on. Containers that forbid unshare(2) allow it.
 _UNSHARE = 2
@@ -78,3 +79,17 @@ def _no_collection() -> Iterator[None]:
     finally:
         if enabled:
             gc.enable()
+
+
+def listens_here(host: str, port: int) -> bool | None:
+    """Return whether a process of this host listens at a port, as its kernel shows; None if the address is not its own.
+
+    It sends nothing, so no firewall can answer: while a process listens there, the kernel lets no other bind the port.
+    """
+    with socket.socket(family_of(host), socket.SOCK_STREAM) as one:
+        one.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # connections that are being closed do not count
+        try:
+            one.bind((host, port))
+        except OSError as error:
+            return True if error.errno == errno.EADDRINUSE else None
+    return False

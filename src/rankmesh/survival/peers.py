@@ -36,6 +36,7 @@ from rankmesh.survival.ask import address_of
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import REPLY, Address, Heartbeat, Message, Presence, exchange
 from rankmesh.survival.joining import Contact
+from rankmesh.survival.liveness import listens_here
 from rankmesh.survival.members import Members
 from rankmesh.survival.transport import Connection
 from rankmesh.survival.world import EpochWorld, old_keys
@@ -86,6 +87,7 @@ class Peers:
         self._preparing = Worker("rankmesh-store")
         self._contact = Contact(launch.host, address, self._heartbeat.port, served.port, self._heartbeat.liveness)
         self.contacts: dict[int, Contact] = {self.member: self._contact}
+        self._here: set[int] = set()  # members whose ports the kernel of this host has had
         self._learn = None
         if self.joined is None:
             self._learn = partial(self._gather, store, f"{prefix}/survive", launch.world_size, seconds, key)
@@ -94,6 +96,17 @@ class Peers:
 
     def admit(self, joined: Mapping[int, Contact]) -> None:
         self.contacts.update(joined)
+        self._here |= {member for member, contact in joined.items() if self._listens(contact)}
+
+    def _listens(self, contact: Contact) -> bool | None:
+        """Whether the process at a contact lives, as the kernel of this host shows; None if it is on another one."""
+        if contact.address != self._contact.address:
+            return None
+        return listens_here(contact.address, contact.liveness or contact.heartbeat)
+
+    def ended(self, members: Collection[int]) -> set[int]:
+        here = self._here.intersection(members) - {self.member}
+        return {member for member in here if self._listens(self.contacts[member]) is False}
 
     def introduce(self) -> Message | None:
         """Ask the members of a running job until they agree; at the start, gather where all members are.
@@ -153,7 +166,7 @@ class Peers:
                 rank=self.member,
                 ranks=tuple(learned["differs"]),
             )
-        self.contacts = {member: Contact.read(data) for member, data in enumerate(learned["contacts"])}
+        self.admit({member: Contact.read(data) for member, data in enumerate(learned["contacts"])})
         self._start(key or JobKey(learned["key"]))
 
     # -- heartbeats ---------------------------------------------------------------------------------------------

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
+from dataclasses import replace
 
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, UntilEnough
@@ -13,8 +15,16 @@ from rankmesh.survival.world import has_finished
 
 __all__ = ["Rounds"]
 
+_log = logging.getLogger("rankmesh.survival")
+
 # How many timeouts a member that lives may take to come back from ``train``.
 _PATIENCE = 6
+# Of the timeout: who gave no reply for so long may have been left out, and has not seen what ended since.
+_STILL = 0.75
+# The value of an outcome after which members that may not go on wait no longer.
+_FINAL = {"final": True}
+# Of the timeout: between two rounds of members that may not go on without the others.
+_PAUSE = 0.1
 
 
 class Rounds:
@@ -30,13 +40,21 @@ class Rounds:
         self._client: tuple[int, Connection] | None = None
 
     def agree(self, peers: Transport, end: EpochEnd, report: Report) -> Outcome:
-        """One round of all members; again through another store, where the one that serves it is lost meanwhile."""
+        """One round of all members; again through another store, where the one that serves it is lost meanwhile.
+
+        Members that may not go on without the others hold rounds for the timeout: a network may reject for a moment.
+        """
         started = peers.now()
-        limit = started + 2 * _PATIENCE * self._timeout
+        limit, is_logged = started + 2 * _PATIENCE * self._timeout, False
         while True:
             outcome = self._round(peers, end, report, started)
-            if outcome is not None and (outcome.agreed or outcome.reason == "failed"):
+            if outcome is not None and (outcome.agreed or outcome.reason == "failed" or outcome.value == _FINAL):
                 return outcome
+            if outcome is not None and outcome.reason == "missing":
+                if not is_logged:
+                    _log.warning("rankmesh: member %d waits %g s: %s", peers.member, self._timeout, outcome.message)
+                is_logged = True
+                peers.event().wait(_PAUSE * self._timeout)
             if peers.now() > limit:
                 return outcome or Outcome("lost", message="the members reached no agreement")
 
@@ -66,17 +84,18 @@ class Rounds:
             reports = {
                 member: Report.read(texts[-1]) for member, texts in arrivals.texts.items() if member not in absent
             }
+            reports[me] = replace(report, ended=self._ended(peers, everyone))
             size = members.plan.mesh.size
             if bool(absent) and found.ask(lambda: has_finished(client.store, end.epoch, size)):
                 return Outcome(value={"over": True})  # whoever is absent knows it, and may have ended since
             # A rank that was stopped cannot tell whether the others died or the job finished without it.
             gone = [member for member in absent if probe.gone(member)]
-            if (seconds := peers.stood_still()) >= self._timeout:
-                if len(gone) == len(everyone) - 1:
-                    message = f"member {me} stood still for {seconds:.0f} s, and the others ended without it"
-                    return Outcome("failed", (me,), message=message)
-                gone = []
-            return conclude(end.history, end.epoch.number, reports, gone, end.raised)
+            if len(gone) == len(everyone) - 1 and (seconds := peers.stood_still()) >= _STILL * self._timeout:
+                message = f"member {me} stood still for {seconds:.0f} s, and the others ended without it"
+                return Outcome("failed", (me,), message=message)
+            outcome = conclude(end.history, end.epoch.number, reports, gone, end.raised)
+            final = outcome.reason == "missing" and peers.now() > started + self._timeout
+            return replace(outcome, value=_FINAL) if final else outcome
 
         if probe.went_on(server):
             self.took_part = False
@@ -104,7 +123,8 @@ class Rounds:
 
             policy = UntilEnough(_PATIENCE * self._timeout, enough)
             self.took_part, self.server = True, server
-            outcome = found.step("members", Proposal(text=report.text), concluded, policy)
+            mine = replace(report, ended=self._ended(peers, everyone))
+            outcome = found.step("members", Proposal(text=mine.text), concluded, policy)
             found.leave(outcome, stay=bool(outcome.value and outcome.value.get("over")))
         except (ConnectError, AgreementError):
             self._client = None
@@ -123,6 +143,14 @@ class Rounds:
             if probe.may_arrive(member):
                 return None
         return None
+
+    def _ended(self, peers: Transport, members: Sequence[int]) -> tuple[int, ...]:
+        """Return the members that this one knows to have ended, none where it stood still.
+
+        The others may have gone on without it meanwhile, and what ended since says nothing about this epoch.
+        """
+        is_witness = peers.stood_still() < _STILL * self._timeout
+        return tuple(sorted(peers.ended(members))) if is_witness else ()
 
     def _connected(self, peers: Transport, server: int) -> Connection:
         if self._client is None or self._client[0] != server:

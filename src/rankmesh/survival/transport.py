@@ -86,6 +86,9 @@ class Transport(Protocol):
         ``late`` is called shortly before the end of ``timeout`` seconds without a reply.
         """
 
+    def ended(self, members: Collection[int]) -> set[int]:
+        """Return the members on this host whose processes have ended for certain, as its kernel shows."""
+
     def stood_still(self) -> float:
         """Return the longest time, in seconds, that this member gave no reply, since ``start_over``."""
 
