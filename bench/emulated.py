@@ -145,6 +145,17 @@ class Emulated:
         space, link = (f"{self.run}-switch", "trunk0") if host is None else (self.space(host), "eth0")
         _do("ip", "-n", space, "link", "set", link, "down")
 
+    def part(self, sides: Sequence[Sequence[str]], how: Sequence[str], *, one_way: bool = False) -> None:
+        """Have the hosts of each side refuse what those of the others send; ``one_way``: the first side alone does.
+
+        ``how`` is iptables' target: ``DROP``, or ``REJECT --reject-with tcp-reset``.
+        """
+        for side in sides[:1] if one_way else sides:
+            for host in side:
+                for other in {name for names in sides for name in names}.difference(side):
+                    rule = ("-A", "INPUT", "-s", self.address(other), "-p", "tcp", "-j", *how)
+                    _do("ip", "netns", "exec", self.space(host), "iptables", "-w", *rule)
+
     def enter(self, rank: int) -> None:
         """Make this process a rank: on its host, with the variables of a launcher."""
         host = self.hosts[rank // self.ranks]

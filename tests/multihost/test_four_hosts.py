@@ -1,13 +1,14 @@
-"""16 ranks on four hosts of four: a host is lost, or the network is cut in two: one job goes on, or none."""
+"""Ranks on four hosts: a host is lost, or the network is cut into parts: one job goes on, or none."""
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from tests.multihost.four_hosts import LIMIT, RANKS, STEPS
+from tests.multihost.four_hosts import LIMIT, STEPS, TIMEOUT
 from tests.sweeping import ALL, every
 
 from bench.emulated import problem
@@ -16,7 +17,7 @@ pytestmark = [
     pytest.mark.skipif(not os.environ.get("RANKMESH_CLUSTER"), reason="hosts are emulated: make test-cluster"),
     pytest.mark.timeout(LIMIT + 90),
 ]
-HOSTS = frozenset(range(4))
+HOSTS, RANKS = frozenset(range(4)), 4
 
 
 @pytest.fixture
@@ -25,14 +26,17 @@ def hosts(tmp_path):
     if reason := problem():
         pytest.skip(reason)
 
-    def run(*losses):
-        command = [sys.executable, "-m", "tests.multihost.four_hosts", str(tmp_path), *losses]
+    def run(*losses, ranks=RANKS, tp=4):
+        command = [sys.executable, "-m", "tests.multihost.four_hosts", str(tmp_path), str(ranks), str(tp), *losses]
         environment = {**os.environ, "OMP_NUM_THREADS": "1"}
         subprocess.run(command, check=True, timeout=LIMIT + 60, env=environment, cwd=Path(__file__).parents[2])
-        assert json.loads((tmp_path / "ended.json").read_text()) == list(range(16)), "a rank did not end by itself"
-        paths = [tmp_path / f"rank-{rank}.json" for rank in range(16)]
+        ended = json.loads((tmp_path / "ended.json").read_text())
+        assert ended["ranks"] == list(range(4 * ranks)), "a rank did not end by itself"
+        paths = [tmp_path / f"rank-{rank}.json" for rank in range(4 * ranks)]
         reports = [json.loads(path.read_text()) if path.exists() else None for path in paths]
-        return [reports[RANKS * host : RANKS * (host + 1)] for host in HOSTS]
+        for report in filter(None, reports):
+            report["ended"] -= ended["lost"][-1]
+        return [reports[ranks * host : ranks * (host + 1)] for host in HOSTS]
 
     return run
 
@@ -86,3 +90,35 @@ def test_two_halves_after_a_loss(hosts):
     assert reports[0] == [None] * 4
     _ended(reports, {1})
     _went_on(reports, {2, 3}, [4, 3, 2])
+
+
+@pytest.mark.parametrize(
+    ("parts", "going_on"),
+    every(
+        6,
+        [
+            ("reject 0|123", {1, 2, 3}),  # rank 0 alone
+            ("reject 01|23", {0, 1}),
+            ("one-way 01|23", {0, 1}),
+            ("drop 0|1|23", set()),
+            ("reject 012|3", {0, 1, 2}),
+            ("one-way 123|0", {1, 2, 3}),
+            ("reject 0|1|23", set()),
+            ("drop 0|123", {1, 2, 3}),
+            ("drop 01|23", {0, 1}),
+            ("reject 0|1|2|3", set()),
+        ],
+    ),
+)
+def test_a_network_in_parts(hosts, parts, going_on):
+    """One rank on each host: one part goes on, or none; the ranks of the others end soon, and say why."""
+    if shutil.which("iptables") is None:
+        pytest.skip("hosts refuse connections by iptables")
+    reports = hosts(parts, ranks=1, tp=1)
+    found = [reports[host][0] for host in HOSTS]
+    on = [value for host, value in enumerate(found) if host in going_on]
+    assert {(value.get("epoch"), value.get("dp")) for value in on} <= {(1, len(going_on))}, found
+    for host in HOSTS - going_on:
+        assert found[host].get("error", "").startswith("ConnectError: "), found
+        assert "the others" in found[host]["error"], found
+        assert found[host]["ended"] < 3 * TIMEOUT, found
