@@ -236,7 +236,7 @@ def _who_stays(history, given_, outcome):
 def _every_rank_has_a_member(history, given_, outcome):
     """The next plan has the size of its members at ranks, each of which arrived; nobody is there twice."""
     ranks, spares = outcome.value["ranks"], outcome.value["spares"]
-    assert len(ranks) == history[EPOCH].sizes.plan(outcome.value["replicas"]).mesh.size
+    assert len(ranks) == history[EPOCH].following(outcome.value).plan.mesh.size
     assert len({*ranks, *spares}) == len(ranks) + len(spares)
     assert {*ranks, *spares} <= given_.keys()
 

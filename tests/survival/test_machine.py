@@ -129,7 +129,7 @@ GOES_ON = Outcome(
     value={
         "ranks": [0, 2],
         "spares": [],
-        "replicas": 1,
+        "plan": None,
         "started": 3,
         "sizes": SIZES.data,
         "budget": None,

@@ -318,7 +318,7 @@ def test_a_job_of_which_no_holder_is_left():
     members = Members.first("dp=1", world_size=2, spares=1)
     left = Report(committed=True, loads=True, began=7, ended=(0,))
     outcome = conclude({3: members}, 3, {1: left})
-    value = {"ranks": (1,), "spares": (), "replicas": 1, "step": 7, "source": None, "load": True}
+    value = {"ranks": (1,), "spares": (), "plan": None, "step": 7, "source": None, "load": True}
     assert outcome.value.items() >= value.items()
     assert "keep copies with redundancy=1" in conclude({3: members}, 3, {1: replace(left, loads=False)}).message
 

@@ -10,7 +10,7 @@ from rankmesh.launch.job_key import FILE, VARIABLE, JobKey
 from rankmesh.survival.conversation import Address
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message, exchange
-from rankmesh.survival.members import plan_of
+from rankmesh.survival.members import Sizes, plan_of
 
 __all__ = ["address_of", "request_layout", "status"]
 
@@ -51,7 +51,7 @@ def request_layout(address: str, layout: str) -> None:
     """Have a job change its layout after the next commit; raise ``PlanError`` if it refuses the layout."""
     before = status(address)
     plan = plan_of(layout, len(before["members"]) - len(before["spares"]))
-    reply = _reply(address, {"what": "relayout", "sizes": {"spec": layout, "plan": plan.to_json()}})
+    reply = _reply(address, {"what": "relayout", "sizes": Sizes.of(layout, plan, None).data})
     if reply["refused"]:
         raise PlanError(f"the job refuses {quoted(layout)}: {reply['refused']}", layout=layout)
 

@@ -267,8 +267,8 @@ class Machine:
         """Take note of a layout that somebody outside asks for; the reply states why it is refused, if it is."""
         try:
             spec, plan = message["sizes"]["spec"], message["sizes"]["plan"]
-            sizes = Sizes.read({"spec": spec, "plan": plan, "shrink": self.members.sizes.shrink})
-            self.relaid(Sizes.of(sizes.layout, sizes.first, sizes.shrink))
+            sizes = Sizes.read({"spec": spec, "plan": plan, "shrink": self.members.sizes.shrink, "follows": {}})
+            self.relaid(Sizes.of(sizes.first, sizes.first, sizes.shrink))
         except (LayoutError, PlanError) as error:
             return {"refused": error.message}
         self.relayout(sizes, None)

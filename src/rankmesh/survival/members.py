@@ -29,6 +29,7 @@ from typing import TypedDict
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
+from rankmesh.core.source import read_spec
 from rankmesh.errors import LayoutError, PlanError, in_words
 from rankmesh.readers.source import read_plan
 
@@ -43,13 +44,17 @@ class SizesData(TypedDict):
     spec: str | None
     plan: str
     shrink: str | None
+    follows: Mapping[str, str]
 
 
 class MembersData(TypedDict):
-    """The members of a job as plain data; ``sizes`` is None if the members before have the same."""
+    """The members of a job as plain data.
+
+    ``sizes`` is None if the members before have the same, ``plan`` if it is the first one of the sizes.
+    """
 
     sizes: SizesData | None
-    replicas: int
+    plan: str | None
     ranks: Sequence[int]
     spares: Sequence[int]
     started: int
@@ -57,11 +62,16 @@ class MembersData(TypedDict):
 
 @dataclass(frozen=True)
 class Sizes:
-    """The plans of a job: the one that it was started with, and plans with fewer replicas along axis ``shrink``."""
+    """The plans of a job: the one that it was started with, and plans with fewer replicas along axis ``shrink``.
 
-    layout: PlanLike
+    ``spec`` is the SPEC of the layout, None for a plan, a mesh or a file, which is not read again: hosts may have
+    different ones. ``follows`` has the axis of each view of a file's plan whose size follows that of ``shrink``.
+    """
+
+    spec: str | None
     first: Plan
     shrink: str | None
+    follows: tuple[tuple[str, str], ...] = ()
 
     @classmethod
     def of(cls, layout: PlanLike, plan: Plan, shrink: str | None) -> Sizes:
@@ -78,25 +88,31 @@ class Sizes:
                 "has such a plan",
                 ranks=plan.mesh.size,
             )
-        return cls(layout, plan, shrink)
+        if isinstance(layout, str) and read_spec(layout, world_size=plan.world_size) is not None:
+            return cls(layout, plan, shrink)
+        is_cut = isinstance(layout, str) and shrink is not None and plan.mesh.views
+        return cls(None, plan, shrink, _follows(str(layout), plan, str(shrink)) if is_cut else ())
 
     @cached_property
     def data(self) -> SizesData:
         """The layout as plain data; a SPEC stays one, since the sizes of its views may follow."""
-        spec = self.layout if isinstance(self.layout, str) else None
-        return {"spec": spec, "plan": self.first.to_json(), "shrink": self.shrink}
+        return {
+            "spec": self.spec,
+            "plan": self.first.to_json(),
+            "shrink": self.shrink,
+            "follows": dict(self.follows),
+        }
 
     @classmethod
     def read(cls, data: SizesData) -> Sizes:
         """Return the layout of plain data."""
-        plan = Plan.from_json(data["plan"])
-        return cls(plan if data["spec"] is None else str(data["spec"]), plan, data["shrink"])
+        return cls(data["spec"], Plan.from_json(data["plan"]), data["shrink"], tuple(data["follows"].items()))
 
     def plan(self, replicas: int) -> Plan:
         """Return the plan with this many coordinates along the axis; ``LayoutError`` or ``PlanError`` if none fits."""
         if self.shrink is None or replicas == self.first.mesh.axes[self.shrink]:
             return self.first
-        return _shrunk(self.layout, self.first, self.shrink, replicas)
+        return _shrunk(self, replicas)
 
     def largest(self, numbers: Iterable[int]) -> Plan | None:
         """Return the plan of the first of these numbers of replicas that has one: ep=4 takes them by fours."""
@@ -110,26 +126,38 @@ class Sizes:
         return 1 if self.shrink is None else plan.mesh.axes[self.shrink]
 
 
+def _follows(path: str, plan: Plan, shrink: str) -> tuple[tuple[str, str], ...]:
+    """Return the axis of each view that follows ``shrink``, by what the file gives for fewer replicas; at the start."""
+    now, views = plan.mesh.axes[shrink], plan.mesh.views
+    for replicas in range(now - 1, 0, -1):
+        with suppress(LayoutError, PlanError, KeyError):
+            fewer = read_plan(path, world_size=plan.mesh.size // now * replicas).mesh.views
+            changed = ((name, axis, size) for name in views for axis, size in views[name].axes.items())
+            return tuple((name, axis) for name, axis, size in changed if fewer[name].axes[axis] != size)
+    return ()
+
+
 @lru_cache(maxsize=64)
-def _shrunk(layout: PlanLike, first: Plan, shrink: str, replicas: int) -> Plan:
-    size = first.mesh.size // first.mesh.axes[shrink] * replicas
-    axes = {**first.mesh.axes, shrink: replicas}
-    if isinstance(layout, str):
-        try:
-            plan = read_plan(layout, world_size=size)
-        except (LayoutError, PlanError):
-            pass
-        else:
-            if plan.mesh.axes == axes:
-                return plan
-    if first.mesh.views:
-        raise PlanError(
-            f"the views of {first.mesh} do not fit {shrink}={replicas}; give the layout as a SPEC with {shrink}=*, and "
-            "with * for the axis of each view that follows it",
-            shrink=shrink,
-            replicas=replicas,
-        )
-    return first.replace(mesh=Mesh.of(axes), world_size=None)
+def _shrunk(sizes: Sizes, replicas: int) -> Plan:
+    first, shrink = sizes.first, str(sizes.shrink)
+    now, axes = first.mesh.axes[shrink], {**first.mesh.axes, shrink: replicas}
+    if sizes.spec is not None:
+        with suppress(LayoutError, PlanError):
+            found = read_spec(sizes.spec, world_size=first.mesh.size // now * replicas)
+            if found is not None and found.plan.mesh.axes == axes:
+                return found.plan
+    mesh, follows = Mesh.of(axes), dict(sizes.follows)
+    for name, view in first.mesh.views.items():
+        follower = follows.get(name)
+        if follower is None or view.axes[follower] * replicas % now:
+            raise PlanError(
+                f"the views of {first.mesh} do not fit {shrink}={replicas}; give the layout as a SPEC with {shrink}=*, "
+                "and with * for the axis of each view that follows it",
+                shrink=shrink,
+                replicas=replicas,
+            )
+        mesh = mesh.with_view(name, shared=None, **{**view.axes, follower: view.axes[follower] * replicas // now})
+    return first.replace(mesh=mesh, world_size=None)
 
 
 @dataclass(frozen=True, repr=False)
@@ -214,7 +242,7 @@ class Members:
         """The members as plain data, without their hosts."""
         return {
             "sizes": self.sizes.data,
-            "replicas": self.sizes.replicas(self.plan),
+            "plan": None if self.plan == self.sizes.first else self.plan.to_json(),
             "ranks": self.ranks,
             "spares": self.spares,
             "started": self.started,
@@ -226,7 +254,8 @@ class Members:
         sizes = self.sizes if given is None or given == self.sizes.data else Sizes.read(given)
         ranks, spares = tuple(data["ranks"]), tuple(data["spares"])
         known = {**self.hosts, **(hosts or {})}
-        return Members(sizes, sizes.plan(data["replicas"]), ranks, spares, data["started"], known)
+        plan = sizes.first if data["plan"] is None else Plan.from_json(data["plan"])
+        return Members(sizes, plan, ranks, spares, data["started"], known)
 
     def relaid(self, sizes: Sizes) -> Members:
         """Return these members in another plan: the first ones at its ranks, the others as spares.
