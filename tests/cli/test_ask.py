@@ -17,11 +17,12 @@ def job(monkeypatch):
     """The address of a rank of a job of 4 ranks and a spare, by its state machine alone."""
     machine = Machine()
     machine.begin(1, Members.first("dp=4", world_size=5, spares=1))
+    machine.reasons = {"3": "guess: it does not reply"}
 
     def reply(message):
         found, _ = machine.received(message, None)
         if "last_change" in found:
-            found["last_change"] = {"what": found["last_change"], "seconds": {"connect": 0.25}}
+            found["last_change"]["seconds"] = {"connect": 0.25}
         return found
 
     heartbeat = Heartbeat("127.0.0.1", reply)
@@ -35,20 +36,22 @@ def test_status(rankmesh, job):
     """Epoch, plan, step, members and the last change, for people and as JSON."""
     shown = rankmesh("ask", job, "status")
     assert (shown.code, "dp=4" in shown.out, "start: connect 0.25 s" in shown.out) == (0, True, True)
+    assert "guess: it does not reply" in next(line for line in shown.out.splitlines() if "member 3" in line)
     assert json.loads(rankmesh("ask", job, "status", "--json").out) == {
         "epoch": 0,
         "plan": "dp=4",
         "step": 0,
         "members": [0, 1, 2, 3, 4],
         "spares": [4],
-        "last_change": {"what": "start", "seconds": {"connect": 0.25}},
+        "last_change": {"what": "start", "why": {"3": "guess: it does not reply"}, "seconds": {"connect": 0.25}},
     }
 
 
 @pytest.mark.parametrize(
     ("given", "code", "text"),
     [
-        (["relayout", "tp=2,dp=*"], 0, "the job changes to tp=2,dp=* after its next commit"),
+        (["relayout", "tp=2,dp=*"], 0, "accepted: the job changes to tp=2,dp=2 after its next commit"),
+        (["relayout", "dp=4"], 0, "the job has dp=4 already"),
         (["relayout", "tp=6"], 3, "the job refuses 'tp=6': the plan tp=6 has 6 ranks, and the job has 5 members"),
         (["relayout", "tp="], 3, "tp"),
         (["relayout"], 3, "relayout needs a layout"),

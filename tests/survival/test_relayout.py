@@ -503,7 +503,8 @@ def member(number, **how):
 def test_a_request_from_outside_waits_for_a_commit():
     """A rank ends the epoch after its next commit, and all go on in that layout, by its report alone."""
     one = member(2)
-    assert one.received(asked_for("tp=2,dp=2", 4), None) == ({"epoch": "0", "refused": ""}, [])
+    follows = "accepted: the job changes to tp=2,dp=2 after its next commit"
+    assert one.received(asked_for("tp=2,dp=2", 4), None) == ({"epoch": "0", "refused": "", "follows": follows}, [])
     assert not one.has_ended
     assert Abort(one.epoch) in one.committed(7)
     reports = {number: Report(steps={0: (6, 7)}, committed=True) for number in range(5)}
@@ -519,7 +520,7 @@ def test_a_request_from_outside_waits_for_a_commit():
         "step": 8,
         "members": [0, 1, 2, 3, 4],
         "spares": [4],
-        "last_change": "relayout",
+        "last_change": {"what": "relayout", "why": {}},
     }
 
 
@@ -572,10 +573,55 @@ def test_a_request_that_does_not_fit(layout, how, why):
 
 
 def test_a_request_for_the_plan_that_the_job_has():
-    """Nothing happens."""
+    """Nothing happens, and the reply says so."""
     one = member(2)
-    assert one.received(asked_for("dp=4", 4), None) == ({"epoch": "0", "refused": ""}, [])
+    reply = {"epoch": "0", "refused": "", "follows": "the job has dp=4 already"}
+    assert one.received(asked_for("dp=4", 4), None) == (reply, [])
     assert one.committed(7) == []
+
+
+def asked(one, layout):
+    """What a member replies to a request."""
+    return one.received(asked_for(layout, 4), None)[0]["follows"]
+
+
+def layouts_of(machines, changes):
+    """The layouts of a job after each of its next changes."""
+    found = []
+    for _ in range(changes):
+        if not any(one.committed(7) for one in machines.values()):
+            break
+        ended_together(machines)
+        for one in machines.values():
+            one.entered()
+        found.append(str(machines[0].members.plan.mesh))
+    return found
+
+
+def test_requests_of_two_ranks_before_one_commit_both_happen():
+    """One after the other, whichever rank was asked; a third one, of a rank that has one, follows it."""
+    machines = {number: member(number) for number in range(5)}
+    assert asked(machines[3], "tp=2,dp=2") == "accepted: the job changes to tp=2,dp=2 after its next commit"
+    assert asked(machines[1], "tp=4") == "accepted: the job changes to tp=4 after its next commit"
+    assert asked(machines[1], "tp=4") == "the job changes to tp=4 already"
+    assert asked(machines[1], "dp=4") == "accepted: the job changes to dp=4 once it has changed to tp=4"
+    assert layouts_of(machines, 5) == ["tp=4", "dp=4", "tp=2,dp=2"]
+
+
+def test_a_request_that_no_longer_fits_is_dropped(caplog):
+    """The members are fewer by the time of the commit, or of the round: the log says so, and the job goes on."""
+    machines = {number: member(number, shrink="dp") for number in range(5)}
+    asked(machines[1], "dp=4,tp=1"), asked(machines[1], "dp=5")
+    for one in machines.values():
+        one.history[0] = one.members.without([4])
+    assert layouts_of({number: machines[number] for number in range(4)}, 5) == ["dp=4,tp=1"]
+    assert "does not fit any more: the plan dp=5 has 5 ranks, and the job has 4 members" in caplog.text
+    asked(machines[1], "tp=4,dp=1"), machines[1].committed(7)
+    reports = {number: machines[number].report(Left(), {}, {}, 7) for number in range(3)}
+    outcome = conclude(machines[1].history, machines[1].epoch.number, reports)
+    machines[1].concluded(outcome, Left(), took_part=True)
+    assert "too few members are left for a layout that was asked for" in caplog.text
+    assert machines[1].committed(8) == []
 
 
 @given(

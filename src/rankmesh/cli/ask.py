@@ -34,8 +34,10 @@ def command(
 
     A change happens after the next commit of the rank at ADDRESS. All ranks leave train()
         and call it again under the new plan. Spares take new ranks, and ranks that the plan lacks
-        become spares. A layout that does not fit is refused, and the job goes on. The status shows
-        the last change and its seconds.
+        become spares. A layout that does not fit is refused, and the job goes on. Layouts that are
+        requested meanwhile, of this rank or of another one, follow one after the other. A file is
+        read here, and its plan is sent. The status shows the last change, its seconds, and why
+        members were left out.
 
     $ export RANKMESH_JOB_KEY_FILE=job.key
     $ rankmesh ask 10.0.0.1:40123 status
@@ -48,8 +50,7 @@ def command(
     if what == "relayout":
         if not spec:
             raise PlanError("relayout needs a layout; give a SPEC, such as tp=4,dp=2")
-        request_layout(address, spec)
-        note(f"accepted: the job changes to {spec} after its next commit")
+        note(request_layout(address, spec))
     elif spec:
         raise PlanError(f"status takes no layout, and {spec!r} was given; ask for relayout {spec}")
     found = status(address)
@@ -66,5 +67,6 @@ def _print(found: dict[str, Any]) -> None:
         "members": len(found["members"]),
         "spares": len(found["spares"]),
         "last change": f"{change['what']}: {seconds}" if seconds else change["what"],
+        **{f"member {member}": why for member, why in change["why"].items()},
     }
     print_table(("what", "the job"), [(name, str(value)) for name, value in rows.items()])

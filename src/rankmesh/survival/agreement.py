@@ -197,6 +197,7 @@ def conclude(
             **following.data,
             "sizes": None if following.sizes == members.sizes else following.sizes.data,
             "budget": None if asked is None else asked["budget"],
+            "asked": None if asked is None else asked["sizes"]["plan"],
             "joined": {str(member): vars(contact) for member, contact in joined.items()},
             "step": step,
             "source": source,

@@ -47,13 +47,17 @@ def status(address: str) -> Message:
     return {**reply, "epoch": Epoch.read(reply["epoch"]).number}
 
 
-def request_layout(address: str, layout: str) -> None:
-    """Have a job change its layout after the next commit; raise ``PlanError`` if it refuses the layout."""
+def request_layout(address: str, layout: str) -> str:
+    """Have a job change its layout after the next commit; return what follows in words.
+
+    Raises ``PlanError`` if the job refuses the layout.
+    """
     before = status(address)
     plan = plan_of(layout, len(before["members"]) - len(before["spares"]))
     reply = _reply(address, {"what": "relayout", "sizes": Sizes.of(layout, plan, None).data})
     if reply["refused"]:
         raise PlanError(f"the job refuses {quoted(layout)}: {reply['refused']}", layout=layout)
+    return str(reply["follows"])
 
 
 def _reply(address: str, message: Message) -> Message:

@@ -11,10 +11,12 @@ has a thread, a socket or a tensor, so tests can try any order of events.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
+from rankmesh.core.plan import Plan
 from rankmesh.errors import (
     ConnectError,
     Diverged,
@@ -34,6 +36,8 @@ from rankmesh.survival.sealed import Message
 from rankmesh.survival.suspicion import Suspicion
 
 __all__ = ["Abort", "Action", "Announce", "Enter", "Left", "Machine", "Stop"]
+
+_log = logging.getLogger("rankmesh.survival")
 
 # Outcomes that a member keeps for those that have not read them.
 _KEPT = 8
@@ -130,9 +134,12 @@ class Machine:
         self.unreplicated: Mapping[str, int] = {}
         self.newcomers = Newcomers()
         self.last_change = "start"
+        self.reasons: Mapping[str, str] = {}
         self.budget: int | None = None
         self._done = 0
+        # A layout that all ranks ask for in this epoch, and those that this one was asked for, until they are adopted.
         self._asked: Relayout | None = None
+        self._queue: list[Relayout] = []
         self._outcomes: dict[Epoch, str] = {}
         self._ends: dict[Epoch, _End] = {}
         self._is_entered = False
@@ -183,7 +190,14 @@ class Machine:
         return self._changed()
 
     def _changed(self) -> list[Action]:
-        return self.end() if self._asked or self.newcomers.let_grow(self.members) else []
+        while self._queue:
+            try:
+                self.relaid(Sizes.read(self._queue[0]["sizes"]))
+                break
+            except (LayoutError, PlanError) as error:  # members were lost since, or hold something else
+                _log.warning("rankmesh: a layout that was asked for does not fit any more: %s", error.message)
+                del self._queue[0]
+        return self.end() if self._asked or self._queue or self.newcomers.let_grow(self.members) else []
 
     def relaid(self, sizes: Sizes) -> Members:
         """Return the members in another layout; ``PlanError`` where it does not fit them, or what is held."""
@@ -198,7 +212,7 @@ class Machine:
         return members
 
     def relayout(self, sizes: Sizes, budget: int | None) -> bool:
-        """Take note of a layout that all ranks, or somebody outside, ask for; return whether it is another one."""
+        """Take note of a layout that all ranks ask for; return whether it is another one."""
         if sizes.first == self.members.plan:
             return False
         self._asked = {"sizes": sizes.data, "budget": budget}
@@ -213,7 +227,7 @@ class Machine:
             "step": self._done,
             "members": sorted(members.all),
             "spares": list(members.spares),
-            "last_change": self.last_change,
+            "last_change": {"what": self.last_change, "why": dict(self.reasons)},
         }
 
     def end(
@@ -264,15 +278,22 @@ class Machine:
         return reply, actions
 
     def _requested(self, message: Message) -> Message:
-        """Take note of a layout that somebody outside asks for; the reply states why it is refused, if it is."""
+        """Take note of a layout that somebody outside asks for, after others; reply what follows, or why it is refused.
+
+        Each rank keeps what it was asked for until the job has changed to it: of two, one comes later.
+        """
         try:
             spec, plan = message["sizes"]["spec"], message["sizes"]["plan"]
             sizes = Sizes.read({"spec": spec, "plan": plan, "shrink": self.members.sizes.shrink, "follows": {}})
             self.relaid(Sizes.of(sizes.first, sizes.first, sizes.shrink))
         except (LayoutError, PlanError) as error:
             return {"refused": error.message}
-        self.relayout(sizes, None)
-        return {"refused": ""}
+        before = Plan.from_json(self._queue[-1]["sizes"]["plan"]) if self._queue else self.members.plan
+        if sizes.first == before:
+            return {"refused": "", "follows": f"the job {'changes to' if self._queue else 'has'} {before.mesh} already"}
+        after = f"once it has changed to {before.mesh}" if self._queue else "after its next commit"
+        self._queue.append({"sizes": sizes.data, "budget": None})
+        return {"refused": "", "follows": f"accepted: the job changes to {sizes.first.mesh} {after}"}
 
     def _ended(self, message: Message) -> list[Action]:
         epoch = Epoch.read(message["epoch"])
@@ -320,7 +341,7 @@ class Machine:
             unclear=end.unclear,
             began=self.step,
             at=at,
-            relayout=self._asked,
+            relayout=self._asked or next(iter(self._queue), None),
             loads=loads,
             equal=equal or {},
             suspicion=left.suspicion.data if left.suspicion else None,
@@ -354,7 +375,13 @@ class Machine:
         joined = {int(member): Contact.read(contact) for member, contact in value["joined"].items()}
         following = self.members.following(value, {member: contact.host for member, contact in joined.items()})
         self.last_change = _what(self.members, following, outcome.ranks)
+        evicted = self._end_of(self.epoch).evicted
+        named = {str(member): f"evidence: {evicted[member]}" for member in outcome.ranks if member in evicted}
+        self.reasons = {**value["reasons"], **named}
         self.budget, self._asked, self.unreplicated = value["budget"], None, {}
+        asked = self._queue.pop(0) if self._queue and value["asked"] == self._queue[0]["sizes"]["plan"] else None
+        if asked is not None and following.sizes.data != asked["sizes"]:
+            _log.warning("rankmesh: too few members are left for a layout that was asked for; %s stays", following.plan)
         self.newcomers.welcome(joined, outcome, self.epoch, self.history)
         self.source, self.step, self.load = value["source"], value["step"], value["load"]
         self.equal, found = value["equal"], value["suspicion"]

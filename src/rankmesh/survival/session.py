@@ -532,7 +532,7 @@ class Session:
         with self._lock:
             reply, actions = self._machine.received(message, self._rounds.server)
             if "last_change" in reply:
-                reply["last_change"] = {"what": reply["last_change"], "seconds": dict(self._seconds)}
+                reply["last_change"]["seconds"] = dict(self._seconds)
             if "welcome" in reply:
                 reply["members"] = addresses(self._members.ranks, self._peers.contacts)
             if reply.get("welcome"):
@@ -618,6 +618,10 @@ class Session:
             action = self._machine.concluded(outcome, left, took_part=self._rounds.took_part)
             if isinstance(action, Stop):
                 raise _Over(action.error)
+            if reasons := self._machine.reasons:
+                members = ", ".join(f"member {member} ({why})" for member, why in reasons.items())
+                level = logging.WARNING if self.member == min(self._members.all) else logging.INFO
+                _log.log(level, "rankmesh: epoch %d goes on without %s", self._epoch.number, members)
             self._peers.start_over()
             self._peers.admit(action.joined)
             self._begun()
