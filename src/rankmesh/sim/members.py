@@ -151,7 +151,7 @@ class SimulatedPeers:
             self._lost("gone")
 
     def ended(self, members: Collection[int]) -> set[int]:
-        """Return those of these members that are lost: all are on one host."""
+        """Return the lost ones of these members: all are on one host."""
         return set(members).difference(self._members.living)
 
     def stood_still(self) -> float:

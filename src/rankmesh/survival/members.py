@@ -65,7 +65,7 @@ class Sizes:
     """The plans of a job: the one that it was started with, and plans with fewer replicas along axis ``shrink``.
 
     ``spec`` is the SPEC of the layout, None for a plan, a mesh or a file, which is not read again: hosts may have
-    different ones. ``follows`` has the axis of each view of a file's plan whose size follows that of ``shrink``.
+    different ones. ``follows`` has the axis of each view of a file's plan whose size follows the size of ``shrink``.
     """
 
     spec: str | None
