@@ -114,6 +114,7 @@ def test_a_machines_fault_costs_its_place(every, rank, step, name, expected, cap
         f"rankmesh: {name!r} differs on rank {rank} at step {found}; {again}",
         f"rankmesh: {name!r} is equal at step {found} now; {again} {once_more}",
         f"rankmesh: {why} (host simulated, device cpu); it is left out",
+        f"rankmesh: epoch 3 goes on without member {rank} (evidence: {why})",
     ]
 
 

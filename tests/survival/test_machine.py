@@ -138,6 +138,8 @@ GOES_ON = Outcome(
         "source": 0,
         "load": False,
         "raised": {},
+        "equal": 0,
+        "suspicion": None,
         "reasons": {"1": "guess: it does not reply"},
     },
     ranks=(1,),
