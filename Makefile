@@ -16,7 +16,7 @@ PYTHONS ?= python3.10 python3.13
 HANGS ?= all
 # Tests run side by side in this many processes; one that has nothing left takes half of what another has. JOBS=0: no xdist.
 # More than there are cores: ranks wait for each other about as long as they compute.
-JOBS ?= 4
+JOBS ?= 3
 # Tests start many interpreters: what they import is compiled once, whatever the caller's shell says.
 unexport PYTHONDONTWRITEBYTECODE
 

@@ -26,7 +26,7 @@ settings.register_profile(
     deadline=None,
     suppress_health_check=[HealthCheck.too_slow],
     derandomize=bool(os.environ.get("CI")),
-    max_examples=100 if ALL else 25,
+    max_examples=100 if ALL else 15,
 )
 settings.load_profile("rankmesh")
 

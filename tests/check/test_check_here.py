@@ -128,7 +128,7 @@ def test_inside_a_job_the_ranks_that_are_left_are_the_jobs():
     [
         pytest.param("killed", 5, "lost rank 3: it was ended by SIGKILL", marks=pytest.mark.long),
         pytest.param("exits", 5, "lost rank 3: it ended with status 7", marks=pytest.mark.long),
-        ("raises", 4, "rank 3 failed: ProofError: received nothing, by sabotage"),
+        pytest.param("raises", 4, "rank 3 failed: ProofError: received nothing, by sabotage", marks=pytest.mark.long),
     ],
 )
 def test_a_failing_rank_is_named(how, status, message):

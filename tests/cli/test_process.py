@@ -4,6 +4,8 @@ import resource
 import subprocess
 import sys
 
+import pytest
+
 import rankmesh as package
 
 LARGE = "megatron:world=131072,tp=8,cp=2,pp=8,ep=8,etp=1"
@@ -42,6 +44,7 @@ def test_a_reader_that_leaves_is_no_error() -> None:
         assert running.wait(timeout=30) == 141
 
 
+@pytest.mark.long
 def test_show_of_131072_ranks_costs_little_more_than_of_128(process) -> None:
     """The whole command, start of the interpreter included: less than twice the processor time of the small one."""
 

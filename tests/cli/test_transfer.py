@@ -125,6 +125,7 @@ def test_equal_layers_are_one_line(rankmesh, without_frameworks):
     assert len(shown.splitlines()) < 50
 
 
+@pytest.mark.long
 def test_layouts_in_files_are_sides(rankmesh, without_frameworks, tmp_path):
     """What ``rankmesh layout --json`` prints is a source or a target, with views and split axes: the same moves."""
     files = []

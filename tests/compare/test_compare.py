@@ -9,6 +9,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.compare.parallel import pg, reduce_, weight
+from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh import sim
@@ -75,6 +76,7 @@ def test_see_outside_a_comparison_does_nothing():
     sim.run(lambda groups: sim.see("x", object()), "tp=2")
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("value", [1, 2.5, True, np.arange(3.0), torch.arange(3), torch.tensor(1 + 2j)])
 def test_kinds_of_values(value):
     """Numbers, arrays and tensors of any dtype are compared."""
@@ -112,7 +114,7 @@ CUTS = {
 }
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("case", CUTS)
 def test_cuts_are_those_of_shardings(case):
     """A shard is compared with its own elements; one that holds others differs."""
@@ -373,7 +375,7 @@ AXES = st.sets(st.sampled_from(["tp", "dp", "cp"]), min_size=1)
 KINDS = {frozenset({"tp"}): "tp", frozenset({"dp"}): "dp", frozenset({"cp"}): "cp", frozenset({"dp", "cp"}): "dp_cp"}
 
 
-@settings(max_examples=10)
+@settings(max_examples=10 if ALL else 3)
 @given(cut=AXES, used=st.sampled_from(sorted(KINDS.values())))
 def test_a_sum_is_right_over_the_axes_that_cut_it_only(cut, used):
     """A sum of shards is the same exactly when its group spans the axes that cut it: the repair."""

@@ -10,7 +10,7 @@ from tests.compare.wrong import WRONG
 from rankmesh import sim
 
 
-@pytest.mark.few(6)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", RIGHT)
 def test_right_program_is_the_same(name):
     """No difference, whatever the layout: no false alarm."""
@@ -31,7 +31,7 @@ def line_of(program, repair):
     return f"wrong.py:{marked[0]}"
 
 
-@pytest.mark.few(8)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("name", WRONG)
 def test_wrong_program_is_found(name):
     """The line, the group and the operation that made it differ, and the change that makes it right."""

@@ -65,6 +65,7 @@ def test_marked_tests_compare(run):
     assert "under tp=2,dp=1: rank 0 of 2 failed: AssertionError" in text
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("mark", "word"),
     [

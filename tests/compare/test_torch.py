@@ -154,6 +154,7 @@ def whole(layouts):
     return [",".join([one, *(f"{axis}=1" for axis in ("tp", "cp", "dp", "pp") if axis not in one)]) for one in layouts]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("program", RIGHT, ids=lambda program: program.__name__)
 def test_right_program_is_the_same(program):
     """No difference, and in float64: the noise is measured over DTensors, too."""

@@ -5,12 +5,15 @@ from contextlib import contextmanager
 
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
+from tests.sweeping import ALL
 from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankmesh.backend.meshes import forget_meshes
 
 # Run inside a rank's process: no database beside it, and no clock.
-PROPERTIES = settings(max_examples=40, deadline=None, database=None, suppress_health_check=list(HealthCheck))
+PROPERTIES = settings(
+    max_examples=40 if ALL else 15, deadline=None, database=None, suppress_health_check=list(HealthCheck)
+)
 
 
 @contextmanager

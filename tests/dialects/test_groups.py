@@ -217,6 +217,7 @@ def _properties(me, name):
     check_any()
 
 
+@pytest.mark.few(2)
 @EVERY
 def test_any_rank_of_any_world(ranks, name):
     """Dry worlds of up to 256 ranks: every getter as loops over coordinates give it."""

@@ -41,6 +41,7 @@ def _runs(me, name):
     return [given["x"].item(), registries()["pg_map"] - before]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("name", [*NAMES, pytest.param("torchtitan", marks=meshes_of_meshes)])
 def test_a_page_does_what_it_says(ranks, name):
     """8 ranks: the code of the page runs, reduces over its group, and leaves what it says that it leaves."""

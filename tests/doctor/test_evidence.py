@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from tests.doctor.making import WORLD, call, document, write
 from tests.doctor.test_logs import BEHIND
 from tests.doctor.test_ras import as_json, as_text
+from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh.debug.doctor import doctor
@@ -427,7 +428,7 @@ def test_laws(tmp_path_factory, texts):
 REPORT = [(list(range(8)), {"AllReduce": {rank: 10 - (rank == 5) for rank in range(8)}}, [6])]
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300 if ALL else 100, deadline=None)
 @given(
     st.sampled_from(
         [WAITS, LOADS, ROOT % (1, STACK), error_file(), init(0, "START"), '[{"thread_name": "x"}]',

@@ -41,6 +41,7 @@ def runs(seed, mistake, *, goes_on=False):
             yield culprit, run
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("mistake", MISTAKES)
 @pytest.mark.parametrize("seed", range(3))
 def test_no_innocent_rank_is_at_fault(mistake, seed):
@@ -53,6 +54,7 @@ def test_no_innocent_rank_is_at_fault(mistake, seed):
     assert results[True] >= {"skip": 60, "swap": 40, "size": 30}[mistake]
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("goes_on", [False, True])
 @pytest.mark.parametrize("mistake", MISTAKES)
 def test_what_programs_do_after_a_call_has_failed_accuses_nobody(mistake, goes_on):

@@ -6,6 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.doctor.making import WORLD, call, document, write
+from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh.core.documents import Unreadable
@@ -162,7 +163,7 @@ JOBS = st.tuples(
 )
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150 if ALL else 50, deadline=None)
 @given(JOBS)
 def test_laws(job):
     """Both forms say the same of all ranks; whoever is behind has launched no more than another anywhere."""

@@ -12,6 +12,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests.doctor.making import WORLD, call, document, recordings, write
+from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh.debug.doctor import diagnose, doctor, reader, recording_of
@@ -161,7 +162,7 @@ def _mutated(data, changes):
     return bytes(raw)
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=300 if ALL else 100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["json", "pickle"]),
     st.lists(st.tuples(st.integers(0, 10**6), st.integers(0, 255)), max_size=12),
@@ -238,7 +239,7 @@ FIELDS = (
 ABOUT = ("rank", "world_size", "run", "attempt", "host", "time_ns", "ended", "state", "in_call")
 
 
-@settings(max_examples=400, deadline=5000)
+@settings(max_examples=400 if ALL else 130, deadline=None)
 @given(
     st.sampled_from([None, PLAN]),
     st.lists(st.tuples(st.integers(0, 2), st.integers(0, 1), st.sampled_from(FIELDS), ODD), max_size=4),

@@ -73,6 +73,7 @@ def test_losses_need_no_drawing(typed, monkeypatch):
     assert "needs matplotlib" in typed(*TINY, "--steps", "1").stderr
 
 
+@pytest.mark.long
 def test_refusal_is_one_sentence(tmp_path):
     """What the command refuses is one line on stderr, without a traceback; nothing is written."""
     output, printed = run(EXAMPLE / "train.py", "--layout", "tp=2", "--figure", tmp_path / "x.png", code=2)

@@ -33,8 +33,8 @@ LAYOUTS = {
     "pp=4": 4,
     "cp=2,dp=2,ep=2": 4,
     "cp=2,dp=2,ep=4": 4,
-    "tp=2,pp=2,dp=2": 8,
     "tp=2,cp=2,pp=2,dp=2,ep=2": 16,
+    "tp=2,pp=2,dp=2": 8,
 }
 LIMIT = {"limit": 100, "timeout": 60.0}
 
@@ -77,7 +77,7 @@ def _both(me):
     return result, plain_gpt.train(weights, TINY, batches)
 
 
-@pytest.mark.few(4)
+@pytest.mark.few(2)
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_layout_has_the_losses_of_one_process(ranks, single, layout):
     """2 to 16 ranks, float64: every rank is told the losses and norms of the run on one process, to 1e-9."""
@@ -85,7 +85,7 @@ def test_layout_has_the_losses_of_one_process(ranks, single, layout):
         assert difference(result, single()) < 1e-9
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("layout", ["cp=2,dp=2,ep=2", "tp=2,pp=2,dp=2"])
 def test_single_precision(ranks, single, layout):
     """4 and 8 ranks, float32: the same to 1e-4."""
@@ -145,6 +145,7 @@ def test_refused_checkpoints(ranks, tmp_path):
     assert "the checkpoint is truncated; read another" in torn
 
 
+@pytest.mark.long
 def test_state_moves_between_layouts_in_memory(ranks):
     """8 ranks: each step under another layout, the state moved in memory between them: the losses of one process."""
     layouts = ["tp=2,pp=2,dp=2", "cp=2,dp=4,ep=4", "pp=4,dp=2,ep=2", "tp=2,cp=2,dp=2,ep=2"]

@@ -39,7 +39,7 @@ KINDS = [rm.GroupSpec("tp"), rm.GroupSpec("dp", lazy=True), rm.GroupSpec("ends",
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), [*KINDS, rm.GroupSpec("pp")])
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize("call", ["rankmesh.connect('dp=1')", "rankmesh.init()", "from rankmesh import sim"])
 def test_an_old_torch_is_refused_before_anything_happens(call):
     """Torch 2.7: one ConnectError with both versions, whatever is used first."""

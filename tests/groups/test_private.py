@@ -113,6 +113,7 @@ def _outside():
     return {str(path): ast.parse(path.read_text(encoding="utf-8")) for path in (*ours, *ENGINES.rglob("*.py"))}
 
 
+@pytest.mark.long
 def test_what_is_private_in_torch_is_used_in_one_package():
     """No other package of the library reaches into torch."""
     trees = _outside()

@@ -30,6 +30,7 @@ def _many(me):
     return found
 
 
+@pytest.mark.long
 @listed_keys
 def test_nothing_stays_in_the_store(ranks):
     """4 ranks, 100 plans connected and closed: as many keys as after ten."""

@@ -45,6 +45,7 @@ def raw(dtype, size, seed):
     return (bits & 1 if dtype == "bool" else bits).view(getattr(torch, dtype))
 
 
+@pytest.mark.few(8)
 @pytest.mark.parametrize("dtype", DTYPES)
 @given(size=st.integers(1, 70), seed=st.integers(0, 2**32), data=st.data())
 def test_a_flipped_bit_shows(dtype, size, seed, data):

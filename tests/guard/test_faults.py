@@ -38,6 +38,7 @@ def test_each_fault_is_found(outcomes):
     assert found == {name: expected(fault) for name, fault in FAULTS.items()}
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", every(4, FAULTS))
 def test_each_fault_is_found_on_simulated_ranks(name):
     """As on gloo."""
@@ -45,7 +46,7 @@ def test_each_fault_is_found_on_simulated_ranks(name):
     assert sim.run(lambda groups: outcome(groups, fault), LAYOUT) == [expected(fault)] * 8
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     "name",
     [

@@ -56,7 +56,7 @@ def test_every_cause_has_its_hang():
 ALL = [(KEPT, HANGS), (KEPT_ON_NCCL, ON_NCCL), (KEPT_TIMED_OUT, TIMED_OUT)]
 
 
-@pytest.mark.few(24)
+@pytest.mark.few(8)
 @pytest.mark.parametrize(
     ("place", "hang"), [(kept / name, hangs[name]) for kept, hangs in ALL for name in sorted(hangs)]
 )

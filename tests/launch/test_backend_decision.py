@@ -45,6 +45,7 @@ def test_all_have_come(size):
     assert left == 1, "the number of the next epoch"
 
 
+@pytest.mark.long
 def test_a_large_world_decides():
     """131,072 ranks with more than 260 bytes each, of which the last arrives here: it decides for all."""
     size = 131_072

@@ -24,7 +24,7 @@ from rankmesh.readers.model import read_model
 from rankmesh.transfer.files import Checkpoint
 from rankmesh.transfer.planning.tensors_file import read_tensors
 
-COUNT = {"": 150, "1": 1_500, "all": 20_000}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
+COUNT = {"": 60, "1": 1_500, "all": 20_000}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
 SECONDS, MEMORY = 2.0, 200 << 20
 MESH = rm.Mesh(tp=2, dp=2)
 

@@ -117,6 +117,7 @@ OTHERWISE = [
 ]
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize(
     ("text", "kind"), [(text, kind) for kind in KINDS for text in (LOGIN if kind == "none" else LOGIN + OTHERWISE)]
 )

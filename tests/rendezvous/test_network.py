@@ -69,6 +69,7 @@ def _server_reads_first(me, serves):
     return outcome.message
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("serves", [True, False])
 def test_who_serves_the_store_leaves_last(outcomes, serves):
     """3 ranks, one of which fails: nobody who was to hear so loses the store instead, if its server is known."""

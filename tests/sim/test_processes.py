@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects import dry
+from tests.sweeping import ALL
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
 import rankmesh as rm
@@ -291,6 +292,7 @@ def scripts(draw):
 
 @pytest.mark.few(2)
 @pytest.mark.parametrize("kind", DIALECTS)
+@settings(max_examples=100 if ALL else 8)
 @given(scripts(), st.one_of(st.just("deterministic"), st.integers(0, 100)))
 def test_every_dialect_answers_each_rank_as_a_process_of_its_own(kind, script, order):
     """4 ranks: begin, getters, writes and end, in any interleaving, give what a lone process gives on each rank."""
@@ -299,7 +301,7 @@ def test_every_dialect_answers_each_rank_as_a_process_of_its_own(kind, script, o
 
 @pytest.mark.parametrize("kind", [SHARED[0], *(pytest.param(kind, marks=pytest.mark.long) for kind in SHARED[1:])])
 @given(scripts(), st.one_of(st.just("deterministic"), st.integers(0, 100)))
-@settings(max_examples=15)
+@settings(max_examples=15 if ALL else 5)
 def test_a_state_that_a_module_makes_is_each_ranks_own(kind, script, order):
     """4 ranks: an object that was made before the ranks began has the attributes of each rank in turn."""
     shared = kind.share()

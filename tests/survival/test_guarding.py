@@ -94,6 +94,7 @@ def expected():
     return of_ranks(ended(Job(lambda *_: None), 6))
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("every", [1, 3])
 @pytest.mark.parametrize(("rank", "step", "name"), [(3, 4, "norm"), (0, 2, "up"), (5, 9, "up"), (4, 11, "norm")])
 def test_a_machines_fault_costs_its_place(every, rank, step, name, expected, caplog):
@@ -154,6 +155,7 @@ OF_ONE_RANK = {
 }
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", every(6, OF_ONE_RANK))
 def test_a_fault_that_does_not_come_again_is_the_machines(name, caplog):
     """The rank is left out, also of a tie; the numbers are those of a job without it."""
@@ -165,6 +167,7 @@ def test_a_fault_that_does_not_come_again_is_the_machines(name, caplog):
     assert sorted(value for value in values if isinstance(value, tuple)) == sorted(right)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", every(6, REPORTED))
 def test_a_fault_that_comes_again_is_the_programs(name):
     """The job ends with the error of its tensor, on every rank; no spare is spent."""
@@ -349,6 +352,7 @@ def test_a_programs_fault_in_processes(outcomes):
 # -- a model is held ------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("lose", [{}, {1: 3}, {0: 5}])
 def test_a_model_and_its_optimizer_survive(lose):
     """With Adam's moments and steps, which loading replaces, also if a rank is lost before another has made a step.

@@ -178,6 +178,7 @@ PLACES = {
 }
 
 
+@pytest.mark.few(6)
 @pytest.mark.parametrize("who", [0, 2, 4])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_member_is_lost_in_the_change(place, who, monkeypatch):
@@ -366,6 +367,7 @@ def costs_of(size, monkeypatch):
     return costs
 
 
+@pytest.mark.long
 def test_what_a_change_asks_of_the_store(monkeypatch):
     """16 and 64 ranks: each asks as much of the stores, but for a few that conclude a round, and sends no more."""
     few, many = costs_of(16, monkeypatch), costs_of(64, monkeypatch)

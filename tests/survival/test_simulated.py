@@ -93,6 +93,7 @@ LOSSES = {
 }
 
 
+@pytest.mark.few(4)
 @pytest.mark.parametrize("what", LOSSES)
 def test_spares_take_over(what, without_loss):
     """8 ranks and 2 spares: bit-equal to a run without loss; lost ranks and spares that wait return None."""
@@ -150,7 +151,7 @@ def test_the_last_to_return_ends_before_the_others_know(spares, without_loss, mo
     same(values, without_loss)
 
 
-@pytest.mark.few(7)
+@pytest.mark.few(4)
 @pytest.mark.parametrize("second", [0, 1, 8, 5])
 @pytest.mark.parametrize("place", PLACES)
 def test_a_second_loss_in_the_regroup(place, second, without_loss, monkeypatch):
@@ -200,7 +201,7 @@ def test_state_that_nobody_holds():
     assert {type(error) for error in raised.value.failures.values()} == {rm.LostState}
 
 
-@pytest.mark.few(5)
+@pytest.mark.few(3)
 @pytest.mark.parametrize("order", ["deterministic", 1, 2])
 @pytest.mark.parametrize("lose", [{1: 3}, {0: 3}, {2: 1}, {3: STEPS}, {0: 2, 3: 4}], ids=str)
 def test_copies_on_other_ranks(lose, order):
@@ -558,7 +559,7 @@ def test_what_a_change_asks_of_the_store(sizes, monkeypatch):
         assert sum(costs.messages.values()) <= 12 * size
 
 
-@pytest.mark.parametrize("size", [16, 64, pytest.param(256, marks=SWEPT)])
+@pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.long), pytest.param(256, marks=SWEPT)])
 def test_the_server_is_lost_in_the_round(size, monkeypatch):
     """Member 0 dies when it has asked for those that are absent: messages grow with the members, not their square."""
     ask, asked = Probe.ask, []

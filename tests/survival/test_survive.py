@@ -90,6 +90,7 @@ def _same_of(found, expected, errors=None):
         assert losses.items() <= expected[rank][1].items(), rank
 
 
+@pytest.mark.long
 def test_without_loss(job, expected):
     """8 ranks and a spare: train's results, None for the spare; no socket, thread or group is left."""
     ended = job(9, [], spares=1)

@@ -206,6 +206,7 @@ def _anonymous():
     return int(status.partition("RssAnon:")[2].split()[0]) << 10
 
 
+@pytest.mark.few(1)
 @pytest.mark.skipif(not Path("/proc/self/status").exists(), reason="needs /proc")
 @pytest.mark.parametrize("to", ["safetensors", "dcp"])
 def test_memory_is_bounded_whatever_the_model(tmp_path, to):

@@ -10,6 +10,7 @@ import torch.distributed as dist
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from tests import limits
+from tests.sweeping import ALL
 from tests.transfer import live
 from tests.transfer.strategies import pairs
 
@@ -45,7 +46,7 @@ def test_random_pairs_under_the_simulator(both):
         assert memory <= 40 * 64
 
 
-@settings(max_examples=3, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=3 if ALL else 1, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(st.lists(pairs(least=0, max_size=8, max_offset=4), min_size=5, max_size=5))
 def test_random_pairs_on_real_ranks(ranks, some):
     """12 ranks, gloo: five pairs of layouts after each other in one world, in messages of 64 bytes, arrive whole."""

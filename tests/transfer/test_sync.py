@@ -6,6 +6,7 @@ import torch
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from tests import limits
+from tests.sweeping import ALL
 from tests.transfer import brute, syncing
 from tests.transfer.live import bytes_of
 from tests.transfer.strategies import pairs
@@ -17,6 +18,7 @@ from rankmesh.transfer.sync import direct
 WIRES = ("files", "gloo")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("wire", [*WIRES, "together"])
 def test_versions_reach_two_engines(ranks, tmp_path, wire):
     """A trainer of 4 ranks and two engines of 2: three versions, each whole, in as many bytes as the lower bound."""
@@ -73,7 +75,7 @@ def _cases(draw):
 
 @pytest.mark.parametrize("wire", [*WIRES, "together"])
 @settings(
-    max_examples=2,
+    max_examples=2 if ALL else 1,
     phases=[Phase.generate],
     suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
 )

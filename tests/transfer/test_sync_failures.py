@@ -184,6 +184,7 @@ def _stopped(me):
     return [sync.version, syncing.wrong(sync.tensors, layouts, rank, 3)]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("wire", WIRES)
 def test_a_reader_never_sees_half_a_version(ranks, tmp_path, wire):
     """A thread that reads an engine's weights under the lock, all the time, sees each tensor of one version."""

@@ -89,6 +89,7 @@ def test_colours_differ(count: int) -> None:
     assert len(set(colours(count))) == count
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize(
     ("mesh", "part", "message"),
     [

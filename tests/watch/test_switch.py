@@ -165,7 +165,7 @@ def ended(ranks, limit=100):
     return [rank.returncode for rank in ranks], printed
 
 
-@pytest.mark.few(1)
+@pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "statuses"),
     [("again", [0, 0]), ("loads", [0, 0]), ("spawns", [0, 0]), ("inits", [0, 0]), ("exits", [3, 4])],

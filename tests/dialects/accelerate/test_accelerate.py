@@ -79,6 +79,7 @@ def _live(me, sizes):
         return [new, sums, groups.report().communicators, groups["dp_cp"].pg is mesh["dp_cp"].get_group()]
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("sizes", "communicators"),
     [

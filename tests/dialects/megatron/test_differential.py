@@ -3,10 +3,11 @@
 import random
 
 import pytest
+from tests.sweeping import ALL
 
 pytest.importorskip("megatron.core.parallel_state")
 
-PER_PROCESS = 160
+PER_PROCESS = 160 if ALL else 50
 PROCESSES = 2
 LARGEST = 24
 
@@ -135,10 +136,10 @@ def differences(both):
 
 
 def test_random_configurations_equal_megatron_core(ranks):
-    """320 configurations, up to 2 ranks of each: every getter with every flag, every global, every refusal."""
+    """Random configurations, up to 2 ranks of each: every getter with every flag, every global, every refusal."""
     result = ranks(PROCESSES, _compare, PER_PROCESS, world=None)
     wrong = [text for part in result for text in part["wrong"]]
     if wrong:
         pytest.fail("\n".join(wrong), pytrace=False)
-    assert sum(part["built"] for part in result) >= 250
-    assert sum(part["refused"] for part in result) >= 30
+    assert sum(part["built"] for part in result) >= 0.7 * PROCESSES * PER_PROCESS
+    assert sum(part["refused"] for part in result) >= 0.05 * PROCESSES * PER_PROCESS
