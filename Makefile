@@ -10,6 +10,8 @@ TORCH ?= 2.15.0
 OLD_TORCH := 2.8.0
 # How wide `make test-sweeps` is: 1, or all.
 SWEEP ?= 1
+# Of others' releases: all, or few.
+PEERS ?= all
 # The Pythons that `make dist` installs the wheel in; torch of one that is not the tests' own is downloaded.
 PYTHONS ?= python3.10 python3.13
 # The programs that `make test-hangs` runs: all, or some by name.
@@ -21,6 +23,8 @@ JOBS ?= 3
 unexport PYTHONDONTWRITEBYTECODE
 
 VENV := .venv
+# The kernel on torch: how ranks start, agree, and get their groups.
+KERNEL_TESTS := tests/groups tests/launch tests/rendezvous
 # What depends on torch's insides: live groups, ranks that are threads, and what stands on both.
 LIVE_TESTS := tests/groups tests/sim tests/check tests/testing tests/dialects
 # The distribution of how engines shard their weights.
@@ -37,7 +41,7 @@ pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 .DEFAULT_GOAL := help
 .DELETE_ON_ERROR:
 .NOTPARALLEL:
-.PHONY: help demo test test-all test-torch test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-system test-wheel \
+.PHONY: help demo test test-all test-nightly test-torch test-kernel test-browser screenshots test-gpu test-hangs test-sweeps test-cluster test-launchers test-system test-wheel \
 	dist test-peers install downloads lint lint-page page bench bench-transfers bench-cluster docs clean
 
 help:  ## list the targets
@@ -50,12 +54,15 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then create and v
 test: $(VENV)/.installed-test  ## run the tests and the docstring examples, but for the long ones (ARGS='-k mesh', JOBS=0)
 	@$(PYTEST) -n $(JOBS) --dist worksteal -m 'not long' $(ARGS)
 
-test-all: $(VENV)/.installed-notebook  ## the same with the long ones: repetitions, deaths at each moment, training, the plugin, watches
+test-all: $(VENV)/.installed-notebook  ## the same with the long and the nightly ones (ARGS="-m 'not nightly'")
 	@$(PYTEST) -n $(JOBS) --dist worksteal --durations 20 --durations-min 5 $(ARGS)
 
 test-torch: $(VENV)/torch-$(TORCH)/.installed  ## run the tests of live and simulated ranks on another torch (TORCH=2.15.0: downloads up to 3 GB)
 	@$(VENV)/torch-$(TORCH)/bin/python -m pytest -p tests.again -n $(JOBS) --dist worksteal $(LIVE_TESTS) $(ARGS)
 	@$(if $(PUBLIC_TESTS),RANKMESH_TEST_PUBLIC=1 $(VENV)/torch-$(TORCH)/bin/python -m pytest -p tests.again -n $(JOBS) --dist worksteal -m 'not long' $(PUBLIC_TESTS))
+
+test-kernel:  ## run the tests of the kernel on another torch, but for the long ones
+	@$(MAKE) --no-print-directory test-torch TORCH=$(TORCH) LIVE_TESTS='$(KERNEL_TESTS)' PUBLIC_TESTS= ARGS="-m 'not long' $(ARGS)"
 
 test-browser: $(VENV)/.installed-browser  ## open the explorer in a real browser (root: it installs chromium)
 	@RANKMESH_BROWSER=1 $(PYTEST) -n 0 --timeout 300 tests/browser $(ARGS)
@@ -97,19 +104,26 @@ test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of conne
 		tests/survival/test_survive.py::test_any_moment tests/survival/test_faults.py tests/guard/test_faults.py tests/survival/test_guarding.py tests/examples/test_survives.py \
 		tests/survival/test_simulated.py tests/survival/test_strangers.py tests/survival/test_relayout.py::test_any_sequence_of_layouts_and_losses tests/survival/test_relayout.py::test_a_thousand_members_change_their_layout tests/transfer/test_sync_failures.py tests/compare/test_train_gpt.py tests/multihost/test_four_hosts.py) $(ARGS)
 
+# In this order; one that fails does not keep the others from running. RANKMESH_TEST_SWEEP=all: all cases of each sweep.
+NIGHTLY := lint 'test-all ARGS="--timeout 3000" RANKMESH_TEST_SWEEP=all RANKMESH_CLUSTER=1' test-hangs test-launchers test-browser test-cluster \
+	'test-peers RANKMESH_ENGINES=1' test-wheel test-system 'test-torch TORCH=$(OLD_TORCH)' test-torch docs
+test-nightly: install downloads  ## all that there is: repetitions, sweeps, all programs, launchers, peers and torches (root; hours)
+	@failed=; for target in $(NIGHTLY); do eval "$(MAKE) --no-print-directory $$target" || failed="$$failed $${target%% *}"; done; \
+		test -z "$$failed" || { echo "error: these failed:$$failed"; exit 1; }
+
 test-cluster: $(VENV)/.installed-test  ## emulate clusters, and predict, measure and move on them (root)
 	@RANKMESH_CLUSTER=1 $(PYTEST) -n $(JOBS) --dist loadfile tests/bench/test_cluster.py tests/multihost $(ARGS)
 
 test-launchers: $(VENV)/.installed-launchers  ## run under a real Slurm, Open MPI, MPICH, Ray and torchrun (root: it installs them)
 	@RANKMESH_LAUNCHERS=1 $(PYTEST) -n 0 --timeout 300 tests/launchers $(ARGS)
 
-test-peers: $(VENV)/.installed-peers  ## compare with other systems' own code, each release of it (ARGS='-k interface')
-	@RANKMESH_PEERS=$(VENV)/peers $(PYTEST) -n $(JOBS) --dist load --timeout 400 tests/peers $(ENGINES)/tests \
+test-peers: $(VENV)/.installed-peers-$(PEERS)  ## compare with other systems' own code, each release of it (PEERS=few: the newest, no engines)
+	@RANKMESH_PEERS=$(VENV)/peers $(PYTEST) -n $(JOBS) --dist load --timeout 400 $(if $(filter few,$(PEERS)),-m 'not nightly') tests/peers $(ENGINES)/tests \
 		'tests/watch/test_switch.py::test_unmodified_programs[accelerate-late]' 'tests/watch/test_switch.py::test_unmodified_programs[deepspeed-absent]' $(ARGS)
 
 install: $(VENV)/.installed-lint $(VENV)/.installed-notebook $(VENV)/.installed-launchers $(VENV)/.installed-browser  ## install what lint and tests need (root: Debian's programs too)
 
-downloads: $(VENV)/.installed-peers $(VENV)/torch-$(TORCH)/.installed $(VENV)/torch-$(OLD_TORCH)/.installed  ## what test-peers and test-torch need beside it (up to 7 GB)
+downloads: $(VENV)/.installed-peers-all $(VENV)/torch-$(TORCH)/.installed $(VENV)/torch-$(OLD_TORCH)/.installed  ## what test-peers and test-torch need beside it (up to 7 GB)
 
 lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== style: ruff check'
@@ -121,6 +135,11 @@ lint: $(VENV)/.installed-lint  ## check style, formatting, types and layers
 	@echo '== layers: lint-imports'
 	@$(BIN)/lint-imports
 	@$(BIN)/lint-imports --config $(ENGINES)/pyproject.toml
+	@echo '== workflows: check-jsonschema'
+	@if test -x $(BIN)/check-jsonschema; then \
+		$(BIN)/check-jsonschema --builtin-schema vendor.github-workflows .github/workflows/*.yml && \
+		$(BIN)/check-jsonschema --builtin-schema vendor.github-actions action.yml; \
+		else echo 'not here: it needs Python 3.11'; fi
 	@if command -v npm >/dev/null; then $(MAKE) --no-print-directory lint-page; else echo '== the explorer: no npm here, see make lint-page'; fi
 
 lint-page: explorer/node_modules/.installed  ## check types and style of the explorer's sources (npm)
@@ -201,8 +220,8 @@ explorer/node_modules/.installed: explorer/package-lock.json
 	@touch $@
 
 # Each release of another system lies in a folder of its own, without its dependencies.
-$(VENV)/.installed-peers: $(VENV)/.installed-test tests/peers/fetch.py $(ENGINES)/pins.txt
-	$(BIN)/python -m tests.peers.fetch $(VENV)/peers
+$(VENV)/.installed-peers-%: $(VENV)/.installed-test tests/peers/fetch.py $(ENGINES)/pins.txt
+	$(BIN)/python -m tests.peers.fetch $(VENV)/peers $*
 	@touch $@
 
 $(VENV)/.installed-docs: $(VENV)/.installed

@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 __all__ = ["main"]
 
 SECTIONS = ("live", "dry", "planning", "getters")
-QUICK = ["--ranks", "8", "--worlds", "64", "--rounds", "1", "--limit", "30"]
+QUICK = ["--ranks", "8", "--worlds", "64", "--rounds", "1", "--limit", "30", "--loaded"]
 
 
 def _sizes(text: str) -> list[int]:
@@ -47,6 +47,7 @@ def _parser() -> argparse.ArgumentParser:
     parser.add_argument("--only", nargs="+", choices=SECTIONS, default=SECTIONS, help="sections; default all")
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one run may take")
     parser.add_argument("--quick", action="store_true", help="8 ranks, small worlds, one round: seconds, not figures")
+    parser.add_argument("--loaded", action="store_true", help="measure, though the load is above the number of cores")
     parser.add_argument("--json", type=Path, help="write the figures as JSON")
     parser.add_argument("--markdown", type=Path, help="write docs/benchmarks.md with these figures")
     parser.add_argument("--from", type=Path, dest="source", help="take the figures of an earlier --json")
@@ -99,8 +100,15 @@ def _version(name: str) -> str:
 
 
 def main(message: Sequence[str]) -> int:
-    """Measure or read the figures, show and write them; 1 where rankmesh itself failed, for a peer may."""
+    """Measure or read the figures, show and write them. Return 1 if rankmesh failed, 2 if the machine is busy."""
     given = _parser().parse_args([*(QUICK if "--quick" in message else ()), *message])
+    load, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if load > cores and not (given.source or given.loaded):
+        sys.stderr.write(
+            f"error: the load is {load:.2f} on {cores} cores, so times would be those of other work, too; "
+            f"wait until it is below {cores}, or add --loaded\n"
+        )
+        return 2
     found = json.loads(given.source.read_text(encoding="utf-8")) if given.source else _measured(given)
     for section, rows in measured_rows(found).items():
         if rows:

@@ -92,6 +92,7 @@ def _ours() -> dict[str, Question]:
         "process group of tp, group kept": lambda: kept.pg,
         "members of dp_cp": lambda: groups["dp_cp"].ranks,
         "next stage of pp": lambda: groups["pp"].next,
+        "an empty function": lambda: None,
         **_drop_in(parallel_state),
     }
 

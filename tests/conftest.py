@@ -194,7 +194,10 @@ def ranks(outcomes):
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items):
-    """Of a test marked ``few`` the other parameters are long. The files with the most long tests come first."""
+    """Of a test marked ``few`` the other parameters are nightly, and what is nightly is long.
+
+    The files with the most long tests come first.
+    """
     repeated = defaultdict(list)
     for item in items:
         if item.get_closest_marker("few"):
@@ -204,6 +207,9 @@ def pytest_collection_modifyitems(items):
         places = {round(place * (len(group) - 1) / max(1, kept - 1)) for place in range(kept)}
         for place, item in enumerate(group):
             if place not in places:
-                item.add_marker(pytest.mark.long)
+                item.add_marker(pytest.mark.nightly)
+    for item in items:
+        if item.get_closest_marker("nightly"):
+            item.add_marker(pytest.mark.long)
     long = Counter(item.path for item in items if item.get_closest_marker("long"))
     items.sort(key=lambda item: -long[item.path])

@@ -40,6 +40,7 @@ def _dumb(order, machine):
     return sum(cost(plan.groups(kind).tolist(), cluster.TRAFFIC[kind], machine, "gloo") for kind in cluster.MESH)
 
 
+@pytest.mark.nightly
 @emulates
 def test_a_placement_is_predicted_and_measured():
     """8 ranks on 4 emulated hosts in 2 racks: predicted and measured agree on the best and the worst of three."""
@@ -54,6 +55,7 @@ def test_a_placement_is_predicted_and_measured():
     assert placed.cost <= min(predicted.values()) * 1.001
 
 
+@pytest.mark.nightly
 @emulates
 def test_a_slow_host_is_named():
     """8 ranks on 4 emulated hosts: the one with a third of a link is named most times, no other is each time.

@@ -13,7 +13,7 @@ pytest.importorskip("torch.distributed")
 KEYS = {"built", "used", "descriptors", "threads", "added_descriptors", "added_threads", "groups", "store_operations"}
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_every_section_is_measured(tmp_path):
     """8 gloo ranks: each section has our figures; a live world counts what is open, and no fewer groups than a peer's.
 
@@ -37,6 +37,21 @@ def test_every_section_is_measured(tmp_path):
     again = tmp_path / "again.md"
     assert main(["--from", str(figures), "--markdown", str(again)]) == 0
     assert again.read_text(encoding="utf-8") == document.read_text(encoding="utf-8")
+
+
+def test_a_busy_machine_is_refused(monkeypatch, capsys):
+    """Nothing is measured while the load is above the number of cores, unless that is asked for."""
+    monkeypatch.setattr("os.getloadavg", lambda: (2.25, 1.0, 1.0))
+    monkeypatch.setattr("os.cpu_count", lambda: 2)
+    monkeypatch.setattr("bench.__main__._comparisons", lambda given: iter(()))
+    assert main([]) == 2
+    assert capsys.readouterr().err == (
+        "error: the load is 2.25 on 2 cores, so times would be those of other work, too; "
+        "wait until it is below 2, or add --loaded\n"
+    )
+    assert main(["--loaded"]) == 0
+    monkeypatch.setattr("os.getloadavg", lambda: (2.0, 9.0, 9.0))
+    assert main([]) == 0
 
 
 @pytest.mark.parametrize("arguments", ["--ranks 12", "--ranks eight", "--worlds 1032", "--only dri"])

@@ -113,6 +113,7 @@ def _refusal(spec):
     return ""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("argument", ["world", "tp", "cp", "dp", "pp", "ep", "etp"])
 def test_each_size_of_megatron_is_a_control(shown, argument):
     """A size that is written makes the layout that Python makes of it, or the words of Python's error."""
@@ -292,6 +293,7 @@ def test_a_tap_lists_the_groups(browser):
     context.close()
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_a_chosen_toggle_is_readable_under_the_pointer(shown, theme):
     """A button that is pressed keeps its contrast while the pointer is over it."""
@@ -322,6 +324,7 @@ OUTSIDE = """() => [...document.querySelectorAll('.controls, .inspector')].flatM
 })"""
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "fragment",
     [
@@ -407,6 +410,7 @@ def test_a_link_is_the_state(shown):
     _plan_is(shown, "tp=2,dp=2")
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize(
     "spec",
     [
@@ -552,6 +556,7 @@ def _axe(page, where="html"):
     ]
 
 
+@pytest.mark.few(3)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 @pytest.mark.parametrize(
     "fragment",
@@ -597,6 +602,7 @@ def _contrast(one, other):
     return (bright + 0.05) / (dark + 0.05)
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("theme", ["light", "dark"])
 def test_the_drawing_has_contrast(shown, theme):
     """Text on every colour of the drawing has 4.5 to 1, in light and in dark."""
@@ -688,6 +694,7 @@ def test_a_call_that_all_have_entered_is_a_whole_sentence(shown, tmp_path):
 # -- large worlds -------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", sorted(WORLDS))
 def test_a_gesture_costs_what_its_pixels_cost(shown, name, record_property):
     """Whatever the world: thousands of rectangles, hundreds of elements."""

@@ -81,6 +81,7 @@ def test_the_store_of_ranks_that_are_started_here_is_for_this_host():
     assert out.splitlines()[-1].startswith("('127.0.0.1', ")
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP, signal.SIGINT])
 def test_a_check_that_is_ended_leaves_nothing(number, tmp_path):
@@ -101,7 +102,7 @@ def test_a_check_that_is_ended_leaves_nothing(number, tmp_path):
     assert not list(tmp_path.glob("rankmesh-ranks-*"))
 
 
-@pytest.mark.long  # docs/tutorial.md shows the table of another layout
+@pytest.mark.nightly  # docs/tutorial.md shows the table of another layout
 def test_the_demo_checks_its_layout():
     """16 ranks of the Makefile's layout: the last line of the table says that every group was proved."""
     spec = re.search(r"^SPEC \?= (.*)$", MAKEFILE.read_text(encoding="utf-8"), re.MULTILINE)[1]
@@ -110,7 +111,7 @@ def test_the_demo_checks_its_layout():
     assert out.splitlines()[-1] == "every group was proved: 125 groups of 20 kinds on 16 ranks (gloo)"
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_inside_a_job_the_ranks_that_are_left_are_the_jobs():
     """2 ranks under torchrun: a * is filled from the size of the job; a SPEC of another size keeps its own error."""
     launch = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2", "-m", "rankmesh", "check")
@@ -123,12 +124,14 @@ def test_inside_a_job_the_ranks_that_are_left_are_the_jobs():
     assert "world_size" in err
 
 
+@pytest.mark.long
+@pytest.mark.few(1)
 @pytest.mark.parametrize(
     ("how", "status", "message"),
     [
-        pytest.param("killed", 5, "lost rank 3: it was ended by SIGKILL", marks=pytest.mark.long),
-        pytest.param("exits", 5, "lost rank 3: it ended with status 7", marks=pytest.mark.long),
-        pytest.param("raises", 4, "rank 3 failed: ProofError: received nothing, by sabotage", marks=pytest.mark.long),
+        ("killed", 5, "lost rank 3: it was ended by SIGKILL"),
+        ("exits", 5, "lost rank 3: it ended with status 7"),
+        ("raises", 4, "rank 3 failed: ProofError: received nothing, by sabotage"),
     ],
 )
 def test_a_failing_rank_is_named(how, status, message):

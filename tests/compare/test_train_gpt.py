@@ -16,6 +16,7 @@ LAYOUTS = megatron(
 WITHOUT_REPAIR = {"vocabulary, forward", "cross-entropy"}
 
 
+@pytest.mark.nightly
 def test_twelve_layouts_are_the_same():
     """Two steps: every loss, norm, weight and moment, on up to 16 ranks."""
     result = sim.compare(program_of("examples.train_gpt.gpt"), LAYOUTS)
@@ -24,6 +25,7 @@ def test_twelve_layouts_are_the_same():
     assert {"loss", "norm", "table", "block1.experts.up.exp_avg"} <= set(result.errors[LAYOUTS[-1]])
 
 
+@pytest.mark.few(1)
 @pytest.mark.parametrize("name", every(4, BREAKS))
 def test_a_collective_on_another_group_is_found(name, tmp_path):
     """The line that is wrong is named, and a group that is right."""

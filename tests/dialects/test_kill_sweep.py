@@ -22,7 +22,7 @@ from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.runtime import world
 from rankmesh.runtime.connect import connect
 
-pytestmark = pytest.mark.long  # a sweep
+pytestmark = pytest.mark.nightly  # a sweep
 
 TIMEOUT, SIZE, VICTIM, ATTEMPTS = 1.0, 4, 1, 5
 SWEEP = os.environ.get("RANKMESH_TEST_SWEEP")

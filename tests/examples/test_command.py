@@ -115,7 +115,7 @@ def test_help_teaches(typed):
         assert token in printed
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_compare_prints_a_table():
     """2 ranks: the comparison of the documentation, shortened; the difference is that of float64."""
     table, _ = run(EXAMPLE / "compare.py", "dp=2,ep=2", "--steps", "1", "--dtype", "float64")

@@ -134,14 +134,14 @@ def test_a_training_survives(trained, expected):
     assert _steps(ended) == expected(((0, 2),))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_training_changes_its_layout(trained, restarted):
     """8 ranks and a spare: two other layouts, bit-equal to runs that were started from that step in that layout."""
     ended = trained(9, [], spares=1, changes=[[2, "tp=2,ep=2"], [4, "cp=2,pp=2,dp=1"]])
     assert _steps(ended) == restarted(((2, "tp=2,pp=2,dp=2"), (2, "tp=2,ep=2,dp=4"), (2, "cp=2,pp=2,dp=1")))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(SEQUENCES))
 def test_any_sequence_of_layouts(trained, restarted, seed):
     """8 ranks, float64, four layouts drawn from all that fit: bit-equal; in every third one of 9 members dies."""
@@ -160,14 +160,14 @@ def test_any_sequence_of_layouts(trained, restarted, seed):
     assert steps == [pytest.approx(step, rel=1e-9) for step in whole]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_tied_weights_come_from_either_stage(trained, expected):
     """8 ranks and a spare: of the last stage's first replica, the table comes from the first stage, bit-equal."""
     ended = trained(9, [{"member": 5, "at": "step", "n": 1}], spares=1)
     assert _steps(ended) == expected(((0, 2),))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_moment(trained, expected, seed):
     """16 ranks and 4 spares: one or two members, or four of a host, die or stop at any moment: bit-equal steps.
@@ -180,7 +180,7 @@ def test_any_moment(trained, expected, seed):
     assert steps == expected(((0, 4),)) or (steps is None and None in ended), deaths
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_moment_without_spares(trained, expected, seed):
     """16 ranks that shrink: as runs of the sizes that it had, each started from a checkpoint of that step.

@@ -85,7 +85,7 @@ def test_layout_has_the_losses_of_one_process(ranks, single, layout):
         assert difference(result, single()) < 1e-9
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("layout", ["cp=2,dp=2,ep=2", "tp=2,pp=2,dp=2"])
 def test_single_precision(ranks, single, layout):
     """4 and 8 ranks, float32: the same to 1e-4."""
@@ -112,7 +112,7 @@ WORDS = {
 }
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("size", [4, pytest.param(8, marks=pytest.mark.long)])
 def test_words_of_peers(ranks, single, size):
     """4 and 8 ranks, one training after the other: groups made in peers' words give the same losses and norms."""

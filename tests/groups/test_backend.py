@@ -39,6 +39,7 @@ KINDS = [rm.GroupSpec("tp"), rm.GroupSpec("dp", lazy=True), rm.GroupSpec("ends",
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), [*KINDS, rm.GroupSpec("pp")])
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("call", ["rankmesh.connect('dp=1')", "rankmesh.init()", "from rankmesh import sim"])
 def test_an_old_torch_is_refused_before_anything_happens(call):
@@ -260,7 +261,7 @@ def _aborted_midway(me, call):
     return slow
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("call", [dist.all_reduce, partial(dist.broadcast, src=0)], ids=["all_reduce", "broadcast"])
 def test_abort_ends_what_is_under_way(ranks, call):
     """2 gloo ranks that send 16 MiB when both abort: neither waits for gloo's timeout, sender or receiver.

@@ -364,7 +364,7 @@ def _random_plans(me, least, seconds):
     return right
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.timeout(400)
 def test_random_plans_with_uneven_membership_never_hang(ranks):
     """8 ranks: at least 100 random plans (or RANKMESH_TEST_PLANS) in one world, under an outer limit."""

@@ -13,7 +13,7 @@ from rankmesh.backend.members import MemberBackend
 from rankmesh.errors import AgreementError, ConnectError
 from rankmesh.runtime import world
 
-pytestmark = pytest.mark.long  # a sweep
+pytestmark = pytest.mark.nightly  # a sweep
 
 TIMEOUT = 1.0
 PLAN = rm.Plan(rm.Mesh(tp=3), [rm.GroupSpec("tp")])

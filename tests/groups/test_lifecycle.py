@@ -50,7 +50,7 @@ LEFT = private_backend("torch keeps an entry of each group that it names")
 
 
 @LEFT
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_hundred_cycles_leave_everything_where_it_was(ranks):
     """4 ranks, 100 connects: descriptors, threads and registries as before, memory within 6 MiB."""
     for before, after in ranks(4, _cycles, _plan(), 100):

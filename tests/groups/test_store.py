@@ -53,7 +53,7 @@ def _thousand(me):
 
 
 @listed_keys
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_thousand_rounds_leave_what_ten_leave(ranks):
     """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
     for ten, thousand in ranks(2, _thousand, world=None):

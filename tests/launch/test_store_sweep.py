@@ -17,7 +17,7 @@ from rankmesh.launch.table import torchrun_variables
 from rankmesh.rendezvous import round as rounds
 from rankmesh.runtime import init
 
-pytestmark = pytest.mark.long  # a sweep
+pytestmark = pytest.mark.nightly  # a sweep
 
 
 def _cut(link):

@@ -63,7 +63,12 @@ def both_hosts():
         yield hosts
 
 
-@pytest.fixture(scope="module", params=STARTS)
+# The others start ranks as one of these does.
+FEW = ("slurm", "openmpi", "c10d")
+EVERY = [pytest.param(name, marks=() if name in FEW else pytest.mark.nightly) for name in STARTS]
+
+
+@pytest.fixture(scope="module", params=EVERY)
 def ran(request, start, script, tmp_path_factory):
     """A launcher's ranks, and what came of each command and of the four lines on them."""
     folder = tmp_path_factory.mktemp("chain")
@@ -137,6 +142,7 @@ def test_a_wrong_size(ran):
         assert (rank["status"], "Traceback" in rank["err"]) == (3, False)
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("name", ["torchrun in slurm", "c10d", "static"])
 def test_a_rank_that_is_killed(name, start):
     """A check in which rank 2 is killed ends torchrun in failure, and whoever speaks before names that rank alone."""

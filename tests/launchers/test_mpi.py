@@ -3,6 +3,7 @@
 import re
 import sys
 
+import pytest
 from tests.launchers.conftest import needs, reported
 from tests.launchers.starts import HYDRA, LIMIT, LOST_IN_USE, OPENMPI, PATH, SURVIVED, SURVIVES, python, survived
 
@@ -20,6 +21,7 @@ def test_ranks_that_mpi4py_brings_together(run, script):
     assert len({line[5] for line in found.values()}) == 1
 
 
+@pytest.mark.nightly
 def test_an_address_that_nobody_gives(run, script):
     """2 ranks of MPICH on two hosts, with an mpi4py of another MPI or none: the error says what to set."""
     needs("MPICH", "mpiexec.hydra")
@@ -34,6 +36,7 @@ def _named(text):
     return re.findall("error: lost (.*?);", text)
 
 
+@pytest.mark.nightly
 def test_a_rank_that_is_stopped(run):
     """4 ranks of Open MPI, one of which is stopped: the others name it alone, and mpirun ends in failure."""
     needs("Open MPI", "mpirun.openmpi")
@@ -53,6 +56,7 @@ def test_a_rank_that_is_killed(run):
     assert "every group was proved" not in done.stdout
 
 
+@pytest.mark.nightly
 def test_a_rank_that_dies(run):
     """4 ranks of MPICH, each in a shell: one is killed, its shell ends with a status, and the others name it alone."""
     needs("MPICH", "mpiexec.hydra")
@@ -69,6 +73,7 @@ def test_a_job_survives_the_loss_of_a_rank(run):
     assert survived(done) == SURVIVED, done
 
 
+@pytest.mark.nightly
 def test_a_job_survives_in_shells(run):
     """4 ranks of MPICH, each in a shell that ends well whatever becomes of it: one is killed, and the others go on."""
     needs("MPICH", "mpiexec.hydra")

@@ -54,6 +54,7 @@ def test_mpirun(run, job):
     assert "openmpi: 4 ranks, 2 in dp" in done.stdout
 
 
+@pytest.mark.nightly
 def test_mpiexec(run, job):
     """4 ranks: the command of the page with MPICH's launcher."""
     needs("MPICH", "mpiexec.hydra")
@@ -62,6 +63,7 @@ def test_mpiexec(run, job):
     assert "mpich: 4 ranks, 2 in dp" in done.stdout
 
 
+@pytest.mark.nightly
 def test_ray(run, job, ray):
     """4 workers: the page's file, as it stands there."""
     (job / "with_ray.py").write_text(_snippet("TorchTrainer"), encoding="utf-8")

@@ -40,6 +40,7 @@ def test_a_worker_that_dies(ran):
     assert set(re.findall(r"\[Rank (\d+) Error Snippet\]", done.stderr)) == {"2"}, done.stderr[-3000:]
 
 
+@pytest.mark.nightly
 def test_a_job_survives_the_loss_of_an_actor(run, ray):
     """4 actors, one of them a spare, one killed: Ray leaves the others alone, and they go on."""
     done = run(sys.executable, JOB.with_name("ray_actors.py"), SURVIVES, free_port(), **ray, **PATH)

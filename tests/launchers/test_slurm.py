@@ -3,6 +3,7 @@
 import re
 import sys
 
+import pytest
 from tests.launchers.conftest import BIN, reported
 from tests.launchers.starts import FIRST_NODES, LOST_IN_USE, PATH, SURVIVED, SURVIVES, survived
 
@@ -24,6 +25,7 @@ def test_four_lines_under_sbatch(slurm, script):
     ]
 
 
+@pytest.mark.nightly
 def test_salloc_from_another_node(slurm, script):
     """2 ranks on two nodes of an allocation, whose shell is on this host, which is none of them."""
     done = slurm.run("salloc", "-N2", "-n2", *FIRST_NODES, "srun", sys.executable, script, "dp=*")
@@ -32,6 +34,7 @@ def test_salloc_from_another_node(slurm, script):
     assert {line[5].partition(":")[0] for line in found.values()} == {"node1"}
 
 
+@pytest.mark.nightly
 def test_nodes_whose_names_do_not_resolve(slurm, script):
     """2 ranks on two nodes whose names no resolver knows: they meet at the address that Slurm has of the first."""
     unknown = f'mount --bind {slurm.folder}/no-hosts /etc/hosts && ! getent hosts node1 >&2 && exec "$@"'

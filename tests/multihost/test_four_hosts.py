@@ -68,6 +68,7 @@ def test_a_host_dies(hosts, loss):
     _went_on(reports, HOSTS - {lost}, [4, 3])
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize("lost", every(2, [0, 2]))
 def test_a_host_is_cut_off(hosts, lost):
     """Its processes live on: they end with an error, and the twelve others go on."""

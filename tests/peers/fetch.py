@@ -1,4 +1,4 @@
-"""Fetch the others' releases from the package index, each into a folder: ``python -m tests.peers.fetch DIR``.
+"""Fetch the others' releases from the package index, each into a folder: ``python -m tests.peers.fetch DIR [few]``.
 
 Without their dependencies: what is compared is arithmetic of ranks and groups, and its imports are few.
 """
@@ -27,6 +27,11 @@ OTHERS = {
     "vllm": _PINNED["vllm"],
 }
 RELEASES = (*(("megatron-core", version) for version in MEGATRON), *OTHERS.items())
+# What .ci/run compares with: the newest, and no engines, which are large.
+FEW = tuple(
+    (name, OTHERS.get(name, MEGATRON[-1]))
+    for name in ("megatron-core", "accelerate", "deepspeed", "nanotron", "torchtitan")
+)
 
 # Of a wheel of hundreds of megabytes, what is compared.
 KEPT = {"vllm": "vllm/distributed", "sglang": "sglang/srt"}
@@ -101,6 +106,8 @@ def fetch_engines(root):
 
 
 if __name__ == "__main__":
-    for wanted in RELEASES:
+    all_of_them = sys.argv[2:] != ["few"]
+    for wanted in RELEASES if all_of_them else FEW:
         fetch(*wanted, sys.argv[1])
-    fetch_engines(sys.argv[1])
+    if all_of_them:
+        fetch_engines(sys.argv[1])

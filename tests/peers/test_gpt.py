@@ -27,6 +27,7 @@ def test_right_model_is_the_same(asked_beside):
         assert seen > 50
 
 
+@pytest.mark.few(2)
 @pytest.mark.parametrize("name", EXPECTED)
 def test_broken_model_is_found(asked_beside, name):
     """The line of Megatron that made the wrong collective, its group, and what makes everything right."""

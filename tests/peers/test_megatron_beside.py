@@ -8,7 +8,8 @@ from tests.peers.fetch import folder
 COUNT = 60
 
 
-@pytest.mark.parametrize("version", ["0.16.1", "0.17.1", "0.18.2", "0.19.2"])
+@pytest.mark.few(1)
+@pytest.mark.parametrize("version", ["0.19.2", "0.16.1", "0.17.1", "0.18.2"])
 def test_random_configurations_equal_the_release(asked_beside, version):
     """60 configurations, a rank of each: every getter with every flag, every global, every refusal."""
     printed = asked_beside("tests.peers.megatron_beside", folder("megatron-core", version), COUNT, 7)

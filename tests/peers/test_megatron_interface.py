@@ -10,7 +10,9 @@ from rankmesh.dialects.megatron import ParallelState, hyper_comm_grid, process_g
 from rankmesh.dialects.megatron.releases import follow, parse
 
 NAME = "as of a release"
-RELEASES = pytest.mark.parametrize("version", MEGATRON)
+RELEASES = pytest.mark.parametrize(
+    "version", [*(pytest.param(version, marks=pytest.mark.nightly) for version in MEGATRON[:-1]), MEGATRON[-1]]
+)
 
 
 def source(version, module):

@@ -37,6 +37,7 @@ def _sources():
     return releases + [pytest.param(None, path, id=Path(path).name) for path in checkouts]
 
 
+@pytest.mark.nightly
 @pytest.mark.parametrize(("version", "checkout"), _sources())
 def test_gpt_trains_as_on_megatrons_own_groups(ranks, version, checkout):
     """4 ranks, 3 steps of each layout: losses, gradient norms and parameters are equal, bit for bit."""

@@ -64,6 +64,7 @@ def _vllm(me):
     return wrong
 
 
+@pytest.mark.nightly
 def test_vllm(ranks):
     """40 deployments of vLLM 0.33.0: every group of its initialize_model_parallel is the recipe's."""
     assert ranks(1, _vllm, world=None) == [[]]
@@ -112,6 +113,7 @@ def _sglang(me):
     return wrong
 
 
+@pytest.mark.nightly
 def test_sglang(ranks):
     """40 engines of SGLang 0.5.23: every group of its initialize_model_parallel is the recipe's."""
     assert ranks(1, _sglang, world=None) == [[]]

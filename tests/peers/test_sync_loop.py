@@ -4,10 +4,12 @@ import os
 import subprocess
 import sys
 
+import pytest
 from tests.docs.pages import ROOT, blocks
 from tests.peers import fetch
 
 
+@pytest.mark.nightly
 def test_the_loop_of_the_guide(tmp_path):
     """docs/howto/sync.md: two versions reach the engine in the bytes that the page shows, and the tokens are equal."""
     page = (ROOT / "docs" / "howto" / "sync.md").read_text(encoding="utf-8")

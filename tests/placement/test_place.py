@@ -229,6 +229,7 @@ def test_a_slice_is_placed_on_the_devices_of_its_ranks():
     assert placed.plan.groups("c").tolist() == [[1, 3], [5, 7]]
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("uplink", [None, 4e11])
 def test_a_large_world_is_placed_with_the_work_of_a_small_one(uplink):

@@ -146,6 +146,7 @@ def test_one_is_absent(place):
     assert place.left() in (3, None), "the number of the next epoch, and what this test wrote"
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("victim", ["first", "last"])
 def test_one_dies_at_each_operation(real, victim, monkeypatch):

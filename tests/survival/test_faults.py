@@ -97,6 +97,7 @@ def outlived(outcomes, tmp_path, record_property):
     return run
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(4 * SEEDS))
 def test_faults(outlived, seed):
@@ -108,6 +109,7 @@ PLAIN = {"timeout": 3.0, "redundancy": 0, "shrink": None, "columns": 1, "regroup
 PLAIN |= {"pause": 0.0, "relayouts": []}
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("how", ["SIGKILL", "SIGSTOP"])
 def test_who_serves_next_is_lost_before_the_others_have_connected(outlived, how):
@@ -127,7 +129,7 @@ def cuts(had):
 LOSSES = 6
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range((SEEDS + 2) // 3))
 @pytest.mark.parametrize("beside", ["neighbours", "stranger"])
 def test_losses_beside_others(outcomes, tmp_path, record_property, beside, seed):

@@ -117,13 +117,11 @@ DEATHS = {
 }
 
 
-# The others die in simulated ranks, too; make test-all lets them die in processes.
-SHORT = ("rank 0", "a spare that takes over")
+# The others die in simulated ranks, too; make test-nightly lets them die in processes.
+SHORT = {"rank 0": (), "a spare that takes over": (), "a second one in the regroup": pytest.mark.long}
 
 
-@pytest.mark.parametrize(
-    "what", [pytest.param(what, marks=() if what in SHORT else pytest.mark.long) for what in DEATHS]
-)
+@pytest.mark.parametrize("what", [pytest.param(what, marks=SHORT.get(what, pytest.mark.nightly)) for what in DEATHS])
 def test_spares_take_over(job, expected, what):
     """8 ranks and 2 spares: the results are bit-equal to those of a run without loss."""
     # One that dies before it is connected is missed as late as one that is slow.
@@ -131,12 +129,13 @@ def test_spares_take_over(job, expected, what):
     _same(job(10, DEATHS[what], spares=2, timeout=timeout), expected)
 
 
-@pytest.mark.parametrize("who", [0, pytest.param(5, marks=pytest.mark.long)])
+@pytest.mark.parametrize("who", [0, pytest.param(5, marks=pytest.mark.nightly)])
 def test_a_rank_that_is_stopped(job, expected, who):
     """8 ranks and a spare: a rank that is stopped, also the one that serves the store, is left out."""
     _same(job(9, [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP"}], spares=1, timeout=4), expected)
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("who", [0, 5])
 def test_a_stopped_rank_goes_on(job, expected, who):
@@ -148,7 +147,7 @@ def test_a_stopped_rank_goes_on(job, expected, who):
     assert ended[who]["error"].startswith((f"ConnectError: {left_out}", f"ConnectError: {too_late}"))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize(("who", "seconds"), [(0, 2.0), (0, 2.3), (0, 2.7), (5, 2.3)])
 def test_a_rank_is_stopped_for_about_the_timeout(job, expected, who, seconds):
     """8 ranks and a spare: it wakes as the others agree, and is left out or not; nobody else is, and nobody waits."""
@@ -373,13 +372,13 @@ def _reference(sizes):
 @pytest.mark.parametrize(
     ("size", "deaths", "replicas"),
     [
-        pytest.param(12, [{"member": 2, "at": "step", "n": 4}], 2, marks=pytest.mark.long),
+        pytest.param(12, [{"member": 2, "at": "step", "n": 4}], 2, marks=pytest.mark.nightly),
         pytest.param(
             12,
             # Two replicas lose a member each, and fill each other's ranks.
             [{"member": 0, "at": "step", "n": 4}, {"member": 11, "at": "step", "n": 4}],
             2,
-            marks=pytest.mark.long,
+            marks=pytest.mark.nightly,
         ),
         (8, [{"member": 7, "at": "step", "n": 4}], 1),
     ],
@@ -474,7 +473,7 @@ def expected_16(_server, tmp_path_factory):
     return _unharmed(_server, tmp_path_factory, 16)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(SEEDS))
 def test_any_moment(job, expected_16, seed):
     """16 ranks and 4 spares: one or two members, or four of a host, die or stop at any moment: equal results.

@@ -27,6 +27,7 @@ def _layouts():
     return syncing.model(rm.Mesh(tp=2), rm.Mesh(tp=2))
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("wire", [*WIRES, "together"])
 @pytest.mark.parametrize("victim", VICTIMS)

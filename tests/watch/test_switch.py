@@ -95,6 +95,7 @@ PROGRAMS = {
 PEERS = {"accelerate", "deepspeed"}
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize("mistake", ["absent", "late", "dead"])
 @pytest.mark.parametrize("program", PROGRAMS)
@@ -165,6 +166,7 @@ def ended(ranks, limit=100):
     return [rank.returncode for rank in ranks], printed
 
 
+@pytest.mark.few(2)
 @pytest.mark.long
 @pytest.mark.parametrize(
     ("program", "statuses"),

@@ -10,6 +10,7 @@ import pytest
 from filelock import FileLock
 
 REPOSITORY = Path(__file__).parents[3]
+pytestmark = pytest.mark.nightly
 WEIGHTS = ["Llama 3", "Llama 3, tied", "Qwen 3", "Qwen 3 MoE", "Mixtral"]
 
 
