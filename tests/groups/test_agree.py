@@ -212,7 +212,7 @@ def _one_late(me, late):
     first = {}
     if me.rank != late:
         started = time.perf_counter()
-        first = _connect(GOOD, timeout=2)
+        first = _connect(GOOD, timeout=5)
         first["seconds"] = time.perf_counter() - started
     me.meet("late")
     return first | {"then": [_connect(GOOD).get("epoch") for _ in range(3)]}
@@ -220,13 +220,13 @@ def _one_late(me, late):
 
 @pytest.mark.parametrize("late", [0, 3])
 def test_a_rank_that_never_arrives_is_named_at_the_timeout(ranks, late):
-    """4 ranks, one does not come: the others name it after the timeout of 2 s; when it comes, all agree."""
+    """4 ranks, one does not come: the others name it after the timeout of 5 s; when it comes, all agree."""
     for number, rank in enumerate(ranks(4, _one_late, late)):
         assert rank["then"] == [1, 2, 3]
         if number != late:
             assert (rank["missing"], rank["ranks"], rank["made"]) == ([late], [late], False)
             assert f"rank {late}" in rank["message"]
-            assert 1.9 < rank["seconds"] < limits.AT_ONCE
+            assert 4.9 < rank["seconds"] < limits.AT_ONCE
 
 
 def _late_ranks_come_first_to_the_retry(me):
@@ -234,7 +234,7 @@ def _late_ranks_come_first_to_the_retry(me):
     if me.rank == 3:
         me.store.wait(["gave up"], timedelta(seconds=LONG))
     else:
-        assert _connect(GOOD, timeout=1)["missing"] == [3]
+        assert _connect(GOOD, timeout=5)["missing"] == [3]
         me.store.set("gave up", "yes")
         time.sleep(1)
     return _connect(GOOD).get("epoch")

@@ -245,13 +245,14 @@ def test_what_was_lost_can_be_closed(ranks):
 def _two_threads(me):
     """The second connect comes while the first waits for the other rank."""
     if me.rank == 1:
-        time.sleep(2)
+        me.store.wait(["refused"], timedelta(seconds=limits.LONG))
         rm.connect(_line(2), timeout=limits.LONG).close()
         return None
     first = threading.Thread(target=lambda: rm.connect(_line(2), timeout=limits.LONG).close())
     first.start()
-    time.sleep(0.5)
+    limits.until(World.current()._connecting.locked)
     error = me.error(ConnectError, rm.connect, _line(2), timeout=limits.LONG)
+    me.store.set("refused", "yes")
     first.join()
     return error
 

@@ -8,9 +8,10 @@ import threading
 import time
 
 import pytest
-from tests.limits import until
+from tests.limits import LONG, until
 from tests.sockets import descriptors
 
+from rankmesh.backend import cut as cutting
 from rankmesh.backend.cut import Drain
 
 SENT = bytes(16 << 20)
@@ -29,8 +30,9 @@ def connected():
 
 
 @pytest.fixture
-def drain():
-    """It leaves no thread behind."""
+def drain(monkeypatch):
+    """It keeps what it takes for long, as a thread may not run for seconds, and leaves no thread behind."""
+    monkeypatch.setattr(cutting, "_KEPT", LONG)
     made = Drain()
     yield made
     made.close()
@@ -65,7 +67,7 @@ def test_what_gloo_reads_is_left_to_it(connected, drain):
     time.sleep(0.3)
     assert _queued(ours) == 1000
     gloos.clear()
-    assert until(lambda: not _queued(ours), 1)
+    assert until(lambda: not _queued(ours))
 
 
 class _Counted(socket.socket):
@@ -82,6 +84,7 @@ def test_connections_on_which_nothing_comes_cost_nothing(drain):
     """100 of them, which gloo has left: each is read once, not each 20 ms."""
     pairs = [socket.socketpair() for _ in range(100)]
     drain.take({str(number): _Counted(fileno=_cut(ours).detach()) for number, (ours, _) in enumerate(pairs)}, set)
+    assert until(lambda: _Counted.reads >= 100)
     time.sleep(1)
     for pair in pairs:
         for one in pair:

@@ -45,7 +45,7 @@ def test_the_first_use_of_a_large_group_keeps_its_timeout(ranks):
 
 def _late_to_receive(me, size):
     """A message that comes later than ranks wait for each other in connect, in a group of this size."""
-    limit = 2 if size == 2 else 8  # a busy machine takes a while to start 17 ranks
+    limit = 5 if size == 2 else 8  # a busy machine takes a while to start 17 ranks
     me.meet("all are there")
     with rm.connect(rm.Plan(rm.Mesh(tp=size), [rm.GroupSpec("tp")]), timeout=limit) as groups:
         if me.rank == 1:
@@ -85,8 +85,8 @@ def _lazy_late(me):
             time.sleep(0.1)
             super().__init__(*given)
 
-    with rm.connect(_plan(3, timeout=20, lazy=True), timeout=1) as groups:
-        time.sleep(2 if me.rank == 2 else 0)
+    with rm.connect(_plan(3, timeout=limits.LONG, lazy=True), timeout=5) as groups:
+        time.sleep(6 if me.rank == 2 else 0)
         c10d.ProcessGroupGloo = Slow
         total = torch.ones(1)
         dist.all_reduce(total, group=groups["dp"].pg)
@@ -94,7 +94,7 @@ def _lazy_late(me):
 
 
 def test_a_lazy_group_waits_as_long_as_its_own_timeout(ranks):
-    """3 ranks, connected within 1 s, the last comes to the lazy group after 2 s: its own time limit counts.
+    """3 ranks, connected within 5 s, the last comes to the lazy group after 6 s: its own time limit counts.
 
     Also for making it, which takes 0.1 s once the limit of connect is over.
     """

@@ -151,7 +151,7 @@ def _refused(me, options):
     error = me.error((ConnectError, PlanError), rm.connect, rm.Plan(rm.Mesh(tp=2, dp=2), kinds))
     back = registries() == before
     gc.collect()
-    time.sleep(0.1)
+    limits.until(lambda: me.resources()["descriptors"] <= resources["descriptors"], limits.AT_ONCE)
     left = me.resources()["descriptors"] - resources["descriptors"]
     with rm.connect(_plan()) as groups:
         use(groups)

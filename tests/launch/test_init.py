@@ -100,9 +100,10 @@ def test_a_world_that_is_there_stays(ranks):
 def _is_absent(me, port):
     me.launched(port)
     if me.rank == 2:
-        time.sleep(4)
+        me.meet("the others have waited")
         return None
-    error = me.error(rm.AgreementError, rm.init, timeout=2)
+    error = me.error(rm.AgreementError, rm.init, timeout=5)
+    me.meet("the others have waited")
     return error["missing"], error["seconds"], dist.is_initialized()
 
 
@@ -116,7 +117,7 @@ def test_a_rank_that_does_not_come(ranks):
 def _dies(self, _):
     """Rank 0 has said who it is, and is killed while the others wait."""
     self.channel.first(self.identity_key(0), self.identity)
-    time.sleep(2)
+    limits.until(lambda: self.seen(1) and self.seen(2))
     os.kill(os.getpid(), signal.SIGKILL)
 
 

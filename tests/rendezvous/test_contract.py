@@ -64,6 +64,11 @@ def attempt(channel, rank, data, *, seconds=1.0, participants=THREE, digest="sam
     return found.epoch, outcome
 
 
+def after(channel, ranks, participants=THREE):
+    """Wait until these ranks have arrived at the first step of a first epoch."""
+    limits.until(lambda: set(ranks).isdisjoint(channel.absent("meet/0/agree/arrived", participants)))
+
+
 def texts(data, ranks=THREE):
     """What the second step concludes when all of these ranks gave this."""
     return {str(rank): [f"{data} {rank}"] for rank in ranks}
@@ -105,7 +110,8 @@ def test_one_is_late(real):
     """3 participants, one of which arrives a little later: nothing is wrong."""
 
     def program(rank, channel):
-        time.sleep(0.3 * (rank == 1))
+        if rank == 1:
+            after(channel, (0, 2))
         return attempt(channel, rank, f"x {rank}", seconds=60)
 
     assert real.run(program, THREE) == [(0, Outcome(value=texts("x")))] * 3
@@ -115,7 +121,8 @@ def test_an_outcome_is_received_at_once_by_those_that_wait_long(real):
     """3 participants with a minute of patience and more, one of which arrives later: none waits for its end."""
 
     def program(rank, channel):
-        time.sleep(0.3 * (rank == 1))
+        if rank == 1:
+            after(channel, (0, 2))
         started = time.monotonic()
         return attempt(channel, rank, f"x {rank}", seconds=90)[1], time.monotonic() - started
 
@@ -204,7 +211,8 @@ def test_one_withdraws(real):
 
     def program(rank, channel):
         found = Round(channel, "meet", THREE, rank)
-        time.sleep(0.2 * (rank == 2))
+        if rank == 2:
+            after(channel, (0, 1))
         started = time.monotonic()
         conclude = broken if rank == 2 else equal
         try:
@@ -236,7 +244,8 @@ def test_a_slow_coordinator_is_not_two(real, monkeypatch, probes):
 
     def program(rank, channel):
         found = Round(channel, "meet", THREE, rank)
-        time.sleep(0.2 * (rank == 2))
+        if rank == 2:
+            after(channel, (0, 1))
         outcome = found.step("agree", Proposal("same"), slow if rank == 2 else equal, WaitPolicy(1.5))
         found.leave(outcome)
         return outcome, _again(channel, "meet", rank)
@@ -267,7 +276,8 @@ def test_two_with_one_rank(real):
 
     def program(rank, channel):
         identity = next(names) if rank == 1 else f"process {rank}"
-        time.sleep(0.3 * (identity == "process 8"))
+        if identity == "process 8":
+            after(channel, THREE, range(4))
         found = Round(channel, "meet", range(4), rank, identity=identity)
         outcome = found.step("agree", Proposal("same"), equal, WaitPolicy(20))
         found.leave(outcome)
@@ -469,7 +479,7 @@ def test_a_second_process_is_refused_when_it_introduces_itself(real):
 
     def program(rank, channel):
         found = Round(channel, "meet", range(2), 1, identity=f"process {rank}")
-        time.sleep(0.2 * rank)
+        limits.until(lambda: rank == 0 or found.seen(1))
         found.introduce()
         return found
 

@@ -154,10 +154,11 @@ def test_others_have_a_moment_to_end_a_step(heartbeat, monkeypatch):
     until(lambda: found)
     ((presence, at),) = found
     assert (presence, at - began >= 0.5) == ("gone", True)
+    monkeypatch.setattr(module, "_SKEW", 3.0)
     watcher.watch(_at(heartbeat.port), 60, lambda: None, found.append)  # its port is closed
     time.sleep(0.1)
     watcher.unwatch()
-    time.sleep(0.7)
+    time.sleep(3.2)
     watcher.close()
     assert len(found) == 1
 
@@ -182,11 +183,11 @@ def test_a_watch_that_is_ended_finds_nothing(stalled):
 
 def test_how_long_it_stood_still(heartbeat):
     """Seconds without a look at its connections, beyond those that it sleeps; counted anew on request."""
-    assert heartbeat.stood_still() <= 0.5
-    heartbeat._longest = 3.0
-    assert heartbeat.stood_still() == 3.0
+    assert heartbeat.stood_still() < AT_ONCE
+    heartbeat._longest = 300.0
+    assert heartbeat.stood_still() == 300.0
     heartbeat.start_over()
-    assert heartbeat.stood_still() <= 0.5
+    assert heartbeat.stood_still() < AT_ONCE
 
 
 def test_a_host_to_which_no_route_leads_shows_nothing():

@@ -126,7 +126,7 @@ def test_a_recorded_member_cannot_be_played_back(member):
 
 def test_clients_that_do_not_read_delay_nobody(member, monkeypatch):
     """Four that ask for long replies and read none: another one gets its reply at once; later they are closed."""
-    monkeypatch.setattr(listener, "_READS", 1.0)
+    monkeypatch.setattr(listener, "_READS", 4.0)
     monkeypatch.setattr(Member, "_reply", lambda self, message: {"long": "x" * 500_000})
     slow = Member()
     with ExitStack() as opened:
@@ -138,7 +138,7 @@ def test_clients_that_do_not_read_delay_nobody(member, monkeypatch):
             one.sendall(lines.seal(new_nonce().decode()) + b"".join(lines.seal(PING) for _ in range(20)))
         started = time.monotonic()
         assert len(slow.replies()["long"]) == 500_000
-        assert slow.heartbeat.stood_still() < 1.0
+        assert slow.heartbeat.stood_still() < 4.0
         assert time.monotonic() - started < AT_ONCE
         assert until(lambda: len(slow.heartbeat._listener._clients) == 0)
     slow.heartbeat.close()

@@ -157,10 +157,10 @@ def test_a_rank_that_dies_or_stops_is_named_within_the_timeout(outcomes):
 def _lost(me, how):
     moves = _halves()
     into = moves.allocate(me.rank)
-    pauses = iter([6.0])
+    pauses = iter([12.0])
     leave = (lambda *_: os._exit(1) if how == "dies" else time.sleep(next(pauses, 0.0))) if me.rank == 2 else None
     result = me.error(
-        TransferError, moves.run, live.shards(moves.source, me.rank), into, budget=1 << 14, timeout=2.0, progress=leave
+        TransferError, moves.run, live.shards(moves.source, me.rank), into, budget=1 << 14, timeout=5.0, progress=leave
     )
     return result | {"complete": into.complete}
 

@@ -296,20 +296,20 @@ def _left(me, wire, folder):
     some(range(1, 3))
     before = me.resources()
     me.meet("counted")
-    keys = _keys(me)
+    keys = _keys(me, "keys")
     me.meet("keys")
     some(range(3, 9))
     after = me.resources()
     me.meet("counted again")
-    grown = _keys(me) - keys
+    grown = _keys(me, "over") - keys
     me.meet("over")
     # The test's own meetings leave two keys each: 6 versions, leaving, closing, and two more.
     return before, after, grown - 2 * 10 if me.rank == 0 else 0
 
 
-def _keys(me):
+def _keys(me, meeting):
     """How many keys the store has, as rank 0 counts once all others wait at the next meeting."""
     if me.rank:
         return 0
-    time.sleep(1.0)
+    limits.until(lambda: me.store.add(f"meet/{meeting}", 0) == me.size - 1)
     return me.store.num_keys()
