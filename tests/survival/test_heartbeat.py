@@ -19,7 +19,7 @@ from tests.sockets import descriptors
 from rankmesh.launch.job_key import JobKey
 from rankmesh.survival import heartbeat as module
 from rankmesh.survival.heartbeat import PING, Address, Heartbeat
-from rankmesh.survival.liveness import LivenessPort
+from rankmesh.survival.liveness import LivenessPort, listens_here
 
 KEY = JobKey("the key of the job of these tests")
 
@@ -216,10 +216,13 @@ def test_a_killed_process_is_gone_while_a_child_of_it_lives():
         address = Address("127.0.0.1", *map(int, killed.stdout.readline().split()))
         children = Path(f"/proc/{killed.pid}/task/{killed.pid}/children").read_text(encoding="utf-8").split()
         try:
+            assert listens_here(address.host, address.liveness) is True
             timer = threading.Timer(0.3, killed.kill)
             timer.start()
             found, seconds, _ = _noticed(address, LONG)
             assert exchange({1: address}, PING, 1.0) == {1: "gone"}
+            assert listens_here(address.host, address.liveness) is False
+            assert listens_here("192.0.2.1", address.liveness) is None  # not an address of this host
             assert (found, Path(f"/proc/{children[0]}").exists()) == (["gone"], True)
             assert seconds < AT_ONCE
         finally:
@@ -308,6 +311,7 @@ def test_what_its_thread_frees_is_closed():
         return message
 
     one = running(collects)
+    gc.collect()  # what other tests have left
     before = sorted(descriptors())
     gc.disable()
     try:

@@ -10,6 +10,7 @@ from tests.limits import until
 from tests.sockets import holdings
 from torch.distributed import TCPStore
 
+from rankmesh.backend import cut_store
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous.waiting import Worker
 from rankmesh.runtime.served_store import serve_at
@@ -112,6 +113,39 @@ def test_a_member_that_has_ended_is_not_tried_for_long(member):
     one.prepare([1], 60)
     one._prepared.clear()
     assert until(lambda: not holdings() - before, 15)
+
+
+def test_a_store_is_cut_by_its_address(monkeypatch):
+    """Another thread connects to the same port of another host meanwhile: that connection stays."""
+    served, others = serve_at("127.0.0.1"), []
+    with socket.create_server(("127.0.0.2", served.port)) as other:
+
+        def connecting(host, port, **how):
+            others.append(socket.create_connection(("127.0.0.2", port), 10))
+            return TCPStore(host, port, **how)
+
+        monkeypatch.setattr(cut_store, "TCPStore", connecting)
+        cut_store.CutStore("127.0.0.1", served.port, timedelta(seconds=10)).cut()
+        with other.accept()[0] as there, others[0] as here:
+            here.sendall(b"x")
+            assert there.recv(1) == b"x"
+
+
+def test_members_of_this_host_are_known_to_have_ended():
+    """The kernel shows it of a process that it had; not of one that it never had, nor of one on another host."""
+    one = object.__new__(Peers)
+    one.member, one.contacts, one._here = 0, {}, set()
+    with socket.create_server(("127.0.0.1", 0)) as mine, socket.create_server(("127.0.0.1", 0)) as ends:
+        ports = mine.getsockname()[1], ends.getsockname()[1]
+        with socket.socket() as closed:
+            closed.bind(("127.0.0.1", 0))
+            never = closed.getsockname()[1]
+        one._contact = Contact("a", "127.0.0.1", ports[0], 1, 0)
+        there = Contact("a", "192.0.2.1", ports[1], 1, 0)
+        ended = Contact("a", "127.0.0.1", 1, 1, ports[1])
+        one.admit({0: one._contact, 1: ended, 2: Contact("a", "127.0.0.1", never, 1, 0), 3: there})
+        assert one.ended(range(4)) == set()
+    assert one.ended(range(4)) == {1}
 
 
 def test_an_announcement_is_made_until_all_have_replied(member, monkeypatch):

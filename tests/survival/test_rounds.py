@@ -5,6 +5,7 @@ import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
+from types import SimpleNamespace
 
 import pytest
 from hypothesis import given, settings
@@ -31,12 +32,13 @@ class Client:
 class Job:
     """Members that are threads: ``wakes`` says when one replies that was stopped, ``late`` how long one connects.
 
-    All times are seconds from the beginning.
+    All times are seconds from the beginning. The hosts of members on other ``sides`` refuse connections.
     """
 
     size: int
     wakes: Mapping[int, float] = field(default_factory=dict)
     late: Mapping[tuple[int, int], float] = field(default_factory=dict)
+    sides: Mapping[int, int] = field(default_factory=dict)
 
     def __post_init__(self):
         self.began = time.monotonic()
@@ -68,7 +70,7 @@ class Peers:
     def agree(self):
         """What a member does at the end of an epoch."""
         time.sleep(max(self.job.asleep(self.member), 0.0))
-        started, members = self.now(), Members.first("dp=*", world_size=self.job.size, spares=1)
+        started, members = self.now(), Members.first("dp=*", world_size=self.job.size, spares=1, shrink="dp")
         stopped = set(self.job.wakes) if self.member not in self.job.wakes else set()
         end = EpochEnd(self.epoch, {0: members}, {}, stopped, ())
         self.outcome = self.rounds.agree(self, end, Report(torn="a collective failed"))
@@ -88,6 +90,8 @@ class Peers:
                 outcome = other.outcomes.get(Epoch.read(message["epoch"]))
                 reply = {"epoch": place, "outcome": outcome, "server": server}
                 replies[member] = "unresponsive" if self.job.asleep(member) > 0 else reply
+                if self.job.sides.get(member) != self.job.sides.get(self.member):
+                    replies[member] = "gone"
         return replies
 
     def client(self, server, seconds):
@@ -143,3 +147,20 @@ def test_one_connects_to_a_store_whose_member_serves_no_round_any_more():
 def test_whoever_wakes_and_connects_when(wakes, late):
     """One that is stopped wakes while the others agree, some of which connect to a store late."""
     assert_agreed(Job(5, wakes=wakes, late=late))
+
+
+@pytest.mark.parametrize(("sides", "on"), [((0, 0, 1, 1), {0, 1}), ((0, 1, 1, 2), {})])
+def test_members_without_a_majority_end_soon(sides, on):
+    """Hosts that refuse connections are no proof that their members have ended: the others wait for the timeout."""
+    job = Job(4, sides=dict(enumerate(sides)))
+    outcomes = job.agreed()
+    assert {member for member, (outcome, _) in enumerate(outcomes) if outcome.agreed} == set(on)
+    assert {outcome.reason for outcome, _ in outcomes if not outcome.agreed} == {"missing"}
+    assert all(TIMEOUT < seconds < 4 * TIMEOUT for outcome, seconds in outcomes if not outcome.agreed)
+
+
+@pytest.mark.parametrize(("seconds", "ended"), [(2.9, (1,)), (3.0, ())])
+def test_whoever_stood_still_proves_nothing(seconds, ended):
+    """The others may have gone on without it meanwhile, and what ended since says nothing about this epoch."""
+    peers = SimpleNamespace(stood_still=lambda: seconds, ended=lambda _: {1})
+    assert Rounds(4.0)._ended(peers, [0, 1]) == ended

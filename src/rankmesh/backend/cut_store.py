@@ -5,6 +5,7 @@ from __future__ import annotations
 import socket
 from contextlib import suppress
 from datetime import timedelta
+from ipaddress import IPv4Address, IPv6Address, ip_address
 from pathlib import Path
 
 from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
@@ -15,7 +16,7 @@ __all__ = ["CutStore"]
 
 
 class CutStore:
-    """A client of the store at an address whose calls can be ended from another thread.
+    """A client of the store at a numeric address whose calls can be ended from another thread.
 
     A call waits in torch for as long as the store takes, and has no way out but the end of its connection.
     """
@@ -23,7 +24,7 @@ class CutStore:
     def __init__(self, host: str, port: int, timeout: timedelta) -> None:
         before = _sockets()
         self.store = TCPStore(host, port, is_master=False, wait_for_workers=False, timeout=timeout)
-        self._connections = [one for one in _sockets() - before if _leads_to(port, *one)]
+        self._connections = [one for one in _sockets() - before if _leads_to(_place(host, port), *one)]
 
     def cut(self) -> None:
         """End the connection: every call fails from now on."""
@@ -45,10 +46,17 @@ def _sockets() -> set[tuple[int, int]]:
     return found
 
 
-def _leads_to(port: int, descriptor: int, inode: int) -> bool:
+def _place(host: str, port: int) -> tuple[IPv4Address | IPv6Address, int]:
+    """Return where a socket leads to, by IPv4 where IPv6 only wraps it."""
+    address = ip_address(host.partition("%")[0])
+    return getattr(address, "ipv4_mapped", None) or address, port
+
+
+def _leads_to(place: tuple[IPv4Address | IPv6Address, int], descriptor: int, inode: int) -> bool:
+    """Whether a socket leads to a place: another thread may connect to the same port of another host meanwhile."""
     one = duplicate_of(descriptor, inode)
     if one is None:
         return False
     with one, suppress(OSError):
-        return one.family in (socket.AF_INET, socket.AF_INET6) and bool(one.getpeername()[1] == port)
+        return one.family in (socket.AF_INET, socket.AF_INET6) and _place(*one.getpeername()[:2]) == place
     return False
