@@ -122,4 +122,4 @@ def test_a_network_in_parts(hosts, parts, going_on):
     for host in HOSTS - going_on:
         assert found[host].get("error", "").startswith("ConnectError: "), found
         assert "the others" in found[host]["error"], found
-        assert found[host]["ended"] < 3 * TIMEOUT, found
+        assert found[host]["ended"] < 8 * TIMEOUT, found  # five of them in a call of gloo
