@@ -34,7 +34,7 @@ from bench.cluster import load_example
 from bench.emulated import emulated, problem
 from bench.report import record
 from rankmesh.placement import Cluster, Training, Transformer
-from rankmesh.placement.devices import DEVICES
+from rankmesh.placement.hardware import DEVICES
 from rankmesh.placement.measured import Measurement, calibrated
 from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, predict

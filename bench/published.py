@@ -1,7 +1,7 @@
-"""Predicted steps beside published ones: ``python -m bench.published`` writes ``bench/published.json``.
+"""Predicted steps and collectives beside published ones: ``python -m bench.published`` writes ``published.json``.
 
-Rows, their sources and what they leave open are in ``tests/placement/published.json``. What a row leaves open is chosen
-as ``rankmesh search`` chooses it.
+Rows, their sources and what they leave open are in ``tests/placement/published.json`` and ``collectives.json``. What a
+row leaves open is chosen as ``rankmesh search`` chooses it; sizes and virtual stages are open in every row.
 """
 
 from __future__ import annotations
@@ -13,25 +13,28 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import rankmesh as rm
 from bench.report import record
 from rankmesh.cli.console import note
-from rankmesh.placement import Cluster, Host, Level, Training, Transformer
+from rankmesh.placement import Cluster, Host, Level, Message, Training, Transformer
 from rankmesh.placement.compute import flops
-from rankmesh.placement.devices import Device, device
+from rankmesh.placement.hardware import SHARE, Device, device
 from rankmesh.placement.model import Sizes
+from rankmesh.placement.predict import Links
 from rankmesh.placement.search import Found, evaluate, search
 
-__all__ = ["FIGURES", "ROWS", "compare", "published_seconds", "row_of"]
+__all__ = ["COLLECTIVES", "FIGURES", "ROWS", "collectives", "compare", "free_of", "published_seconds", "row_of"]
 
 ROWS = Path(__file__).parents[1] / "tests" / "placement" / "published.json"
+COLLECTIVES = ROWS.with_name("collectives.json")
 FIGURES = Path(__file__).with_name("published.json")
 
 
-def row_of(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[Sizes, Cluster, Transformer, Training, Device]:
+def row_of(row: Mapping[str, Any]) -> tuple[Sizes, Cluster, Transformer, Training, Device]:
     """Return what a row of the file means."""
     asked = row["sizes"]
     sizes = Sizes(**{"etp": asked.get("tp", 1), **asked})
-    levels = tuple(Level(name, *figures) for name, figures in zip(("host", "leaf"), links[row["device"]], strict=True))
+    levels = Level.all_unmeasured(("host", "leaf"))
     hosts = tuple(Host(f"node{number}", 8, ("leaf0",)) for number in range(-(-sizes.world // 8)))
     of = device(row["device"])
     of = replace(of, bandwidth=row.get("bandwidth", of.bandwidth), memory=row.get("memory_size", of.memory))
@@ -55,18 +58,53 @@ def published_seconds(row: Mapping[str, Any], model: Transformer, training: Trai
     return float(work / figures["tflops"] / 1e12 / world)
 
 
-def _ranked(row: Mapping[str, Any], links: Mapping[str, Any]) -> tuple[int, tuple[Found, ...]]:
+def free_of(row: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return the fields of the training that the search chooses: those that the row leaves open, and virtual stages."""
+    interleaved = row["training"].get("schedule", "1f1b") == "1f1b"
+    return tuple({**dict.fromkeys(row["free"]), **({"virtual_stages": None} if interleaved else {})})
+
+
+def collectives() -> list[dict[str, Any]]:
+    """Return the published collectives with what is predicted of them."""
+    data = json.loads(COLLECTIVES.read_text(encoding="utf-8"))
+    machines = {name: _machine(machine) for name, machine in data["machines"].items()}
+    return [row | {"predicted": _collective(row, machines[row["machine"]])} for row in data["rows"]]
+
+
+def _machine(machine: Mapping[str, Any]) -> Links:
+    """Return one group of all devices; ``port`` in GB/s and ``ports`` of a host, where they are not the device's."""
+    cluster = Cluster.parse(machine["cluster"])
+    changes: dict[str, Any] = {}
+    if "port" in machine:
+        port = machine["port"] * 1e9 * SHARE["network"]
+        changes |= {"bandwidth": port, "uplink": machine["ports"] * port, "assumed": False}
+    if "latency" in machine:
+        changes["latency"] = cluster.levels[-1].latency + machine["latency"] * 1e-6
+    if changes:
+        cluster = cluster.with_levels((*cluster.levels[:-1], replace(cluster.levels[-1], **changes)))
+    plan = rm.Plan(rm.Mesh(dp=cluster.size), [rm.GroupSpec("dp")])
+    return Links(plan, cluster, device=device(machine["device"]))
+
+
+def _collective(row: Mapping[str, Any], links: Links) -> float:
+    """Return predicted seconds; sizes are those of nccl-tests: of an all-gather, the result."""
+    ranks = links.counts("dp").size
+    size = row["bytes"] / (ranks if row["collective"] == "all-gather" else 1)
+    return float(links.seconds("dp", [Message(row["collective"], size)]))
+
+
+def _ranked(row: Mapping[str, Any]) -> tuple[int, tuple[Found, ...]]:
     """Return the place of the row's sizes among those that fit, 0 where they do not fit; and all of these."""
-    sizes, cluster, model, training, of = row_of(row, links)
-    found = search(sizes.world, cluster, model, training, top=200, device=of, free=tuple(row["free"]))
+    sizes, cluster, model, training, of = row_of(row)
+    found = search(sizes.world, cluster, model, training, top=200, device=of, free=free_of(row))
     places = [number for number, each in enumerate(found, 1) if each.sizes == sizes]
     return (places[0] if places else 0), found
 
 
-def compare(row: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
+def compare(row: Mapping[str, Any]) -> dict[str, Any]:
     """Compare one row of the table."""
-    sizes, cluster, model, training, of = row_of(row, links)
-    rank, found = _ranked(row, links)
+    sizes, cluster, model, training, of = row_of(row)
+    rank, found = _ranked(row)
     chosen = next((each for each in found if each.sizes == sizes), None)
     here = chosen or evaluate(sizes, cluster, model, training, of)
     seconds = published_seconds(row, model, training, sizes.world)
@@ -74,7 +112,7 @@ def compare(row: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
     return {
         "name": row["name"],
         "source": row["source"],
-        "beyond": bool(row.get("beyond")),
+        "table": row.get("table", "main"),
         "sizes": dict(row["sizes"]),
         "rank": rank,
         "fitting": len(found),
@@ -83,7 +121,7 @@ def compare(row: Mapping[str, Any], links: Mapping[str, Any]) -> dict[str, Any]:
         "ratio": here.seconds / seconds,
         "memory": here.memory / 2**30,
         "measured": memory and memory / 2**30,
-        "chosen": {name: getattr(here.training, name) for name in row["free"]},
+        "chosen": {name: getattr(here.training, name) for name in free_of(row)},
         "parts": dict(here.step.parts),
     }
 
@@ -96,10 +134,10 @@ def main() -> None:
     data = json.loads(ROWS.read_text(encoding="utf-8"))
     rows = []
     for row in data["rows"]:
-        done = compare(row, data["links"])
+        done = compare(row)
         rows.append(done)
         note(f"{done['name']:42} {done['ratio']:.2f} rank {done['rank']:>3}/{done['fitting']:<3}")
-    record(arguments.json, {"rows": rows})
+    record(arguments.json, {"rows": rows, "collectives": collectives()})
 
 
 if __name__ == "__main__":

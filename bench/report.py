@@ -189,11 +189,48 @@ def _transfers(found: Found) -> dict[str, Any]:
 
 
 def _published(found: Found) -> dict[str, Any]:
-    main, beyond = ([row for row in found["rows"] if bool(row["beyond"]) == further] for further in (False, True))
-    near = {f"near{share}": sum(abs(row["ratio"] - 1) <= share / 100 for row in main) for share in (15, 20)}
+    tables = {name: [row for row in found["rows"] if row["table"] == name] for name in ("main", "fsdp", "beyond")}
+    main, fsdp = tables["main"], tables["fsdp"]
+    near = {f"near{share}": _near(main, share) for share in (15, 20)} | {"fsdp_near": _near(fsdp, 20)}
     best = sum(1 <= row["rank"] <= 5 for row in main)
-    counts = {"count": len(main), "fit": sum(row["rank"] > 0 for row in main), "best": best}
-    return near | counts | {"main": _runs(main), "beyond": _runs(beyond)}
+    counts = {"count": len(main), "fit": sum(row["rank"] > 0 for row in main), "best": best, "fsdp_count": len(fsdp)}
+    texts = {"rows": _runs(main), "fsdp": _runs(fsdp), "beyond": _runs(beyond) if (beyond := tables["beyond"]) else ""}
+    return near | counts | texts | _collectives(found["collectives"])
+
+
+def _near(rows: Iterable[Found], percent: int) -> int:
+    return sum(abs(row["ratio"] - 1) <= percent / 100 for row in rows)
+
+
+def _collectives(rows: Sequence[Found]) -> dict[str, Any]:
+    """Return the table of collectives, and how many are near: large ones within 30 %, small ones by a factor of 2."""
+    ratios = [(row["bytes"] >= _MIB, row["predicted"] / row["seconds"]) for row in rows]
+    large, small = ([ratio for big, ratio in ratios if big == which] for which in (True, False))
+    cells = (
+        (
+            row["machine"],
+            row["collective"],
+            _bytes(row["bytes"]),
+            seconds(row["seconds"]),
+            seconds(row["predicted"]),
+            f"{row['predicted'] / row['seconds']:.2f}",
+            row["source"] + (f" ({row['note']})" if "note" in row else ""),
+        )
+        for row in rows
+    )
+    head = "devices|collective|size|published|predicted|ratio|source"
+    return {
+        "large": len(large),
+        "large_near": sum(abs(ratio - 1) <= 0.3 for ratio in large),
+        "small": len(small),
+        "small_near": sum(0.5 <= ratio <= 2 for ratio in small),
+        "collectives": table(head, cells, "llrrrrl"),
+    }
+
+
+def _bytes(size: float) -> str:
+    scale = next((scale for scale in (30, 20, 10) if size >= 2**scale), 0)
+    return f"{size / 2**scale:.4g} {dict(zip((30, 20, 10, 0), ('GiB', 'MiB', 'KiB', 'B'), strict=True))[scale]}"
 
 
 def _runs(rows: Iterable[Found]) -> str:

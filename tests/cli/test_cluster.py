@@ -28,16 +28,20 @@ def test_default_bandwidths_are_marked(rankmesh, tmp_path) -> None:
     shown = rankmesh("cluster", "host=2,leaf=2")
     assert shown.out.count("default\n") == 2
     assert "default: assumed, not measured" in shown.out
-    assert "the bandwidths of host, leaf are defaults" in rankmesh("place", "tp=2,dp=2", "-c", "host=2,leaf=2").err
+    assumed = "h100: NVLink of 450 GB/s with NVLS, 2 ports of 50 GB/s"
+    assert assumed in shown.out
+    placed = rankmesh("place", "tp=2,dp=2", "-c", "host=2,leaf=2")
+    assert f"{assumed}; host, leaf by default" in placed.err
+    assert json.loads(rankmesh("cluster", "host=2,leaf=2", "--json").out)["links"] == assumed
     file = tmp_path / "cluster.yaml"
     file.write_text(
         "levels: [{name: host, latency: 1.0e-6, bandwidth: 9.0e+11}, {name: leaf, bandwidth: 25.0e+9}]\n"
         "hosts: [{name: 'n[1-2]', devices: 2, leaf: a}]\n"
     )
     assert "default" not in rankmesh("cluster", file).out
-    assert "defaults" not in rankmesh("place", "tp=2,dp=2", "-c", file).err
+    assert "by default" not in rankmesh("place", "tp=2,dp=2", "-c", file).err
     file.write_text(file.read_text().replace(", bandwidth: 25.0e+9", ""))
-    assert "the bandwidths of leaf are defaults" in rankmesh("place", "tp=2,dp=2", "-c", file).err
+    assert "leaf by default, not measured" in rankmesh("place", "tp=2,dp=2", "-c", file).err
 
 
 def test_cluster_of_a_file(rankmesh, tmp_path, monkeypatch) -> None:
@@ -172,7 +176,7 @@ def test_search_says_what_it_assumes(rankmesh, tmp_path, monkeypatch, flags, nam
 def test_search_refuses_what_it_does_not_know(rankmesh) -> None:
     """A word that is none is refused with those that are known."""
     asked = ("search", "-w", 8, "-c", "host=8", "-m", "llama3-8b", "--batch", 64, "--sequence", 2048)
-    assert "unknown device 'h900'; give one of a100" in _refused(rankmesh, 3, *asked, "--device", "h900")
+    assert "unknown device 'h900'; give one of v100, a100" in _refused(rankmesh, 3, *asked, "--device", "h900")
     assert "recompute is 'some'; give one of none" in _refused(rankmesh, 3, *asked, "--recompute", "some")
 
 

@@ -104,6 +104,6 @@ def test_published_memory_is_met():
     measured = [row for row in rows["rows"] if "memory" in row["published"]]
     assert len(measured) == 4
     for row in measured:
-        sizes, _, model, training, _ = row_of(row, rows["links"])
+        sizes, _, model, training, _ = row_of(row)
         ratio = sum(memory(model, training, sizes).values()) / row["published"]["memory"]
         assert 1 <= ratio <= 1.1, row["name"]

@@ -13,7 +13,7 @@ from tests.topology.strategies import clusters
 import rankmesh as rm
 from rankmesh.errors import PlacementError
 from rankmesh.placement import Cluster, Training, Transformer, place
-from rankmesh.placement.devices import DEVICES
+from rankmesh.placement.hardware import DEVICES
 from rankmesh.placement.model import OVERLAP, Sizes
 from rankmesh.placement.place import WORTH
 from rankmesh.placement.predict import Links, Prediction, predict, search_plan

@@ -12,9 +12,12 @@ from rankmesh.cli.columns import print_table
 from rankmesh.cli.console import note, write
 from rankmesh.cli.options import GpusPerNode, Hosts, Timeout, cluster_of
 from rankmesh.cli.shell import Answer
+from rankmesh.cli.training import DEVICE_HELP
 from rankmesh.errors import ClusterError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.placement import Cluster
+from rankmesh.placement.hardware import device
+from rankmesh.placement.levels import in_words
 from rankmesh.placement.report import speed
 from rankmesh.placement.slurm import slurm_job
 
@@ -35,6 +38,7 @@ def command(
     ] = None,
     hosts: Hosts = None,
     gpus_per_node: GpusPerNode = None,
+    device_name: Annotated[str, typer.Option("--device", metavar="NAME", help=DEVICE_HELP)] = "h100",
     timeout: Timeout = 60.0,
 ) -> Answer | None:
     """Show the cluster: its levels, its hosts in natural order, and which ranks are where.
@@ -60,7 +64,8 @@ def command(
         found = cluster_of(file, hosts=hosts, gpus_per_node=gpus_per_node)
     for text in found.notes:
         note(f"note: {text}")
-    return Answer(found.to_dict, lambda: _print(found))
+    links = in_words(found.levels, max(host.devices for host in found.hosts), device(device_name))
+    return Answer(lambda: found.to_dict() | {"links": links}, lambda: _print(found, links))
 
 
 def _asked(launch: Launch, timeout: float) -> Cluster:
@@ -81,7 +86,7 @@ def _asked(launch: Launch, timeout: float) -> Cluster:
         return find(timeout=timeout)
 
 
-def _print(cluster: Cluster) -> None:
+def _print(cluster: Cluster, links: str) -> None:
     """Print the size, the levels with what they cost, and the hosts with their units and ranks."""
     write(f"{cluster}\n")
     rows = [
@@ -97,7 +102,7 @@ def _print(cluster: Cluster) -> None:
     ]
     print_table(("level", ">units", ">latency", ">bandwidth", "source", ">uplink"), rows)
     if cluster.default_levels:
-        write("default: assumed, not measured (rankmesh measure --save)")
+        write(f"default: assumed, not measured (rankmesh measure --save); NCCL as on {links}")
     write("")
     places = [level.name for level in cluster.levels[cluster.host_level + 1 :]]
     print_table(("host", ">devices", *places, "ranks"), _hosts(cluster))

@@ -14,6 +14,7 @@ from rankmesh.cli.shell import save as write_file
 from rankmesh.cli.training import MODEL_HELP, Trained, TrainingOptions, trained
 from rankmesh.errors import quoted
 from rankmesh.placement import Traffic, place
+from rankmesh.placement.hardware import device
 from rankmesh.placement.report import lines
 from rankmesh.placement.search import settled
 
@@ -89,8 +90,8 @@ def command(
     if model is None and unused:
         raise typer.BadParameter(f"--{unused[0].replace('_', '-')} is of a model; add --model FILE")
     work = {} if model is None else _work(source.plan, machine, trained(model, options))
-    if traffic is not None:
-        work = {"traffic": Traffic.read(traffic)}
+    work |= {} if traffic is None else {"traffic": Traffic.read(traffic)}
+    work.setdefault("device", device(options.device_name))
     found = place(source.plan, machine, within=within_of(",".join(within or ())), backend=backend, **work)
     if save is not None:
         write_file(save, found.to_json() + "\n")

@@ -12,13 +12,14 @@ import typer
 from rankmesh.core.documents import parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted, quoted_path
 from rankmesh.placement import Training, Transformer
-from rankmesh.placement.devices import DEVICES, Device, device
+from rankmesh.placement.hardware import DEVICES, Device, device
 from rankmesh.placement.model import ATTENTION, CONTEXT, PRECISION, RECOMPUTE, SCHEDULE
 from rankmesh.placement.search import FREE
 from rankmesh.readers.model import read_model
 
-__all__ = ["MODEL_HELP", "Trained", "TrainingOptions", "speed_of", "trained"]
+__all__ = ["DEVICE_HELP", "MODEL_HELP", "Trained", "TrainingOptions", "speed_of", "trained"]
 
+DEVICE_HELP = f"One of {', '.join(DEVICES)}."
 MODEL_HELP = "config.json, a Megatron script, numbers, llama3-8b."
 _SUCH_AS = {"batch": 256, "sequence": 4096}
 
@@ -59,7 +60,7 @@ class TrainingOptions:
     overlap: Annotated[
         str | None, typer.Option(metavar="LIST", help="Overlapped communication, of dp,cp,pp,tp,ep; default: dp,cp,pp.")
     ] = None
-    device_name: Annotated[str, typer.Option("--device", metavar="NAME", help=f"One of {', '.join(DEVICES)}.")] = "h100"
+    device_name: Annotated[str, typer.Option("--device", metavar="NAME", help=DEVICE_HELP)] = "h100"
     memory: Annotated[
         float | None, typer.Option(min=0.1, metavar="GB", help="Memory of a device; default: its own.")
     ] = None

@@ -6,10 +6,11 @@ from collections.abc import Collection
 
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import ATTENTION, LAUNCH, MATRIX, MOVING
-from rankmesh.placement.devices import Device
+from rankmesh.placement.hardware import Device
+from rankmesh.placement.levels import in_words, reached
 from rankmesh.placement.memory import FRAGMENTS, LIBRARIES, LOGITS
 from rankmesh.placement.model import Training, Transformer
-from rankmesh.placement.predict import CONTENTION, REACHED
+from rankmesh.placement.predict import CONTENTION
 
 __all__ = ["assumptions"]
 
@@ -62,16 +63,15 @@ def assumptions(
         f"virtual stages, cp as a ring), which loses {CONTENTION:.0%} of the time to it",
         "experts": "tokens are spread evenly",
         "stages": "layers that pp does not divide go to the middle; the ends hold embedding, output and loss",
-        "links": ", ".join(f"{level.name} {level.bandwidth / 1e9:g} GB/s, {level.latency * 1e6:.3g} µs"
-                           for level in cluster.levels) + "; kinds of group do not share them",
+        "links": in_words(cluster.levels, max(host.devices for host in cluster.hosts), device) + "; NCCL reaches "
+        + ", ".join(f"{level.name} {level.bandwidth / 1e9:.4g} GB/s, {level.latency * 1e6:.3g} µs"
+                    for level in reached(cluster.levels, device)) + "; kinds of group do not share them",
     }  # fmt: skip
     if training.replicate > 1:
         found["replicate"] = f"{training.replicate} copies of the shards (HSDP)"
     if cluster.default_levels:
         names = ", ".join(cluster.default_levels)
-        found["links"] += (
-            f"; {names} by default, of which {REACHED:.0%} are reached, not measured (rankmesh measure --save)"
-        )
+        found["links"] += f"; {names} by default, not measured (rankmesh measure --save)"
     if not model.experts:
         del found["experts"]
     return found | dict.fromkeys(free, "chosen for each layout")

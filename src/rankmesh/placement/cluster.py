@@ -490,7 +490,7 @@ def _of_document(data: Mapping[str, object]) -> Cluster:
             f"this cluster has schema {quoted(schema)}, but this version of rankmesh reads {SCHEMA}; upgrade rankmesh",
             schema=schema,
         )
-    _known(data, {"schema", "levels", "hosts", "rank_map"}, "a cluster")
+    _known(data, {"schema", "levels", "hosts", "rank_map", "links"}, "a cluster")
     described = _rows(data, "levels")
     defaults = Level.all_unmeasured(row.get("name", "") for row in described)
     levels = tuple(_level(row, default) for row, default in zip(described, defaults, strict=True))
@@ -521,13 +521,13 @@ def _rows(data: Mapping[str, object], key: str) -> list[Mapping[str, Any]]:
 
 
 def _level(row: Mapping[str, Any], default: Level) -> Level:
-    _known(row, {"name", "latency", "bandwidth", "uplink", "default"}, f"level {quoted(row.get('name'))}")
-    if not isinstance(row.get("default", False), bool):
-        raise ClusterError(
-            f"default of level {quoted(row.get('name'))} is {quoted(row['default'])}; give true or false"
-        )
+    _known(row, {"name", "latency", "bandwidth", "uplink", "default", "sharp"}, f"level {quoted(row.get('name'))}")
+    for key in ("default", "sharp"):
+        if not isinstance(row.get(key, False), bool):
+            raise ClusterError(f"{key} of level {quoted(row.get('name'))} is {quoted(row[key])}; give true or false")
     given = {key: row[key] for key in ("latency", "bandwidth", "uplink") if row.get(key) is not None}
-    return replace(default, **given, assumed="bandwidth" not in given or row.get("default") is True)
+    assumed = "bandwidth" not in given or row.get("default") is True
+    return replace(default, **given, assumed=assumed, sharp=row.get("sharp") is True)
 
 
 def _hosts(row: Mapping[str, Any], levels: list[str], inner: int) -> Iterator[Host]:

@@ -1,18 +1,16 @@
-"""Cost: seconds that the collectives of a step take, by latency and bandwidth (the α–β model of Hockney, 1994).
+"""Cost: seconds that the collectives of a step take: how groups lie on the links, and what gloo's collectives take.
 
 ```
-one collective of n ranks, b bytes a rank                        steps (each α)     bytes V over each hop (β)
-all-reduce      ring   reduce-scatter, then all-gather            2 (n − 1)          2 b (n − 1) / n
-                tree   nccl takes it where it is quicker          2 ⌈log₂ n⌉         2 b
+gloo: one collective of n ranks, b bytes a rank                  steps (each α)     bytes V over each hop (β)
+all-reduce, reduce-scatter    a ring, twice around                2 (n − 1)          2 b (n − 1) / n
 all-gather      ring                                              n − 1              b (n − 1)
-reduce-scatter  ring   (gloo: an all-reduce)                      n − 1              b (n − 1) / n
-broadcast       ring   (gloo: a binomial tree, one after another) n − 1              b
+broadcast       a binomial tree, one after another                ⌈log₂ n⌉           b ⌈log₂ n⌉
 all-to-all      every member to every other at once               1                  b (n − 1) / n, by level
 send/recv, ring member to next                                    1                  b
 
 seconds = steps · α(l) + max( V / bandwidth(l),  over all units u:  V · edges(u) / uplink(u) )
 
-gloo, where two members send to each other: V · (1 + w · E|S| / k) for k such pairs on one link
+where two members send to each other: V · (1 + w · E|S| / k) for k such pairs on one link
 w               all-to-all 1,  ring of two members 1,  all-gather of two members 1/2,  others 0
 S               a sum of k coins: 1 and −1 with p / 2 each, 0 with 1 − p;  p = 3/4
 ```
@@ -27,11 +25,11 @@ waits. An all-reduce receives before it sends.
 
 ``l`` is the slowest level that a hop of any group of the kind crosses. ``edges(u)`` counts the hops of *all* groups of
 the kind that leave a unit (a host, a rack) at once, as in a step: its uplink is shared by them. NCCL orders a ring so
-that each host is entered and left once; gloo takes the members in the order of the group.
+that each host is entered and left once; gloo takes the members in the order of the group. ``nccl`` has what NCCL takes.
 
-Left out: kinds overlap neither with each other nor with computation; nothing is congested but uplinks; all
-devices of a level are alike; protocols, channels, and in-network reduction. Formulas: Thakur, Rabenseifner and Gropp,
-"Optimization of Collective Communication Operations in MPICH" (2005); nccl-tests, doc/PERFORMANCE.md.
+Left out: kinds overlap neither with each other nor with computation; nothing is congested but ports and uplinks; all
+devices of a level are alike. Formulas: Thakur, Rabenseifner and Gropp, "Optimization of Collective Communication
+Operations in MPICH" (2005); nccl-tests, doc/PERFORMANCE.md.
 """
 
 from __future__ import annotations
@@ -49,6 +47,9 @@ from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.crossings import hops
+from rankmesh.placement.hardware import DEVICES, Device
+from rankmesh.placement.levels import domain, reached
+from rankmesh.placement.nccl import Cost, cost
 from rankmesh.placement.traffic import Message
 
 __all__ = [
@@ -69,13 +70,22 @@ BACKENDS = ("nccl", "gloo")
 
 @dataclass(frozen=True)
 class DeviceUnits:
-    """The units at each level of the devices that are placed on, in nested order: ``(levels, devices)``."""
+    """The units at each level of the devices that are placed on, in nested order: ``(levels, devices)``.
+
+    ``device``: what they are, which decides how NCCL uses their links.
+    """
 
     levels: tuple[Level, ...]
     units: IntArray
+    device: Device = DEVICES["h100"]
+
+    @cached_property
+    def domain(self) -> tuple[int, bool]:
+        """The number of the outermost level before the network, -1 if there is none; and whether it is all NVLink."""
+        return domain(self.levels)
 
 
-def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, DeviceUnits, IntArray]:
+def devices_of(plan: Plan, cluster: Cluster, device: Device) -> tuple[IntArray, DeviceUnits, IntArray]:
     """Return the plan's ranks in nested order of their devices, the machine of these, and the order given."""
     rank_range = plan.mesh.rank_range
     ranks = rank_range.ascending
@@ -86,7 +96,8 @@ def devices_of(plan: Plan, cluster: Cluster) -> tuple[IntArray, DeviceUnits, Int
     device_of = np.empty(rank_range.size, dtype=np.int64)
     device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)
     given = device_of[np.searchsorted(ranks, rank_range.ranks(np.arange(rank_range.size)))]
-    return nested, DeviceUnits(cluster.levels, cluster.units[:, nested].astype(np.int32)), given
+    levels = reached(cluster.levels, device)
+    return nested, DeviceUnits(levels, cluster.units[:, nested].astype(np.int32), device), given
 
 
 class HopCounts:
@@ -115,8 +126,14 @@ class HopCounts:
     def one(self, collective: str, size: float) -> FloatArray:
         """Return the seconds of one collective of ``size`` bytes under each placement."""
         if (collective, size) not in self._seconds:
-            self._seconds[collective, size] = _one(collective, size, self)
+            nccl = self.backend == "nccl"
+            found = self.nccl(collective, size).seconds if nccl else _gloo(collective, size, self)
+            self._seconds[collective, size] = found
         return self._seconds[collective, size]
+
+    def nccl(self, collective: str, size: float) -> Cost:
+        """Return the parts of what NCCL takes for one collective."""
+        return cost(collective, size, self)
 
     def units(self, level: int) -> IntArray:
         """Return the unit of each member at a level, ``(placements, groups, size)``."""
@@ -136,6 +153,19 @@ class HopCounts:
             found += apart
         return found
 
+    @cached_property
+    def spread(self) -> tuple[FloatArray, FloatArray]:
+        """The fewest members of a group on one of its hosts (NVLink domains), and the most hosts of a group."""
+        last, _ = self.machine.domain
+        members, hosts = np.full(self.many, float(self.size)), np.ones(self.many)
+        if last < 0:
+            return hosts, members
+        if (self.widest > last).any():
+            placed, row, _, each = _runs(self.units(last))
+            np.minimum.at(members, placed, each)
+            hosts = np.bincount(row).reshape(self.many, -1).max(axis=1).astype(np.float64)
+        return members, hosts
+
     def edges(self, collective: str, level: int) -> IntArray:
         """Return the most hops of all groups that leave one unit of a level; of an all-to-all (member, peer) pairs."""
         return self.most(_HOPS.get(collective, "around" if self.backend == "nccl" else "loop"), level)
@@ -148,7 +178,8 @@ class HopCounts:
             units, count = self.units(level), int(self.machine.units[level].max()) + 1
             pairs, independent = np.zeros(self.many * count), np.zeros(self.many * count)
             for stage in np.unique(self._stages):
-                owner, members = _runs(units[:, self._stages == stage], count)
+                placed, _, unit, members = _runs(units[:, self._stages == stage])
+                owner = placed * count + unit
                 each, most = members * (self.size - members), np.zeros(len(pairs))
                 np.maximum.at(most, owner, each)
                 pairs += np.bincount(owner, weights=each, minlength=len(pairs))
@@ -179,28 +210,28 @@ def _leaving(units: IntArray, what: str, count: int) -> IntArray:
     return _busiest(left[0] * count + start[left], None, len(units), count)
 
 
-def _runs(units: IntArray, count: int) -> tuple[IntArray, IntArray]:
-    """Sorted members, where each unit of a group is one run: its unit, counted over the placements, and its members."""
+def _runs(units: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
+    """Sorted members, where each unit of a group is one run: its placement, group (of all), unit and members."""
     _, groups, size = units.shape
     ordered = np.sort(units, axis=-1).reshape(-1, size)
     first = np.ones(ordered.shape, dtype=np.bool_)
     first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     starts = np.flatnonzero(first)
     members = np.diff(starts, append=ordered.size)
-    return starts // (size * groups) * count + ordered.reshape(-1)[starts], members
+    return starts // (size * groups), starts // size, ordered.reshape(-1)[starts], members
 
 
 def _in_runs(units: IntArray, what: str, count: int) -> IntArray:
     """Return the most of sorted members: each unit is entered and left once, whatever the length of its run."""
     many, _, size = units.shape
-    owner, members = _runs(units, count)
+    placed, _, unit, members = _runs(units)
     outside = size - members
     if what == "beyond":
         most = np.zeros(many, dtype=np.int64)
-        np.maximum.at(most, owner // count, outside)
+        np.maximum.at(most, placed, outside)
         return most
     weight = members * outside if what == "pairs" else outside > 0
-    return _busiest(owner, weight, many, count)
+    return _busiest(placed * count + unit, weight, many, count)
 
 
 def _busiest(owner: IntArray, weight: IntArray | BoolArray | None, many: int, count: int) -> IntArray:
@@ -219,22 +250,20 @@ def seconds(messages: Iterable[Message], counts: HopCounts) -> FloatArray:
     return total
 
 
-def steps_and_volume(collective: str, ranks: int, size: float, backend: str) -> tuple[float, float]:
+def steps_and_volume(collective: str, ranks: int, size: float) -> tuple[float, float]:
     """Return how many latencies, and how many bytes over each hop, or each pair of an all-to-all: a row of the table.
 
-    >>> steps_and_volume("all-reduce", 4, 8.0, "gloo")
+    >>> steps_and_volume("all-reduce", 4, 8.0)
     (6, 12.0)
     """
     n = ranks
-    if collective == "all-reduce" or (collective == "reduce-scatter" and backend == "gloo"):
+    if collective in ("all-reduce", "reduce-scatter"):
         return 2 * (n - 1), 2 * size * (n - 1) / n
     if collective == "all-gather":
         return n - 1, size * (n - 1)
-    if collective == "reduce-scatter":
-        return n - 1, size * (n - 1) / n
     if collective == "broadcast":
         rounds = ceil(log2(n))
-        return (rounds, rounds * size) if backend == "gloo" else (n - 1, size)
+        return rounds, rounds * size
     return 1, size / n if collective == "all-to-all" else size
 
 
@@ -246,19 +275,16 @@ _BEHIND = {"all-to-all": 1.0, "ring": 1.0, "all-gather": 0.5}
 _IN_TURN = 0.75
 
 
-def _one(collective: str, size: float, counts: HopCounts) -> FloatArray:
-    steps, volume = steps_and_volume(collective, counts.size, size, counts.backend)
-    mutual = counts.backend == "gloo" and (collective == "all-to-all" or counts.size == 2)
+def _gloo(collective: str, size: float, counts: HopCounts) -> FloatArray:
+    steps, volume = steps_and_volume(collective, counts.size, size)
+    mutual = collective == "all-to-all" or counts.size == 2
     behind = _BEHIND.get(collective, 0.0) if mutual else 0.0
     if collective == "all-to-all":
         return _all_to_all(volume, counts, behind)
-    found = _over(counts, steps, volume, collective, behind)
-    if collective == "all-reduce" and counts.backend == "nccl":
-        return np.minimum(found, _over(counts, 2 * ceil(log2(counts.size)), 2 * size, collective))
-    return found
+    return _over(counts, steps, volume, collective, behind)
 
 
-def _over(counts: HopCounts, steps: float, volume: float, collective: str, behind: float = 0.0) -> FloatArray:
+def _over(counts: HopCounts, steps: float, volume: float, collective: str, behind: float) -> FloatArray:
     """Return the time of ``steps`` latencies and ``volume`` bytes over each hop, uplinks shared by all groups."""
     levels = counts.machine.levels
     latency = np.array([level.latency for level in levels])[counts.widest]
@@ -281,8 +307,7 @@ def _all_to_all(part: float, counts: HopCounts, behind: float) -> FloatArray:
         beyond = counts.most("beyond", number)
         time = np.maximum(time, part * beyond * _turns(beyond, behind) / level.bandwidth)
         if level.uplink is not None:
-            pairs = counts.waiting(number) if behind else counts.edges("all-to-all", number)
-            time = np.maximum(time, part * pairs / level.uplink)
+            time = np.maximum(time, part * counts.waiting(number) / level.uplink)
     return latency + time
 
 

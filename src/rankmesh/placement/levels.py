@@ -8,23 +8,36 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import isfinite
 
 from rankmesh.errors import ClusterError, quoted
+from rankmesh.placement.hardware import DEVICES, SHARE, Device
 
-__all__ = ["BUS", "OTHER_WORDS", "PROCESSORS", "Level", "host_level", "is_word", "rate"]
+__all__ = [
+    "BUS",
+    "OTHER_WORDS",
+    "PROCESSORS",
+    "Level",
+    "domain",
+    "host_level",
+    "in_words",
+    "is_word",
+    "rate",
+    "reached",
+]
 
-# Bytes/s that one device sends, before anything is measured, by what a level's name says: NVLink 4 of an H100, a PCIe 5
-# slot of 16 lanes, the link between two processors (NCCL's figure for Sapphire Rapids), a port of 400 Gb/s.
-_NVLINK, BUS, PROCESSORS, _PORT = 450e9, 64e9, 22e9, 50e9
+# Bytes/s that one device sends: a PCIe 5 slot of 16 lanes, the link between two processors (NCCL's figure for Sapphire
+# Rapids). NVLinks and ports are those of the device.
+BUS, PROCESSORS = 64e9, 22e9
 _BOARDS = ("board", "baseboard", "tray", "module")
 _BUSES = ("pix", "pxb", "phb", "pcie", "pci", "plx", "numa", "socket", "cpu")
-_BY_NAME: Mapping[str, float] = {
-    **dict.fromkeys(("nvlink", "nvl", "nvswitch", "mnnvl", "xgmi", *_BOARDS), _NVLINK),
-    **dict.fromkeys(_BUSES, BUS),
-    **dict.fromkeys(("leaf", "spine", "core", "rack", "row", "pod", "switch", "network", "cluster", "zone"), _PORT),
+# What kind of link a level's name says: the device's NVLinks or its network port, a bus, the link between processors.
+_BY_NAME: Mapping[str, str] = {
+    **dict.fromkeys(("nvlink", "nvl", "nvswitch", "mnnvl", "xgmi", *_BOARDS), "nvlink"),
+    **dict.fromkeys(_BUSES, "bus"),
+    **dict.fromkeys(("leaf", "spine", "core", "rack", "row", "pod", "switch", "network", "cluster", "zone"), "port"),
 }
 # Names of the level that is the host, and of what NVIDIA's and Slurm's words call a level otherwise.
 _HOSTS = ("host", "node", "server", "machine")
@@ -44,6 +57,7 @@ class Level:
     ``uplink``     bytes/s by which one unit of the level below is joined to this one, shared by all of its devices: the
                    port of a host at ``leaf``, the trunk of a rack at ``spine``. None: nothing is shared
     ``assumed``    whether the bandwidth is a default by the level's name, which nobody gave or measured
+    ``sharp``      whether the switches of this level reduce (NVIDIA SHARP, NCCL's CollNet)
     """
 
     name: str
@@ -51,6 +65,7 @@ class Level:
     bandwidth: float
     uplink: float | None = None
     assumed: bool = False
+    sharp: bool = False
 
     def __post_init__(self) -> None:
         if not is_word(self.name) or not self.name.isidentifier() or self.name in ("name", "devices"):
@@ -70,29 +85,89 @@ class Level:
         >>> [f"{level.name} {level.bandwidth / 1e9:g}" for level in Level.all_unmeasured(("pix", "host", "leaf"))]
         ['pix 64', 'host 22', 'leaf 50']
         """
+        listed = tuple(names)
         found: list[Level] = []
-        for number, name in enumerate(names):
-            bandwidth = _assumed(name, [level.name for level in found])
+        for number, (name, kind) in enumerate(zip(listed, _kinds(listed), strict=True)):
             inside, outside = _INSIDE + _OUTWARD[0] * number, _OUTSIDE + _OUTWARD[1] * max(0, number - 1)
-            found.append(cls(name, outside if bandwidth == _PORT else inside, bandwidth, assumed=True))
+            rate = _line_rate(kind, DEVICES["h100"])
+            found.append(cls(name, outside if kind == "port" else inside, rate, assumed=True))
         return tuple(found)
 
     def to_dict(self) -> dict[str, object]:
-        """Plain data; an uplink only where there is one, and ``default`` only where the bandwidth is one."""
+        """Plain data; an uplink only where there is one, ``sharp`` and ``default`` only where they are true."""
         data: dict[str, object] = {"name": self.name, "latency": self.latency, "bandwidth": self.bandwidth}
         if self.uplink is not None:
             data["uplink"] = self.uplink
-        return data | {"default": True} if self.assumed else data
+        return data | {key: True for key, true in (("sharp", self.sharp), ("default", self.assumed)) if true}
 
 
-def _assumed(name: object, inside: Sequence[object]) -> float:
-    """Return the bandwidth assumed of a level by its name: of a host across its processors if others are inside it."""
-    kind = _word(name)
-    if kind in _BY_NAME:
-        return _BY_NAME[kind]
-    if kind in _HOSTS and any(_word(level) not in _BOARDS for level in inside):
-        return PROCESSORS
-    return _NVLINK if kind in _HOSTS or not inside else _PORT
+def _kinds(names: Sequence[object]) -> list[str]:
+    """Return the kind of link of each level by its name: of a host across its processors if others are inside it."""
+    words = [_word(name) for name in names]
+    found = []
+    for number, word in enumerate(words):
+        if word in _BY_NAME:
+            found.append(_BY_NAME[word])
+        elif word in _HOSTS:
+            found.append("processors" if set(words[:number]) - set(_BOARDS) else "nvlink")
+        else:
+            found.append("port" if number else "nvlink")
+    return found
+
+
+def _line_rate(kind: str, device: Device) -> float:
+    return {"nvlink": device.link, "port": device.port, "bus": BUS, "processors": PROCESSORS}[kind]
+
+
+def reached(levels: Iterable[Level], device: Device) -> tuple[Level, ...]:
+    """Return the levels with what NCCL reaches of the links of this device, where nobody gave or measured them.
+
+    >>> [round(level.bandwidth / 1e9) for level in reached(Level.all_unmeasured(("host", "leaf")), DEVICES["a100"])]
+    [240, 24]
+    """
+    listed = tuple(levels)
+    by_kind = {
+        "nvlink": device.reached,
+        "port": SHARE["network"] * device.port,
+        "bus": SHARE["bus"] * BUS,
+        "processors": SHARE["bus"] * PROCESSORS,
+    }
+    return tuple(
+        replace(level, bandwidth=by_kind[kind], assumed=False) if level.assumed else level
+        for level, kind in zip(listed, _kinds([level.name for level in listed]), strict=True)
+    )
+
+
+def domain(levels: Sequence[Level]) -> tuple[int, bool]:
+    """Return the number of the outermost level before the network, -1 if there is none; and whether it is all NVLink.
+
+    >>> domain(Level.all_unmeasured(("host", "nvlink", "leaf"))), domain(Level.all_unmeasured(("pix", "host", "leaf")))
+    ((1, True), (1, False))
+    """
+    inside = list(takewhile(lambda kind: kind != "port", _kinds([level.name for level in levels])))
+    return len(inside) - 1, set(inside) == {"nvlink"}
+
+
+def in_words(levels: Sequence[Level], devices: int, device: Device) -> str:
+    """Return what NCCL is assumed to use between devices, in one line; ``devices``: how many a host has.
+
+    >>> in_words(Level.all_unmeasured(("host", "leaf")), 8, DEVICES["h100"])
+    'h100: NVLink of 450 GB/s with NVLS, 8 ports of 50 GB/s'
+    """
+    last, switched = domain(levels)
+    parts = []
+    if last >= 0:
+        inner = levels[last]
+        line = _line_rate(_kinds([level.name for level in levels])[last], device) if inner.assumed else inner.bandwidth
+        name = "NVLink" if switched else inner.name
+        parts.append(f"{name} of {line / 1e9:.4g} GB/s{' with NVLS' if switched and device.nvls else ''}")
+    if last + 1 < len(levels):
+        outer = levels[last + 1]
+        line = device.port if outer.assumed else outer.bandwidth
+        ports = devices if outer.uplink is None else max(1, round(outer.uplink / outer.bandwidth))
+        parts.append(f"{ports} port{'s' if ports > 1 else ''} of {line / 1e9:.4g} GB/s")
+        parts += ["SHARP"] if any(level.sharp for level in levels) else []
+    return f"{device.name}: {', '.join(parts)}"
 
 
 def _word(name: object) -> str:

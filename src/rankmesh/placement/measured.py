@@ -14,6 +14,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from math import sqrt
 
 import numpy as np
 
@@ -211,31 +212,38 @@ def calibrated(cluster: Cluster, plan: Plan, measured: Measurement) -> Cluster:
 
 @dataclass(frozen=True)
 class _Seen:
-    """One row on the cluster: steps, bytes over each hop, and the hops that share one unit's uplink at each level."""
+    """One row on the cluster: steps, bytes over each hop, and the hops that share one unit's uplink at each level.
+
+    ``hop``: latencies that one more chunk of NCCL's pipeline takes.
+    """
 
     widest: int
     steps: float
     volume: float
+    hop: float
     together: float
     isolated: float
     edges: tuple[int, ...]
 
     @classmethod
     def of(cls, links: Links, row: Measured) -> _Seen:
-        counts = links.counts(row.name)
-        steps, volume = steps_and_volume(row.collective, row.size, row.bytes, links.backend)
-        return cls(
-            int(counts.widest[0]),
-            steps,
-            volume,
-            row.seconds,
-            row.isolated,
-            tuple(int(counts.edges(row.collective, level)[0]) for level in range(len(links.machine.levels) - 1)),
-        )
+        counts, levels = links.counts(row.name), links.machine.levels
+        widest, hop = int(counts.widest[0]), 0.0
+        if links.backend == "nccl":
+            # What NCCL takes over the levels as they are known, as if each step had the latency of the widest one.
+            model = counts.nccl(row.collective, row.bytes)
+            latency, volume = levels[widest].latency, float(model.transfer[0]) * levels[widest].bandwidth
+            steps, hop = (float(part[0]) / latency for part in (model.start, model.hop))
+        else:
+            steps, volume = steps_and_volume(row.collective, row.size, row.bytes)
+        edges = tuple(int(counts.edges(row.collective, level)[0]) for level in range(len(levels) - 1))
+        return cls(widest, steps, volume, hop, row.seconds, row.isolated, edges)
 
     def rate(self, seconds: float, latency: float) -> float:
         """Bytes/s over one hop, with the latencies taken off: at most half of the time."""
-        return self.volume / max(seconds - self.steps * latency, seconds / 2)
+        left = max(seconds - self.steps * latency, seconds / 2)
+        chunk = self.hop * latency
+        return self.volume / (sqrt(chunk + left) - sqrt(chunk)) ** 2
 
 
 def _level(level: Level, number: int, seen: Sequence[_Seen]) -> Level:

@@ -37,7 +37,8 @@ from rankmesh.errors import PlacementError
 from rankmesh.placement import report
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import BoolArray, FloatArray
-from rankmesh.placement.devices import DEVICES, Device
+from rankmesh.placement.hardware import DEVICES, Device
+from rankmesh.placement.levels import in_words
 from rankmesh.placement.model import Training, Transformer, check_sizes
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
 from rankmesh.placement.predict import Links, Prediction, Step
@@ -85,6 +86,7 @@ class KindCost:
 class Placed:
     """A placement: ``plan`` with its ``rank_map``, seconds that communication adds to a step after and before, and why.
 
+    ``links``  what NCCL is assumed to use between devices, in words
     ``step``  the predicted step, ``step_before`` that in the order given; None where traffic alone is known
     """
 
@@ -101,6 +103,7 @@ class Placed:
     notes: tuple[str, ...] = ()
     step: Step | None = None
     step_before: Step | None = None
+    links: str = ""
 
     def to_dict(self) -> dict[str, object]:
         """Return what ``rankmesh place --json`` prints."""
@@ -113,6 +116,7 @@ class Placed:
             "within": dict(self.within),
             "exact": self.exact,
             "tried": self.tried,
+            "links": self.links,
             "hosts": [{"name": name, "holds": holds} for name, holds in self.by_host().items()],
         }
         if self.step is not None and self.step_before is not None:
@@ -217,7 +221,7 @@ def place(
     what would do, for traffic of kinds that the plan has not, and for a batch that its replicas do not divide;
     ``ClusterError`` for a cluster with fewer devices than ranks.
     """
-    links = Links(plan, cluster, backend)
+    links = Links(plan, cluster, backend, device)
     known = {name: links.positions(name) for name in plan.kinds}
     work, notes = _work(plan, links.roles, model, training, traffic)
     found = bounds(plan, cluster, within or {}, known)
@@ -242,8 +246,9 @@ def place(
     step, before = (
         None if prediction is None else prediction.step(links.under(devices[None])) for devices in (best, given)
     )
+    links_in_words = in_words(cluster.levels, max(host.devices for host in cluster.hosts), device)
     defaults = ", ".join(cluster.default_levels)
-    assumed = [f"the bandwidths of {defaults} are defaults, not measured (rankmesh measure --save)"] if defaults else []
+    assumed = [f"{links_in_words}; {defaults} by default, not measured (rankmesh measure --save)"] if defaults else []
     return Placed(
         plan=plan.replace(rank_map=rank_map),
         order=words(plan.mesh, best),
@@ -258,6 +263,7 @@ def place(
         notes=(*cluster.notes, *notes, *assumed),
         step=step,
         step_before=before,
+        links=links_in_words,
     )
 
 

@@ -30,9 +30,9 @@ the stages alone. The first and the last stage send one of them, and wait for th
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from copy import copy
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import reduce
 from itertools import chain
 from typing import TypeVar
@@ -44,10 +44,10 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron_core import megatron_mesh
 from rankmesh.core.spec import GroupSpec
 from rankmesh.core.strided import IntArray
-from rankmesh.placement.cluster import Cluster, Level
+from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import Work, optimizer, stage_work
-from rankmesh.placement.cost import DeviceUnits, FloatArray, HopCounts, devices_of, seconds
-from rankmesh.placement.devices import Device
+from rankmesh.placement.cost import FloatArray, HopCounts, devices_of, seconds
+from rankmesh.placement.hardware import DEVICES, Device
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.steps import Roles, blocks, stage_messages
 from rankmesh.placement.traffic import Message
@@ -60,8 +60,6 @@ _Some = TypeVar("_Some", float, Seconds)
 
 # Share of the time of hidden communication that computation loses to it: units and memory that it takes.
 CONTENTION = 0.1
-# Share of a level's bandwidth that collectives reach, where the level is not measured.
-REACHED = 0.8
 COMPUTE = ("matrices", "attention", "kernels", "recomputation", "optimizer")
 
 
@@ -117,21 +115,12 @@ def _shards(copies: int, training: Training) -> tuple[int, int]:
     return copies // outer, outer
 
 
-def _reached(levels: Iterable[Level]) -> tuple[Level, ...]:
-    """Return the levels with what collectives reach of the bandwidths that nobody gave."""
-    return tuple(
-        replace(level, bandwidth=REACHED * level.bandwidth, assumed=False) if level.assumed else level
-        for level in levels
-    )
-
-
 class Links:
     """How the groups of a plan lie on a cluster under one placement or several: seconds of what they send."""
 
-    def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl") -> None:
+    def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl", device: Device = DEVICES["h100"]) -> None:
         self.roles, self.backend = Roles.of(plan), backend
-        self.ranks, machine, self.given = devices_of(plan, cluster)
-        self.machine = DeviceUnits(_reached(machine.levels), machine.units)
+        self.ranks, self.machine, self.given = devices_of(plan, cluster, device)
         self._plain = plan.replace(rank_map=None)
         self.shared = any(level.uplink is not None for level in cluster.levels)
         self._positions: dict[tuple[str, int | None], IntArray] = {}

@@ -22,7 +22,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.errors import PlacementError
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import flops
-from rankmesh.placement.devices import DEVICES, Device
+from rankmesh.placement.hardware import DEVICES, Device
 from rankmesh.placement.memory import LIBRARIES, memory
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.place import place
@@ -123,7 +123,7 @@ def search(
         if sizes in best and best[sizes][0] <= bound:
             continue
         if sizes not in links:
-            links[sizes] = Links(search_plan(sizes, how), cluster)
+            links[sizes] = Links(search_plan(sizes, how), cluster, device=device)
         seconds = predict(model, how, device, links[sizes]).seconds
         if sizes not in best or seconds < best[sizes][0]:
             best[sizes] = seconds, how
@@ -158,7 +158,7 @@ def settled(
     free: Collection[str] = FREE,
 ) -> Training | None:
     """Return the training of a plan's layout with its ``free`` fields chosen as ``search`` does; None if none fits."""
-    links = Links(plan, cluster)
+    links = Links(plan, cluster, device=device)
     ways = list(_ways(links.roles.layout, model, training, free, device.memory - LIBRARIES, []))
     return min(ways, key=lambda how: predict(model, how, device, links).seconds, default=None)
 
@@ -232,13 +232,18 @@ def _ways(
 def _virtual(
     sizes: Sizes, model: Transformer, training: Training, microbatch: int, free: Collection[str]
 ) -> tuple[int, ...]:
-    """Return the virtual stages to try: they divide each stage's layers, and pp the microbatches."""
+    """Return the virtual stages to try: they divide each stage's layers, and pp the microbatches.
+
+    The embedding and the loss may count as layers of the first and the last stage, as Megatron's
+    ``--account-for-embedding-in-pipeline-split`` and ``--account-for-loss-in-pipeline-split`` have it.
+    """
     if training.schedule == "dualpipe":
         return (1,) if sizes.pp % 2 == 0 else ()
+    counted = (model.layers + ends for ends in (0, 1, 2))
+    layers = next((each // sizes.pp for each in counted if each % sizes.pp == 0), 1)
     if "virtual_stages" not in free:
         given = training.virtual_stages if sizes.pp > 1 else 1
-        return (given,) if given == 1 or model.layers % (sizes.pp * given) == 0 else ()
-    layers, microbatches = model.layers // sizes.pp, training.batch // (sizes.dp * microbatch)
-    if sizes.pp == 1 or model.layers % sizes.pp or microbatches % sizes.pp:
+        return (given,) if layers % given == 0 else ()
+    if sizes.pp == 1 or training.batch // (sizes.dp * microbatch) % sizes.pp:
         return (1,)
     return tuple(parts for parts in _divisors(layers, layers) if parts <= 8 or parts == layers)
