@@ -215,5 +215,5 @@ def test_published_steps_are_as_near_as_recorded():
     main, fsdp = ([row for row in recorded if row["table"] == name] for name in ("main", "fsdp"))
     assert len(main) == 24
     assert sum(abs(row["ratio"] - 1) <= 0.15 for row in main) >= 20
-    assert sum(1 <= row["rank"] <= 5 for row in main) >= NEAR_THE_TOP
+    assert sum(1 <= row["rank"] <= 5 for row in main) >= 15
     assert sum(abs(row["ratio"] - 1) <= 0.2 for row in fsdp) >= 15
