@@ -1,4 +1,4 @@
-"""What a collective of NCCL takes: the quickest of its algorithms and protocols, over all ports that a group has.
+"""NCCL: seconds of a collective by the quickest algorithm and protocol, over all ports that a group has on a host.
 
 ```
 n ranks, N hosts (NVLink domains), k = the fewest members of a group on one of its hosts, S bytes of the result
@@ -21,7 +21,7 @@ The last term is the pipeline's: chunks of the best size each cost a step, and t
 leaves a host by the ports of the members there: rings, trees and channels are spread over them. Trees and NVLS reduce
 inside a host first. Ring and tree have three protocols (LL, LL128, Simple), with less latency or more bandwidth.
 
-Start costs, steps and shares are those of NCCL's tuning (``hardware.toml``); over a level of another latency the steps
+Start costs, steps and shares come from NCCL's tuning (``hardware.toml``); over a level of another latency the steps
 are longer in proportion. Left out: collectives of NVSwitch hosts over CollNet but all-reduce, PAT, copy engines,
 the channels of single sends.
 """
@@ -145,11 +145,11 @@ def _rings(collective: str, size: float, links: _Links) -> Iterator[Cost]:
     elif collective == "broadcast":
         volume, steps = size, n
     time = links.over(volume, volume, collective, links.ports)
-    lone = links.ports < 2
+    single = links.ports < 2
     for protocol in _PROTOCOLS:
         near = links.near.take(NCCL["ring_inside"][protocol])
         near = np.where(links.outside, np.maximum(near, NCCL["posting"][protocol] * _MICRO), near)
-        far = links.far.take(np.where(lone, NCCL["tree_outside"][protocol], NCCL["ring_outside"][protocol]))
+        far = links.far.take(np.where(single, NCCL["tree_outside"][protocol], NCCL["ring_outside"][protocol]))
         latency = (steps - between) * near + between * far
         if protocol == 2 and collective == "all-reduce":
             latency = np.where(links.outside, NCCL["plateau"], 1.0) * latency
@@ -188,17 +188,17 @@ def _switched(size: float, links: _Links) -> Iterator[Cost]:
     if not links.device.nvls or not links.nvlink:
         return
     inner = size * (1 + 1 / links.ports) / links.device.nvls
-    lone = np.where(links.ports < 2, np.inf, 0.0)  # one device of a host has nothing to reduce there
+    single = np.where(links.ports < 2, np.inf, 0.0)  # one device of a host has nothing to reduce there
     near, far = links.near.take(NCCL["tree_inside"][2]), links.far.take(NCCL["tree_outside"][2])
     hop = np.where(links.outside, far, near)
     channels = 2 * size * (links.ranks - 1) / links.ranks / links.device.switch
     ports = np.minimum(links.ports, NCCL["nvls_ports"])
     time = links.over(inner, np.where(links.hosts < 3, size, 2 * size), "all-reduce", ports)
     time = np.maximum(time, channels)
-    yield Cost(lone + _NVLS + 2 * _log(links.hosts) * far, time, hop)
+    yield Cost(single + _NVLS + 2 * _log(links.hosts) * far, time, hop)
     if links.sharp:
         time = np.maximum(links.over(inner, size, "all-reduce", ports), channels)
-        yield Cost(lone + _NVLS + np.where(links.outside, far, 0.0), time, hop)
+        yield Cost(single + _NVLS + np.where(links.outside, far, 0.0), time, hop)
 
 
 def _all_to_all(part: float, links: _Links) -> Cost:
