@@ -141,6 +141,8 @@ GOES_ON = Outcome(
         "equal": 0,
         "suspicion": None,
         "reasons": {"1": "guess: it does not reply"},
+        "before": None,
+        "refused": {},
     },
     ranks=(1,),
 )

@@ -102,6 +102,8 @@ class EpochEnd:
     """The epoch that ends, the last of ``history``; ``suspects`` and ``evicted`` may grow meanwhile.
 
     ``raised`` are the errors for which members were lost, by coordinate, and those of the epoch before also by step.
+    ``before`` is the epoch to whose layout all go back if the program fails in this one before a rank has committed,
+    None if there is none. ``refused`` are the layouts from which they went back, by digest, with the reason.
     """
 
     epoch: Epoch
@@ -109,6 +111,8 @@ class EpochEnd:
     raised: Mapping[str, str]
     suspects: Collection[int]
     evicted: Collection[int]
+    before: int | None = None
+    refused: Mapping[str, str] = field(default_factory=dict)
 
 
 def same_step(rank: int, step: int, other: str, other_step: int) -> None:
@@ -125,12 +129,16 @@ def conclude(
     reports: Mapping[int, Report],
     gone: Collection[int] = (),
     raised: Mapping[str, str] | None = None,
+    *,
+    before: int | None = None,
+    refused: Mapping[str, str] | None = None,
 ) -> Outcome:
     """How the job goes on after ``epoch``, by the reports of the members that arrived.
 
     ``history`` has the members of this epoch, and of those before of which there may be snapshots; ``gone`` are the
-    members that did not arrive and whose ports refuse connections, which is no proof that they have ended. ``raised``
-    are those of ``EpochEnd``. The outcome's ``ranks`` are the members that are lost, its ``value`` is what follows.
+    members that did not arrive and whose ports refuse connections, which is no proof that they have ended. ``raised``,
+    ``before`` and ``refused`` are those of ``EpochEnd``. The outcome's ``ranks`` are the members that are lost, its
+    ``value`` is what follows.
     """
     members = history[epoch]
     absent = tuple(sorted(set(members.all) - reports.keys()))
@@ -153,7 +161,13 @@ def conclude(
     unclear = next((report.unclear for report in reports.values() if report.unclear), "")
     # A collective failed, and nobody is missing; the others may have waited for a rank that has returned.
     began = set() if lost else {member for member, report in reports.items() if report.torn and report.first}
-    if len(began) == 1 and not unclear and not returned and not reports[min(began)].handled:
+    # A layout is tried until each rank has committed a step in it: the hold's own commit is number 0.
+    if before is not None and all(reports[one].done or max(reports[one].commits, default=0) for one in there):
+        before = None
+    undone = "" if before is None else _refusal(members, reports, {*absent, *evicted})
+    if undone:
+        lost, began, refused = {*absent, *evicted}, set(), {**(refused or {}), members.sizes.first.digest: undone}
+    elif len(began) == 1 and not unclear and not returned and not reports[min(began)].handled:
         lost, began = began, set()
     errors, raised = _raised(members, reports, lost), raised or {}
     if again := next((key.partition(_STEP)[0] for key, text in errors.items() if raised.get(key) == text), None):
@@ -167,7 +181,11 @@ def conclude(
     hosts = {member: contact.host for member, contact in joined.items()}
     asked = next((reports[member].relayout for member in sorted(reports) if reports[member].relayout), None)
     try:
-        following = _following(members.joined(hosts), lost, asked)
+        following = members.joined(hosts)
+        if undone and before is not None:
+            following, before, asked = following.back(history[before], lost), None, None
+        else:
+            following = _following(following, lost, asked)
     except PlanError as error:
         message = _of_all(members, reports) or _with_errors(error.message, reports, lost)
         return Outcome("failed", tuple(sorted(lost)), absent, message=message)
@@ -181,11 +199,11 @@ def conclude(
             message = _with_errors(_nothing_in_common(reports, lost), reports, lost)
             return Outcome("failed", tuple(sorted(lost)), absent, message=message)
     if following == members:  # all take the step again, once: an epoch without progress would follow another for ever
-        before, now = raised.get(""), f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")
-        if suspicion and before is not None and before.startswith(now):  # the repeat was interrupted
+        last, now = raised.get(""), f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")
+        if suspicion and last is not None and last.startswith(now):  # the repeat was interrupted
             now += " again"
         errors[""] = now
-        if before == now:
+        if last == now:
             message = f"{now} failed again, and no rank is known to be at fault"
             message += f": {unclear or _why(reports, began)}"
             message += f"; train() had returned on {in_words(returned)}" if returned else ""
@@ -205,6 +223,8 @@ def conclude(
             "load": load,
             "raised": errors,
             "reasons": _reasons(reports, lost, ended, gone),
+            "before": before if before is not None or asked is None or following.sizes == members.sizes else epoch,
+            "refused": refused or {},
             "suspicion": suspicion if following == members else None,
         },
     )
@@ -242,6 +262,15 @@ def _following(members: Members, lost: Collection[int], asked: Relayout | None) 
         with suppress(LayoutError, PlanError):
             return members.relaid(Sizes.read(asked["sizes"])).without(lost)
     return members.without(lost).grown()
+
+
+def _refusal(members: Members, reports: Mapping[int, Report], lost: Collection[int]) -> str:
+    """Return why the program fails in a layout, "" if it does not; another rank's loss may fail calls, too."""
+    by_rank = [(rank, reports[member]) for rank, member in enumerate(members.ranks) if member in reports]
+    own = [(rank, report.error) for rank, report in by_rank if report.error]
+    torn = sorted((not report.first, rank, report.torn) for rank, report in by_rank if report.torn and not lost)
+    found = [*own, *((rank, text) for _, rank, text in torn)]
+    return f"the job went back from {members.plan.mesh}, since rank {found[0][0]} raised {found[0][1]}" if found else ""
 
 
 def _different(members: Members, reports: Mapping[int, Report]) -> str:

@@ -128,8 +128,9 @@ class Job:
         Returns if the job has this plan already. Raises ``PlanError`` on every rank, and changes nothing, if ranks
         request different layouts, or if the layout does not fit the members, lacks axis ``shrink``, or changes the size
         of an axis over which plain tensors of a held ``model`` are not replicated. A rank that is lost during the
-        change is replaced; if too few are left for the new plan, the job continues under the old one. If ``hold`` under
-        the new plan names a tensor that no rank held, the job ends on every rank.
+        change is replaced; if too few are left for the new plan, the job continues under the old one. If the program
+        raises an exception under the new plan before every rank has committed a step, all ranks return to the old plan
+        and the state before the change, and the job refuses this plan from then on.
 
         Call it at the beginning of a step: if a rank is lost before all have called it, the step starts again.
         """

@@ -131,6 +131,8 @@ class Machine:
         self.equal: int | None = None
         self.suspicion: Suspicion | None = None
         self.raised: Mapping[str, str] = {}
+        self.before: int | None = None
+        self.refused: Mapping[str, str] = {}
         self.unreplicated: Mapping[str, int] = {}
         self.newcomers = Newcomers()
         self.last_change = "start"
@@ -182,7 +184,7 @@ class Machine:
     def all_hold(self) -> None:
         """Every member has its part: what was held before is needed by nobody."""
         self.exists, self.source, self.load = True, None, False
-        self.history = {self.epoch.number: self.members}
+        self.history = {number: of for number, of in self.history.items() if number in (self.epoch.number, self.before)}
 
     def committed(self, step: int) -> list[Action]:
         """End the epoch after a step if somebody asks for another layout, or processes that join let it grow."""
@@ -202,6 +204,8 @@ class Machine:
     def relaid(self, sizes: Sizes) -> Members:
         """Return the members in another layout; ``PlanError`` where it does not fit them, or what is held."""
         members, mesh, fixed = self.members.relaid(sizes), sizes.first.mesh, self.unreplicated
+        if reason := self.refused.get(sizes.first.digest):
+            raise PlanError(f"{reason}; ask for a layout that the program can build")
         if [(axis, size) for axis, size in mesh.axes.items() if size > 1 and axis in fixed] != [*fixed.items()]:
             axes = ",".join(f"{axis}={size}" for axis, size in fixed.items())
             raise PlanError(
@@ -311,7 +315,7 @@ class Machine:
     def epoch_end(self) -> EpochEnd:
         """The end of this epoch, about which its members hold a round."""
         end = self._end_of(self.epoch)
-        return EpochEnd(self.epoch, self.history, self.raised, end.suspects, end.evicted)
+        return EpochEnd(self.epoch, self.history, self.raised, end.suspects, end.evicted, self.before, self.refused)
 
     def report(
         self,
@@ -374,7 +378,9 @@ class Machine:
         value = outcome.value
         joined = {int(member): Contact.read(contact) for member, contact in value["joined"].items()}
         following = self.members.following(value, {member: contact.host for member, contact in joined.items()})
-        self.last_change = _what(self.members, following, outcome.ranks)
+        undone = value["refused"].get(self.members.sizes.first.digest)
+        self.last_change = undone or _what(self.members, following, outcome.ranks)
+        self.before, self.refused = value["before"], value["refused"]
         evicted = self._end_of(self.epoch).evicted
         named = {str(member): f"evidence: {evicted[member]}" for member in outcome.ranks if member in evicted}
         self.reasons = {**value["reasons"], **named}

@@ -272,6 +272,11 @@ class Members:
             )
         return replace(self, sizes=sizes, plan=sizes.first, ranks=everyone[:size], spares=everyone[size:])
 
+    def back(self, before: Members, lost: Collection[int]) -> Members:
+        """Return these members in the layout of earlier ones; those that are new since wait as spares."""
+        hosts = {member: self.hosts.get(member, "") for member in self.all if member not in before.all}
+        return before.joined(hosts).without({*lost, *set(before.all).difference(self.all)})
+
     def joined(self, hosts: Mapping[int, str]) -> Members:
         """Return these members and further ones, each on its host, which are spares."""
         started = max([self.started, *(member + 1 for member in hosts)])

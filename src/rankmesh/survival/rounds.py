@@ -93,7 +93,9 @@ class Rounds:
             if len(gone) == len(everyone) - 1 and (seconds := peers.stood_still()) >= _STILL * self._timeout:
                 message = f"member {me} stood still for {seconds:.0f} s, and the others ended without it"
                 return Outcome("failed", (me,), message=message)
-            outcome = conclude(end.history, end.epoch.number, reports, gone, end.raised)
+            outcome = conclude(
+                end.history, end.epoch.number, reports, gone, end.raised, before=end.before, refused=end.refused
+            )
             final = outcome.reason == "missing" and peers.now() > started + self._timeout
             return replace(outcome, value=_FINAL) if final else outcome
 

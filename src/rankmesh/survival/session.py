@@ -626,6 +626,8 @@ class Session:
             self._peers.admit(action.joined)
             self._begun()
         self._forget_later()
+        if self._machine.last_change in self._machine.refused.values() and self.member == min(self._members.all):
+            _log.warning("rankmesh: %s", self._machine.last_change)
 
     def _forget_later(self) -> None:
         """Drop what was held after the step that all go back to: whoever is lost meanwhile, nobody goes on from it."""
