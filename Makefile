@@ -105,7 +105,7 @@ test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of conne
 		tests/survival/test_simulated.py tests/survival/test_strangers.py tests/survival/test_relayout.py::test_any_sequence_of_layouts_and_losses tests/survival/test_relayout.py::test_a_thousand_members_change_their_layout tests/transfer/test_sync_failures.py tests/compare/test_train_gpt.py tests/multihost/test_four_hosts.py) $(ARGS)
 
 # In this order; one that fails does not keep the others from running. RANKMESH_TEST_SWEEP=all: all cases of each sweep.
-NIGHTLY := lint 'test-all ARGS="--timeout 3000" RANKMESH_TEST_SWEEP=all RANKMESH_CLUSTER=1' test-hangs test-launchers test-browser test-cluster \
+NIGHTLY := lint 'test-all ARGS="--timeout 3000" RANKMESH_TEST_SWEEP=all' test-hangs test-launchers test-browser 'test-cluster RANKMESH_TEST_SWEEP=all' \
 	'test-peers RANKMESH_ENGINES=1' test-wheel test-system 'test-torch TORCH=$(OLD_TORCH)' test-torch docs
 test-nightly: install downloads  ## all that there is: repetitions, sweeps, all programs, launchers, peers and torches (root; hours)
 	@failed=; for target in $(NIGHTLY); do eval "$(MAKE) --no-print-directory $$target" || failed="$$failed $${target%% *}"; done; \

@@ -104,7 +104,7 @@ def test_a_view_is_shown_as_it_is_written():
 
 
 def _other_ranks(me):
-    return _connect(rm.Plan(rm.Mesh(tp=1, dp=3), BASE) if me.rank == 2 else GOOD, timeout=2)
+    return _connect(rm.Plan(rm.Mesh(tp=1, dp=3), BASE) if me.rank == 2 else GOOD, timeout=5)
 
 
 @PART_OF_WORLD
@@ -249,7 +249,7 @@ def _different_and_missing(me):
     if me.rank == 0:
         me.meet("end")
         return {}
-    answer = _connect(ODD["option"][0] if me.rank == 1 else GOOD, timeout=2)
+    answer = _connect(ODD["option"][0] if me.rank == 1 else GOOD, timeout=5)
     me.meet("end")
     return answer
 

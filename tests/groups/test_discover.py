@@ -69,7 +69,7 @@ def test_outside_of_a_world():
 def _missing(me):
     if me.rank == 3:
         return None
-    return me.error(AgreementError, rm.discover, timeout=1.0)["message"]
+    return me.error(AgreementError, rm.discover, timeout=5.0)["message"]
 
 
 def test_a_rank_that_does_not_come(ranks):

@@ -153,19 +153,19 @@ def _interrupted(me, phase):
             raise KeyboardInterrupt
 
         StoreChannel.wait = interrupt
-        me.error(KeyboardInterrupt, rm.connect, _plan(3), timeout=2 if phase == "agree" else 15)
+        me.error(KeyboardInterrupt, rm.connect, _plan(3), timeout=5 if phase == "agree" else 15)
         me.store.set("interrupted", "yes")
         return None
     if phase == "agree":
         me.store.wait(["interrupted"])
-    return me.error((AgreementError, ConnectError), rm.connect, _plan(3), timeout=2)
+    return me.error((AgreementError, ConnectError), rm.connect, _plan(3), timeout=5)
 
 
 def test_a_rank_that_is_interrupted_while_ranks_agree_is_the_missing_one(ranks):
     """3 ranks, rank 1 is interrupted at the meeting: the others name it, and it alone, at their time limit."""
     for error in ranks(3, _interrupted, "agree")[::2]:
         assert error["missing"] == [1]
-        assert "waited 2 s for rank 1, which did not arrive" in error["message"]
+        assert "waited 5 s for rank 1, which did not arrive" in error["message"]
 
 
 def _interrupted_at_the_end(me):

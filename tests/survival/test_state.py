@@ -459,7 +459,7 @@ def member(me, port, deaths, layout, loads, coupled, how):
 
     outcome = {"found": found, "loaded": loaded, "moved": moved}
     try:
-        outcome["result"] = rm.survive(train, layout, restore=load if loads else None, timeout=3, **how)
+        outcome["result"] = rm.survive(train, layout, restore=load if loads else None, timeout=6, **how)
     except RankmeshError as error:
         missing = [[name, [list(ends) for ends in box], list(had)] for name, box, had in getattr(error, "missing", ())]
         outcome |= {"error": type(error).__name__, "message": str(error), "missing": missing}
@@ -559,7 +559,7 @@ def _copied(me, port, elements):
         job.commit(1)
         return job.epoch
 
-    return rm.survive(train, "dp=2", spares=1, redundancy=1, timeout=3)
+    return rm.survive(train, "dp=2", spares=1, redundancy=1, timeout=6)
 
 
 def test_a_rank_is_killed_in_the_middle_of_a_message(outcomes):

@@ -132,7 +132,7 @@ def test_spares_take_over(job, expected, what):
 @pytest.mark.parametrize("who", [0, pytest.param(5, marks=pytest.mark.nightly)])
 def test_a_rank_that_is_stopped(job, expected, who):
     """8 ranks and a spare: a rank that is stopped, also the one that serves the store, is left out."""
-    _same(job(9, [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP"}], spares=1, timeout=4), expected)
+    _same(job(9, [{"member": who, "at": "step", "n": 3, "how": "SIGSTOP"}], spares=1, timeout=8), expected)
 
 
 @pytest.mark.few(1)
