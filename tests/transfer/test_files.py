@@ -302,13 +302,14 @@ def test_headers_of_safetensors_are_checked(tmp_path, header):
 
 
 def test_the_index_comes_when_all_else_is_on_the_disk(tmp_path, monkeypatch):
-    """2 ranks: an old index goes, then data is synced, then the index, then its name; no box is cloned."""
+    """2 ranks: data is synced, then the new index, then its name, which replaces the old one; no box is cloned."""
     parts = [[]]
     fsync, index = os.fsync, tmp_path / files.INDEX
 
     def noting(descriptor):
         name = Path(f"/proc/self/fd/{descriptor}").readlink().name
-        parts[-1].append(("draft of the index" if name == "part" else name, index.exists()))
+        number = json.loads(index.read_text())["number"]
+        parts[-1].append(("draft of the index" if name == "part" else name, number))
         return fsync(descriptor)
 
     both = {"w": rm.Sharding(rm.Mesh(tp=2), ("tp", None), (8, 4))}
@@ -328,13 +329,106 @@ def test_the_index_comes_when_all_else_is_on_the_disk(tmp_path, monkeypatch):
         one.join(limits.LONG)
     folder = tmp_path.name
     first, data, last, _ = parts
-    assert first == [(folder, False)]
-    assert sorted(data)[:2] == [("rank-00000.safetensors", False), ("rank-00001.safetensors", False)]
-    assert sorted(data)[2:] == [(folder, False)] * 2
-    assert data[-1] == (folder, False)
-    assert last == [("draft of the index", False), (folder, False), (folder, True)]
+    assert first == []
+    assert sorted(data)[:2] == [("rank-00000-1.safetensors", 0), ("rank-00001-1.safetensors", 0)]
+    assert sorted(data)[2:] == [(folder, 0)] * 2
+    assert data[-1] == (folder, 0)
+    assert last == [("draft of the index", 0), (folder, 0), (folder, 1)]
     monkeypatch.undo()
     assert _loaded(tmp_path, {"w": rm.Sharding(rm.Mesh(dp=1), None, (8, 4))}, 0)[0] == whole.nbytes
+
+
+class _Killed(BaseException):
+    pass
+
+
+def _killed_at(line, save):
+    """Run `save` until so many lines of the module have begun; return whether it ended before."""
+    left = [line]
+
+    def trace(frame, event, _):
+        if frame.f_code.co_filename != files.__file__:
+            return None
+        left[0] -= event == "line"
+        if left[0] == 0:
+            raise _Killed
+        return trace
+
+    before = sys.gettrace()
+    sys.settrace(trace)
+    try:
+        save()
+    except _Killed:
+        return False
+    finally:
+        sys.settrace(before)
+    return True
+
+
+def _values(folder, length):
+    into = {"w": torch.zeros(length)}
+    files.load(folder, into, {"w": rm.Sharding(rm.Mesh(dp=1), None, (length,))}, rank=0)
+    return into["w"].tolist()
+
+
+def test_a_death_at_any_moment_leaves_a_whole_checkpoint(tmp_path):
+    """At each line: what the folder had before, or the new one; the next save is whole, and removes what was left."""
+    shardings = {world: {"w": rm.Sharding(rm.Mesh(dp=world), ("dp",), (12,))} for world in (2, 3)}
+
+    def save(world, shift):
+        for rank in reversed(range(world)):
+            shard = torch.arange(12.0).chunk(world)[rank] + shift
+            files.save(tmp_path, {"w": shard}, shardings[world], rank=rank)
+
+    save(3, 0)
+    before, line, ends = _values(tmp_path, 12), 0, set()
+    while True:
+        line, shift = line + 1, 100 * (line + 1)
+        ended = _killed_at(line, lambda shift=shift: save(2, shift))
+        now, new = _values(tmp_path, 12), [element + shift for element in range(12)]
+        assert now in (before, new), line
+        ends.add(now == new)
+        if ended:
+            break
+        if line % 10 == 0:  # a larger job, whose files are too many for the next one
+            save(3, shift)
+            now = _values(tmp_path, 12)
+        before = now
+    assert ends == {True, False}
+    assert {path.name.partition("-")[0] for path in tmp_path.iterdir()} == {"rank", files.INDEX}
+    assert len(list(tmp_path.iterdir())) == 3
+
+
+@pytest.mark.parametrize("order", [(0, 1, 2), (2, 1, 0), (1, 0, 2)])
+def test_ranks_of_one_process_save_in_any_order(tmp_path, order):
+    """One after another, without a world, twice into one folder: the second checkpoint is whole."""
+    shardings = {"w": rm.Sharding(rm.Mesh(dp=3), ("dp",), (6,))}
+    for shift in (0, 10):
+        for rank in order:
+            files.save(tmp_path, {"w": torch.arange(6.0).chunk(3)[rank] + shift}, shardings, rank=rank)
+    assert _values(tmp_path, 6) == [10, 11, 12, 13, 14, 15]
+
+
+@pytest.mark.parametrize("failing", [0, 1])
+def test_a_write_that_fails_on_one_rank_is_an_error_on_all(ranks, tmp_path, failing):
+    """2 ranks: both raise at once, with the rank, the path and the reason; the old checkpoint can be read."""
+    found = ranks(2, _saves_where_a_folder_is_in_the_way, str(tmp_path), failing)
+    path = f"rank-{failing:05d}-1.safetensors"
+    assert all(f"rank {failing} cannot write" in message and path in message for message, _ in found)
+    assert all("Is a directory" in message for message, _ in found)
+    assert [named for _, named in found] == [[failing]] * 2
+    assert _values(tmp_path, 4) == [0, 0, 1, 1]
+
+
+def _saves_where_a_folder_is_in_the_way(me, folder, failing):
+    shardings = {"w": rm.Sharding(rm.Mesh(tp=2), ("tp",), (4,))}
+    files.save(folder, {"w": torch.full((2,), float(me.rank))}, shardings, rank=me.rank)
+    if me.rank == failing:
+        (Path(folder) / f"rank-{failing:05d}-1.safetensors").mkdir()
+    try:
+        files.save(folder, {"w": torch.full((2,), 5.0)}, shardings, rank=me.rank)
+    except TransferError as error:
+        return str(error), list(error.ranks)
 
 
 @pytest.mark.parametrize("dtype", sorted(DTYPES))

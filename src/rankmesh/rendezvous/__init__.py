@@ -12,7 +12,7 @@ waiting    calls that may never return, and waits for keys, no longer than a lim
 
 from rankmesh.rendezvous.arrivals import Arrivals, lost
 from rankmesh.rendezvous.channel import ChannelLost
-from rankmesh.rendezvous.gather import gather, gather_results
+from rankmesh.rendezvous.gather import by_rank, gather, gather_results, gather_work
 from rankmesh.rendezvous.round import Round
 from rankmesh.rendezvous.step import Codec, Outcome, Proposal, UntilEnough, WaitPolicy, WhileProgress
 from rankmesh.rendezvous.stores import BoundedChannel, StoreChannel
@@ -29,7 +29,9 @@ __all__ = [
     "UntilEnough",
     "WaitPolicy",
     "WhileProgress",
+    "by_rank",
     "gather",
     "gather_results",
+    "gather_work",
     "lost",
 ]

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from concurrent import futures
 from dataclasses import replace
 from typing import Any
@@ -24,11 +24,13 @@ from rankmesh.rendezvous.round import Round
 from rankmesh.rendezvous.step import Outcome, Proposal, WaitPolicy
 from rankmesh.rendezvous.waiting import submit
 
-__all__ = ["gather", "gather_results", "or_missing"]
+__all__ = ["by_rank", "gather", "gather_results", "gather_work", "or_missing"]
 
 _STEP = "gather"
 # A participant that works looks for an outcome so many times within the moment in which it is to answer.
 _LOOKS = 4
+# Ranks whose problems a message has.
+_SHOWN = 4
 
 
 def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], seconds: float, what: str) -> Any:
@@ -37,10 +39,37 @@ def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], 
     ``what`` names the call for messages. Raises ``AgreementError`` on every rank, naming those that do not arrive
     within ``seconds``, and ``StoreLost`` when the store does not answer.
     """
-    outcome = _gathered(among, data, conclude, seconds, what)
+    return gather_work(among, lambda: data, conclude, seconds, what, AgreementError)
+
+
+def gather_work(
+    among: Round,
+    work: Callable[[], object],
+    conclude: Callable[[list[Any]], object],
+    seconds: float,
+    what: str,
+    failure: type[RankmeshError],
+) -> Any:
+    """Call ``work`` on each participant, on this thread, and return what ``conclude`` makes of all results.
+
+    When all have arrived, every rank raises if it failed on one: that rank its own error, the others ``failure``, with
+    the ranks and their reasons. Raises ``AgreementError`` as ``gather`` does.
+    """
+    failed: Exception | None = None
+    data: object = None
+    try:
+        data = work()
+    except Exception as error:  # noqa: BLE001  - raised below
+        failed = error
+    except BaseException as error:  # an interrupted rank does not wait for the others
+        among.arrive(_STEP, Proposal(text=json.dumps([None, first_line(error)])))
+        raise
+    outcome = _gathered(among, data, conclude, seconds, what, None if failed is None else first_line(failed))
     among.leave(outcome, stay=True, all_read=True)
+    if failed is not None:
+        raise failed
     if not outcome.agreed:
-        raise AgreementError(
+        raise (failure if outcome.reason == "failed" else AgreementError)(
             f"rank {among.rank}: {outcome.message}", rank=among.rank, ranks=outcome.ranks, missing=outcome.missing
         )
     return outcome.value
@@ -86,14 +115,27 @@ def gather_results(
 
 
 def _gathered(
-    among: Round, data: object, conclude: Callable[[list[Any]], object], seconds: float, what: str
+    among: Round,
+    data: object,
+    conclude: Callable[[list[Any]], object],
+    seconds: float,
+    what: str,
+    problem: str | None = None,
 ) -> Outcome:
     def all_arrived(arrivals: Arrivals) -> Outcome:
-        texts = arrivals.texts
-        return Outcome(value=conclude([json.loads(texts[rank][-1]) for rank in among.participants]))
+        given = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
+        problems = {rank: why for rank, (_, why) in given.items() if why is not None}
+        if problems:
+            return Outcome("failed", tuple(problems), message=by_rank(problems))
+        return Outcome(value=conclude([given[rank][0] for rank in among.participants]))
 
     every = or_missing(all_arrived, seconds, what)
-    return among.step(_STEP, Proposal(text=json.dumps(data)), every, WaitPolicy(seconds))
+    return among.step(_STEP, Proposal(text=json.dumps([data, problem])), every, WaitPolicy(seconds))
+
+
+def by_rank(problems: Mapping[int, str]) -> str:
+    """Return the problems of ranks in words, of a few ranks."""
+    return "; ".join(f"{in_words([rank])}: {problem}" for rank, problem in list(problems.items())[:_SHOWN])
 
 
 def _listen(among: Round, made: futures.Future[object], seconds: float) -> Outcome | None:

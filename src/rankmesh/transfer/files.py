@@ -5,6 +5,8 @@ DIR/rank-00003.safetensors       boxes of whole tensors, each written by one of 
 DIR/rankmesh.json                which box of which tensor is where; written last: without it no checkpoint
 ```
 
+The next checkpoint in a folder has files of its own (``rank-00003-1.safetensors``); its index replaces the older one.
+
 Three kinds of folder are read: this one, safetensors as Hugging Face has them (whole tensors, in one file or several),
 and torch's distributed checkpoint. A safetensors file is mapped, so of a tensor in it only what is asked for is read;
 of torch's checkpoint, chunks that a rank needs part of are read whole. Opening one runs no code: see
@@ -20,9 +22,10 @@ import struct
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
+from functools import partial
 from math import prod
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,16 +36,20 @@ from rankmesh.core.boxes import Box, meet, size, uncovered
 from rankmesh.core.documents import Unreadable, open_regular, parse_json, read_text, refused_as
 from rankmesh.core.sharding import DTYPES, Sharding
 from rankmesh.errors import MissingExtra, TransferError, extra, first_line, quoted
+from rankmesh.rendezvous import gather_work
+from rankmesh.runtime.world import World
 from rankmesh.transfer.live.shards import Shards, flat, local, mark
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.torch_checkpoint import METADATA, Chunk, chunks_of, read_chunk
 
 __all__ = ["CODES", "INDEX", "Checkpoint", "Stored", "StoredTensor", "load", "safetensors_header", "save"]
 
+_Value = TypeVar("_Value")
+
 INDEX = "rankmesh.json"
 _SCHEMA = 1
 _ANOTHER = "the file is truncated or of another kind; give another checkpoint"
-_OF_A_RANK = re.compile(r"rank-\d{5,}\.safetensors")
+_OF_A_RANK = re.compile(r"rank-\d{5,}(-\d+)?\.safetensors")
 
 
 @dataclass(frozen=True)
@@ -125,37 +132,94 @@ def save(
 ) -> int:
     """Write this rank's boxes, of copies one rank's alone, and return their bytes. Every rank calls it.
 
-    ``about`` is kept in the index; ``meet_all`` waits for all ranks (None: ``torch.distributed.barrier``): the index is
-    written when all files are on the disk, and an older one is deleted first: a machine may fail at any moment.
+    ``about`` is kept in the index. The ranks of torch's default group wait for each other in the store of the world;
+    elsewhere ``meet_all`` waits for all ranks. If a machine fails at any moment, the folder has the checkpoint that it
+    had before, or the new one, whole. Files of older checkpoints are removed at the end.
+
+    Raises ``TransferError`` on every rank if one cannot write, with its ``ranks`` and the reason, and
+    ``AgreementError`` if ranks do not call it within the timeout of the world.
     """
-    place, wait = Path(folder), meet_all or (dist.barrier if dist.is_initialized() else lambda: None)
-    place.mkdir(parents=True, exist_ok=True)
-    if rank == 0:
-        (place / INDEX).unlink(missing_ok=True)
-        _sync(place)
-    wait()
+    place, world = Path(folder), World.current() if meet_all is None and dist.is_initialized() else None
+    world = None if world is None or world.default.dry else world
+    each = partial(_on_each, world, place, rank, meet_all)
+    number: int = each("begin", lambda: _begin(place, rank, agreed=world is not None))
     entries: dict[str, Tensor] = {}
-    for name, sharding, ranks in _writers(shardings):
-        if rank in ranks:
-            shard, tensor = sharding.of(rank), local(tensors[name])
-            entries |= {_key(name, box): tensor[where(shard, box)] for box in shard.boxes if size(box)}
-    (place / _file(rank)).unlink(missing_ok=True)
-    _write(place / _file(rank), _safetensors_of(entries))
-    wait()
-    if rank == 0:
-        _write(place / "part", [json.dumps(_index(shardings, about or {})).encode()])
+
+    def write() -> None:
+        for name, sharding, ranks in _writers(shardings):
+            if rank in ranks:
+                shard, tensor = sharding.of(rank), local(tensors[name])
+                entries.update({_key(name, box): tensor[where(shard, box)] for box in shard.boxes if size(box)})
+        (place / _file(rank, number)).unlink(missing_ok=True)
+        _write(place / _file(rank, number), _safetensors_of(entries))
+
+    def conclude() -> None:
+        index = _index(shardings, about or {}, number)
+        _write(place / "part", [json.dumps(index).encode()])
         (place / "part").replace(place / INDEX)
         _sync(place)
-    wait()
+        written = {_file(one, number) for _, _, ranks in _writers(shardings) for one in ranks}
+        for path in place.glob("rank-*.safetensors"):
+            if _OF_A_RANK.fullmatch(path.name) and path.name not in written:
+                with suppress(OSError):  # the new checkpoint is whole
+                    path.unlink()
+
+    each("write", write)
+    each("index", conclude if rank == 0 else lambda: None)
     return sum(part.nbytes for part in entries.values())
+
+
+def _on_each(
+    world: World | None,
+    place: Path,
+    rank: int,
+    meet_all: Callable[[], object] | None,
+    name: str,
+    work: Callable[[], _Value],
+) -> _Value:
+    """Do this rank's part of one step of ``save``, wait for all, and return rank 0's result (without a world: ours)."""
+
+    def done() -> _Value:
+        try:
+            return work()
+        except OSError as error:
+            why = "what the folder had before is unchanged; mend that, and save again"
+            message = f"rank {rank} cannot write a checkpoint: {first_line(error)}; {why}"
+            raise TransferError(message, rank=rank, ranks=(rank,), folder=place) from error
+
+    if world is None:
+        value = done()
+        if meet_all is not None:
+            meet_all()
+        return value
+    among, seconds = world.round(f"save/{name}", range(world.default.size)), world.default.timeout.total_seconds()
+    first: _Value = gather_work(among, done, lambda values: values[0], seconds, "files.save()", TransferError)
+    return first
+
+
+def _begin(place: Path, rank: int, *, agreed: bool) -> int:
+    """Make the folder, and return the number of the checkpoint that is to be written in it."""
+    place.mkdir(parents=True, exist_ok=True)
+    if (agreed and rank != 0) or not (place / INDEX).exists():
+        return 0
+    with refused_as(TransferError, f"the index of checkpoint {str(place)!r}", "give another folder", folder=place):
+        index, number = _read_index(place)
+        ranks = {one for entry in index["tensors"].values() for one, _ in entry["boxes"]}
+    # Processes that do not agree may save one after another, and rank 0, which writes the index, first.
+    lacks_this = not agreed and rank in ranks and not (place / _file(rank, number)).exists()
+    return number if lacks_this else number + 1
 
 
 def _write(path: Path, parts: Iterable[bytes | memoryview]) -> None:
     """Write a file to the disk, and its name."""
-    with path.open("wb") as file:
-        file.writelines(parts)
-        file.flush()
-        os.fsync(file.fileno())
+    try:
+        with path.open("wb") as file:
+            file.writelines(parts)
+            file.flush()
+            os.fsync(file.fileno())
+    except OSError as error:
+        error.filename = str(path)
+        raise
     _sync(path.parent)
 
 
@@ -206,7 +270,7 @@ def _writers(shardings: Mapping[str, Sharding]) -> Iterator[tuple[str, Sharding,
         yield name, sharding, copies[:, number % copies.shape[1]].tolist()
 
 
-def _index(shardings: Mapping[str, Sharding], about: Mapping[str, object]) -> dict[str, object]:
+def _index(shardings: Mapping[str, Sharding], about: Mapping[str, object], number: int) -> dict[str, object]:
     """Return which rank writes which box; every rank computes the same."""
     tensors = {
         name: {
@@ -216,11 +280,12 @@ def _index(shardings: Mapping[str, Sharding], about: Mapping[str, object]) -> di
         }
         for name, sharding, ranks in _writers(shardings)
     }
-    return {"schema": _SCHEMA, "about": dict(about), "tensors": tensors}
+    return {"schema": _SCHEMA, "number": number, "about": dict(about), "tensors": tensors}
 
 
-def _file(rank: int) -> str:
-    return f"rank-{rank:05d}.safetensors"
+def _file(rank: int, number: int) -> str:
+    """Return the name of a rank's file in the checkpoint of this number, counted from 0 in each folder."""
+    return f"rank-{rank:05d}{f'-{number}' if number else ''}.safetensors"
 
 
 def _key(name: str, box: Box) -> str:
@@ -341,10 +406,19 @@ def _check_targets(targets: Mapping[str, Tensor], shardings: Mapping[str, Shardi
 # -- the three formats ----------------------------------------------------------------------------------------------
 
 
-def _rankmesh(place: Path) -> Checkpoint:
+def _read_index(place: Path) -> tuple[Any, int]:
+    """Return the index in a folder, and the number of its checkpoint."""
     index = parse_json(read_text(place / INDEX, documents.INDEX.size), documents.INDEX)
     if index.get("schema") != _SCHEMA:
         raise Unreadable(f"is of schema {quoted(index.get('schema'))}, and this version reads {_SCHEMA}")
+    number = index.get("number", 0)
+    if type(number) is not int or number < 0:
+        raise Unreadable(f"has {quoted(number)} as the number of a checkpoint")
+    return index, number
+
+
+def _rankmesh(place: Path) -> Checkpoint:
+    index, number = _read_index(place)
     about = index["about"]
     if not isinstance(about, dict):
         raise Unreadable(f"has {quoted(about)} as about")
@@ -352,7 +426,7 @@ def _rankmesh(place: Path) -> Checkpoint:
     for name, entry in index["tensors"].items():
         shape = _shape(entry["shape"])
         boxes = [(rank, _box(box, shape)) for rank, box in entry["boxes"]]
-        stored = [Stored(_file(rank), _key(name, box), box) for rank, box in boxes]
+        stored = [Stored(_file(rank, number), _key(name, box), box) for rank, box in boxes]
         tensors[name] = StoredTensor(shape, str(entry["dtype"]), stored)
     return Checkpoint(place, tensors, about)
 

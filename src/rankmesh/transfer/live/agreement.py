@@ -23,13 +23,12 @@ from functools import partial
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import AgreementError, TransferError, first_line, in_words
-from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, WaitPolicy, WhileProgress
+from rankmesh.rendezvous import Arrivals, Outcome, Proposal, Round, StoreChannel, WaitPolicy, WhileProgress, by_rank
 
 __all__ = ["ExchangeError", "TransferAgreement", "in_one_line"]
 
 # How long a rank that lost another waits for the reports of other ranks, seconds; less where the timeout is short.
 _SETTLE = 1.0
-_SHOWN = 4
 
 
 class ExchangeError(Exception):
@@ -108,7 +107,7 @@ class TransferAgreement:
         given = {rank: json.loads(texts[-1]) for rank, texts in arrivals.texts.items()}
         problems = {rank: problem for rank, (problem, _) in given.items() if problem}
         if problems:
-            return Outcome("failed", tuple(problems), message=_by_rank(problems))
+            return Outcome("failed", tuple(problems), message=by_rank(problems))
         settled = arrivals.settled(self._missing)
         if settled is None:
             return self._difference(arrivals)
@@ -170,17 +169,13 @@ class TransferAgreement:
         away = {other: (rank, failure) for rank, failure in reports.items() for other in failure["lost"]}
         unresponsive = {other: by for other, by in away.items() if other in absent} or away
         if failures:
-            return Outcome("failed", tuple(failures), message=_by_rank(failures))
+            return Outcome("failed", tuple(failures), message=by_rank(failures))
         if unresponsive:
             by, failure = next(iter(unresponsive.values()))
             message = f"{in_words(unresponsive)} was lost ({in_words([by])}: {failure['message']})"
             return Outcome("failed", tuple(unresponsive), tuple(unresponsive), message=message)
         message = f"{in_words(absent)} made no progress for {self._seconds:g} s"
         return Outcome("missing", tuple(absent), tuple(absent), message=message)
-
-
-def _by_rank(problems: Mapping[int, str]) -> str:
-    return "; ".join(f"{in_words([rank])}: {problem}" for rank, problem in list(problems.items())[:_SHOWN])
 
 
 def in_one_line(error: BaseException) -> str:
