@@ -201,21 +201,82 @@ def test_values_of_a_step_that_raises():
     assert sim.run(program, LAYOUT) == [3] * 12
 
 
-@pytest.mark.parametrize("given", [True, False])
-def test_who_made_a_value_that_is_not_finite(given):
-    """Where the input was finite; with the input unknown, the first rank that has it."""
+@pytest.mark.parametrize(
+    ("bad", "given", "ranks", "local", "words"),
+    [
+        ({4}, True, (4,), True, "rank 4 put it in, and it reached ranks 0, 2"),
+        ({2, 4}, True, (2, 4), True, "ranks 2, 4 put it in, and it reached rank 0"),
+        ({4}, False, (0, 2, 4), False, "pass given="),
+    ],
+)
+def test_who_put_in_a_value_that_is_not_finite(bad, given, ranks, local, words):
+    """Summed over dp: the ranks whose own value is not finite, all of them; where that is unknown, all that have it."""
 
     def program(groups):
         guard = rm.Guard(groups, {}, {})
-        x = torch.tensor([1.0, float("inf") if groups.rank == 4 else 2.0])
-        y = x - x if groups.rank == 4 else x
-        dist.all_reduce(y, group=groups["dp"].pg)
-        before = torch.ones(2) if groups.rank == 4 else torch.full((2,), float("nan"))
-        guard.finite("x", y, before if given else None)
+        own = torch.tensor(float("nan") if groups.rank in bad else 1.0)
+        total = own.clone()
+        dist.all_reduce(total, group=groups["dp"].pg)
+        guard.finite("loss", total, own if given else None)
         return raised(guard.check)
 
     found = on_each(program)
-    assert (found["ranks"], found["local"]) == (((4,), True) if given else ((0,), True))
+    assert (found["ranks"], found["local"]) == (ranks, local)
+    assert words in found["message"]
+
+
+@pytest.mark.parametrize(("makers", "local"), [((3,), True), ((3, 5), False)])
+def test_a_value_that_is_not_finite_of_finite_input(makers, local):
+    """A single rank made it; what several have may have overflowed where it was reduced."""
+
+    def program(groups):
+        guard = rm.Guard(groups, {}, {})
+        guard.finite("x", float("inf") if groups.rank in makers else 1.0, 1.0)
+        return raised(guard.check)
+
+    found = on_each(program)
+    assert (found["ranks"], found["local"]) == (makers, local)
+    assert ("it was made there" in found["message"]) is local
+
+
+@pytest.mark.parametrize(
+    ("layout", "axis", "group", "agree"),
+    [
+        ("tp=2,dp=2", "tp", "tp", "dp"),
+        ("tp=2,dp=2", "dp", "dp", "tp"),
+        ("ep=3,dp=2", "ep", "ep", "dp"),
+        ("tp=2,dp=2,pp=2", "tp-pp", "tp-pp", "dp"),
+    ],
+)
+def test_the_axes_over_which_replicas_drift(layout, axis, group, agree):
+    """Every rank's value depends on its place on some axes only: these are named, and those over which it is equal."""
+
+    def program(groups):
+        place = groups.plan.mesh.coordinate(groups.rank)
+        weight = torch.ones(4) + sum(10**at * place[name] for at, name in enumerate(axis.split("-")))
+        guard = rm.Guard(groups, {"norm": weight}, {"norm": rm.Sharding(groups.plan.mesh, shape=(4,))})
+        return raised(guard.check)
+
+    found = on_each(program, layout)
+    assert found["group"] == group
+    assert f"differs within {group} at step 0 and is equal within {agree}" in found["message"]
+
+
+def test_experts_that_were_saved_alike_differ_within_the_experts_view():
+    """The axes are those of the view in which the fewest ranks differ; its ranks are named with both values."""
+
+    def program(groups):
+        mesh = groups.plan.mesh
+        weight = torch.full((2,), float(mesh.coordinate(groups.rank, view="expert")["ep"]))
+        guard = rm.Guard(groups, {"up": weight}, {"up": rm.Sharding(mesh, shape=(2,))})
+        return raised(guard.check)
+
+    mesh = rm.Mesh(tp=2, dp=4).with_view("expert", etp=1, ep=2, edp=4)
+    found = on_each(program, rm.Plan(mesh, [rm.GroupSpec("tp"), rm.GroupSpec("dp")]))
+    assert "'up' differs within tp" in found["message"]
+    mesh = rm.Mesh(tp=2, dp=4).with_view("expert", ep=4, edp=2)
+    found = on_each(program, rm.Plan(mesh, [rm.GroupSpec("tp"), rm.GroupSpec("dp")]))
+    assert "'up' differs within ep at step 0 and is equal within edp" in found["message"]
 
 
 @st.composite

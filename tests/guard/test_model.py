@@ -164,11 +164,32 @@ def test_a_wrong_optimizer_state_is_found():
         guard = rm.Guard.of(model, optimizer, groups)
         if groups.rank == 3:
             optimizer.state[model[1].bias]["exp_avg_sq"][2] = 1.0
+            model[1].weight.data[0] = 5.0
         with pytest.raises(rm.Diverged) as raised:
             guard.check()
-        return raised.value.tensor, raised.value.ranks, raised.value.box
+        return raised.value.tensor, raised.value.ranks, raised.value.box, str(raised.value)
 
-    assert sim.run(program, "tp=2,dp=2") == [("1.bias.exp_avg_sq", (3,), ((2, 3),))] * 4
+    name, ranks, box, message = sim.run(program, "tp=2,dp=2")[2]
+    assert (name, ranks, box) == ("1.bias.exp_avg_sq", (3,), ((2, 3),))
+    assert message.startswith("'1.bias.exp_avg_sq' (optimizer state) differs within tp-dp")
+    assert "; also '1.weight';" in message
+
+
+def test_making_the_state_of_an_optimizer_runs_none_of_its_hooks():
+    """Hooks of the optimizer do not run, and a scheduler still warns if it is stepped before the optimizer."""
+
+    def program(groups):
+        model, ran = nn.Linear(3, 3), []
+        optimizer = torch.optim.Adam(model.parameters())
+        optimizer.register_step_pre_hook(lambda *_: ran.append("before"))
+        optimizer.register_step_post_hook(lambda *_: ran.append("after"))
+        scheduler = torch.optim.lr_scheduler.StepLR(optimizer, 1)
+        rm.Guard.of(model, optimizer, groups)
+        with pytest.warns(UserWarning, match="before `optimizer.step"):
+            scheduler.step()
+        return ran, len(optimizer.state)
+
+    assert sim.run(program, "dp=1") == [([], 2)]
 
 
 def test_what_a_program_replaces_is_looked_up():

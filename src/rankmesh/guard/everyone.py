@@ -18,11 +18,12 @@ from torch import Tensor
 
 from rankmesh.core.plan import Plan
 from rankmesh.core.spec import GroupSpec
-from rankmesh.rendezvous import gather
+from rankmesh.errors import PlanError
+from rankmesh.rendezvous import gather_work
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.live import LiveGroups
 
-__all__ = ["Everyone", "gathered"]
+__all__ = ["Everyone", "gathered", "results"]
 
 # In a slot for which no rank gives a digest.
 _NOTHING = 2**63 - 1
@@ -70,7 +71,13 @@ def gathered(groups: LiveGroups, data: object, what: str = "guard.step()") -> di
 
     Data are JSON values. A rank waits for the others as long as in a collective; ``what`` names the call in errors.
     """
+    return results(groups, lambda: data, what)
+
+
+def results(groups: LiveGroups, work: Callable[[], object], what: str) -> dict[int, Any]:
+    """Return what ``work`` returns on each rank, as ``gathered``. Raises ``PlanError`` on every rank if it fails."""
     ranks = groups.plan.mesh.rank_range.ascending.tolist()
     among = groups.world.round(f"guard/{groups.plan.digest[:16]}/{groups.key}/{groups.epoch}", ranks)
-    found = gather(among, data, list, groups.world.default.timeout.total_seconds(), what)
+    seconds = groups.world.default.timeout.total_seconds()
+    found = gather_work(among, work, list, seconds, what, PlanError)
     return {rank: one for rank, one in zip(ranks, found, strict=True) if one is not None}

@@ -16,7 +16,7 @@ from torch import Tensor
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import Diverged, in_words, quoted
 from rankmesh.guard.everyone import Everyone, gathered
-from rankmesh.guard.replicas import group_of
+from rankmesh.guard.replicas import differing
 from rankmesh.transfer.live.shards import flat, local
 
 __all__ = ["explained", "minority"]
@@ -30,7 +30,6 @@ def explained(
     tensors: Mapping[str, Tensor],
     shardings: Mapping[str, Sharding],
     names: Sequence[str],
-    ranks: Sequence[int],
     digests: Tensor | None,
     step: int,
     since: int | None,
@@ -42,19 +41,23 @@ def explained(
     mine = range(len(names)) if digests is not None else ()
     given = torch.zeros(0, dtype=torch.int64, device=everyone.device) if digests is None else digests
     differ = everyone.compare(len(names), mine, given)()
-    number = min(differ, key=lambda one: names[one])
+    number, *others = sorted(differ, key=lambda one: names[one])
     name = names[number]
-    odd, right, wrong = minority(gathered(everyone.groups, None if digests is None else int(digests[number])))
+    by_rank = gathered(everyone.groups, None if digests is None else int(digests[number]))
+    odd, right, wrong = minority(by_rank)
     first = None
     if everyone.rank in (right, wrong):
         first = _first(everyone, local(tensors[name]), shardings.get(name), right, wrong)
     at, count, *sides = gathered(everyone.groups, first)[wrong]
     box = None if at is None else tuple((low, low + 1) for low in at)
     expected, got = (complex(*side) if isinstance(side, list) else side for side in sides)
-    group = group_of(everyone.groups.plan, ranks)
+    group, agree = differing(everyone.groups.plan, by_rank)
     values = {"tensor": name, "ranks": odd, "group": group, "step": step, "since": since, "box": box}
     values |= {"count": count, "expected": expected, "got": got}
-    return Diverged(_sentence(values, right, wrong, len(differ)), tied=right in odd, **values)
+    there, here = ([rank for rank, one in by_rank.items() if one == by_rank[side]] for side in (wrong, right))
+    also = [_called(names[one], tensors) for one in others]
+    message = _sentence(values | {"agree": agree, "called": _called(name, tensors)}, there, here, also)
+    return Diverged(message, tied=right in odd, **values)
 
 
 def minority(digests: Mapping[int, int]) -> tuple[tuple[int, ...], int, int]:
@@ -115,19 +118,26 @@ def _plain(value: object) -> object:
     return [value.real, value.imag] if isinstance(value, complex) else value
 
 
-def _sentence(values: Mapping[str, Any], right: int, wrong: int, tensors: int) -> str:
-    """Describe the difference in one line; ``tensors`` of its group differ. Of a tie, neither side is right."""
-    since, odd, box, count = (values[each] for each in ("since", "ranks", "box", "count"))
+def _called(name: str, tensors: Mapping[str, Tensor]) -> str:
+    """Return the quoted name of a tensor, and what it is if that is the state of an optimizer."""
+    return quoted(name) + (" (optimizer state)" if name in getattr(tensors, "states", ()) else "")
+
+
+def _sentence(values: Mapping[str, Any], wrong: Sequence[int], right: Sequence[int], also: Sequence[str]) -> str:
+    """Describe the difference in one line, between the ranks of two sides. Of a tie, neither side is right."""
+    since, odd, box, count, agree = (values[each] for each in ("since", "ranks", "box", "count", "agree"))
     before = "the ranks were never found equal" if since is None else f"they were equal at step {since}"
-    start = f"{quoted(values['tensor'])} differs within {values['group']} at step {values['step']}"
+    start = f"{values['called']} differs within {values['group']} at step {values['step']}"
+    start += f" and is equal within {agree}" if agree else ""
     if not count:
         return f"{start}, on {in_words(odd)}, and is equal again by now; {before}"
     where = "" if box is None else f" at [{', '.join(str(low) for low, _ in box)}]"
     many = "" if box is None and count == 1 else f" ({count} element{'s differ' if count > 1 else ' differs'})"
-    tied = right in odd
-    more = f"; {in_words(odd)} differ" if len(odd) > (2 if tied else 1) else ""
-    more += "; either may be wrong" if tied else ""
-    more += f"; it is the first of {tensors} tensors" if tensors > 1 else ""
-    other = f"and rank {right} {values['expected']}" if tied else f"where {values['expected']} is expected"
-    got = f"rank {wrong} has {values['got']} {other}"
+    tied = right[0] in odd
+    wrong, right = (wrong, right) if agree else (wrong[:1], right[:1])
+    more = f"; {in_words(odd)} differ" if not agree and len(odd) > (2 if tied else 1) else ""
+    more += "; either may be wrong" if tied and not agree else ""
+    more += f"; also {', '.join(also[:3])}" + (f" and {len(also) - 3} more" if len(also) > 3 else "") if also else ""
+    other = f"and {in_words(right)} {values['expected']}" if tied else f"where {values['expected']} is expected"
+    got = f"{in_words(wrong)} {'has' if len(wrong) == 1 else 'have'} {values['got']} {other}"
     return f"{start}: {got}{where}{many}{more}; {before}"

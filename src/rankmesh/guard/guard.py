@@ -27,7 +27,7 @@ from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import Diverged, PlanError, in_words, quoted
 from rankmesh.guard.digest import combined, digests
-from rankmesh.guard.everyone import Everyone, gathered
+from rankmesh.guard.everyone import Everyone, gathered, results
 from rankmesh.guard.explain import explained
 from rankmesh.guard.model_state import CurrentTensors, model_state
 from rankmesh.guard.replicas import ReplicaKind, kinds_of, replica_kinds
@@ -45,7 +45,8 @@ _log = logging.getLogger("rankmesh.guard")
 class _Values:
     """What ``sum`` and ``finite`` were given in one step, by name: axes and value; the origin of a value.
 
-    The origin is 0 for a finite value, 1 for one that was made on this rank, 2 for one that arrived.
+    The origin is 0 for a finite value; for another one 1, or, where this rank's input is known, 2 if that is finite, 3
+    if it is not.
     """
 
     sums: dict[str, tuple[str, Tensor | None]] = field(default_factory=dict)
@@ -112,13 +113,9 @@ class Guard:
         every: int = 100,
         action: Action = "raise",
     ) -> None:
-        if action not in ("raise", "warn") and not callable(action):
-            raise PlanError(f"action must be 'raise', 'warn' or a function of the error, not {quoted(action)}")
-        self._every, self._action = integer(every, "every", least=1), action
+        results(groups, lambda: _check(groups, tensors, shardings, every, action), "Guard()")
+        self._every, self._action = int(every), action
         self._groups, self._tensors, self._shardings = groups, tensors, shardings
-        shards = shards_of(shardings, groups.rank)
-        if problem := _problem(groups, tensors, shardings) or problem_of(tensors, shardings, shards, "tensor"):
-            raise PlanError(f"rank {groups.rank}: Guard() was given a wrong shard: {problem}")
         local = tensors.local if isinstance(tensors, CurrentTensors) else ()
         self._kinds = replica_kinds({name: one for name, one in shardings.items() if name not in local})
         self._everyone = Everyone(groups)
@@ -143,9 +140,9 @@ class Guard:
         """Return a guard of a model's parameters and persistent buffers, and of its optimizer's state.
 
         A DTensor has its sharding. Plain tensors are compared over the axes ``replicated`` (``"dp-cp"``), by default
-        over all. What BatchNorm has seen is not compared: only ``SyncBatchNorm`` keeps it equal. This call creates the
-        state that an optimizer would create at its first step. Every rank of the plan calls it with its own part of the
-        model.
+        over all. What BatchNorm has seen is not compared: only ``SyncBatchNorm`` keeps it equal. An optimizer that has
+        no state yet creates it here, for each parameter that requires a gradient, even if it never gets one; no hook of
+        its ``step`` runs. Every rank of the plan calls this with its own part of the model.
         """
         return cls(groups, *model_state(model, optimizer, groups, replicated), every=every, action=action)
 
@@ -196,16 +193,15 @@ class Guard:
         self._values.sums[name] = over, None if given is None else given.double().clone()
 
     def finite(self, name: str, value: Tensor | float | None, given: Tensor | float | None = None) -> None:
-        """Check that a value contains neither NaN nor Inf; ``given`` is this rank's input of the value.
+        """Check that a value contains neither NaN nor Inf; ``given`` is what this rank put in before it was reduced.
 
-        If a value is not finite, the error names the lowest rank whose ``given`` was still finite: it computed the
-        value, and other ranks received it. A rank without a value passes None, or does not call it.
+        If a value is not finite, the error names the ranks whose ``given`` is not finite; if there are none, the ranks
+        that have such a value. A rank without a value passes None, or does not call it.
         """
         here, before = _tensor(value), _tensor(given)
         if here is not None:
-            bad = ~torch.isfinite(here).all()
-            arrived = torch.zeros_like(bad) if before is None else ~torch.isfinite(before).all()
-            self._values.origins[name] = bad.long() * (1 + arrived.long())
+            bad = (~torch.isfinite(here).all()).long()
+            self._values.origins[name] = bad if before is None else bad * (2 + (~torch.isfinite(before).all()).long())
 
     def close(self) -> None:
         """Destroy the guard's groups; results that were not read are dropped."""
@@ -263,10 +259,9 @@ class Guard:
         found = [(number, slot) for number, kind in enumerate(one.kinds) for slot in since if slot in kind.slots]
         number, slot = max(found, key=lambda each: (one.kinds[each[0]].sets.shape[1], -each[1]))
         kind = one.kinds[number]
-        ranks = kind.ranks(slot)
-        mine = one.digests.get(number) if self._groups.rank in ranks else None
+        mine = one.digests.get(number) if self._groups.rank in kind.ranks(slot) else None
         shardings = self._shardings if one.kinds is self._kinds else {}
-        return explained(self._everyone, one.tensors, shardings, kind.names, ranks, mine, one.step, since[slot])
+        return explained(self._everyone, one.tensors, shardings, kind.names, mine, one.step, since[slot])
 
     # -- values -------------------------------------------------------------------------------------------------
 
@@ -290,9 +285,8 @@ class Guard:
                 ranks=tuple(others),
             )
         for name in sorted({name for _, found in by_rank.values() for name in found}):
-            made, arrived = ([rank for rank, (_, found) in by_rank.items() if found.get(name) == how] for how in (1, 2))
-            if made or arrived:
-                self._act(_not_finite(name, made, arrived, one.step))
+            if bad := {rank: found[name] for rank, (_, found) in by_rank.items() if found.get(name)}:
+                self._act(_not_finite(name, bad, one.step))
 
     def _act(self, error: Diverged) -> None:
         if callable(self._action):
@@ -302,6 +296,17 @@ class Guard:
             raise error
         elif self._groups.rank == self._groups.plan.mesh.rank_range.rank(0):
             _log.warning("rankmesh: %s", error)
+
+
+def _check(
+    groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: Mapping[str, Sharding], every: int, action: Action
+) -> None:
+    if action not in ("raise", "warn") and not callable(action):
+        raise PlanError(f"action must be 'raise', 'warn' or a function of the error, not {quoted(action)}")
+    integer(every, "every", least=1)
+    shards = shards_of(shardings, groups.rank)
+    if problem := _problem(groups, tensors, shardings) or problem_of(tensors, shardings, shards, "tensor"):
+        raise PlanError(f"rank {groups.rank}: Guard() was given a wrong shard: {problem}")
 
 
 def _problem(groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: Mapping[str, Sharding]) -> str:
@@ -322,13 +327,23 @@ def _named(sums: Sequence[Sequence[str]]) -> str:
     return ", ".join(f"{name!r} over {axes}" for name, axes in sums) or "nothing"
 
 
-def _not_finite(name: str, made: Sequence[int], arrived: Sequence[int], step: int) -> Diverged:
-    rank = min(made or arrived)
-    how = "it was made there" if made else "it arrived through a collective on every rank that has it"
+def _not_finite(name: str, origins: Mapping[int, int], step: int) -> Diverged:
+    """Return the error of a value that is not finite on these ranks, by its origin on each."""
+    local = [rank for rank, origin in origins.items() if origin == 3]
+    single = len(origins) == 1 and 2 in origins.values()
+    if local:
+        others = [rank for rank in origins if rank not in local]
+        how = f"{in_words(local)} put it in" + (f", and it reached {in_words(others)}" if others else "")
+    elif single:
+        how = "it was made there, of finite input"
+    elif set(origins.values()) == {2}:
+        how = "each of them put a finite value in: it overflowed where these were combined"
+    else:
+        how = "to learn which rank it comes from, pass given=, what each rank has before values are reduced"
     return Diverged(
-        f"{quoted(name)} has NaN or Inf on rank {rank} at step {step}; {how}",
+        f"{quoted(name)} has NaN or Inf on {in_words(origins)} at step {step}; {how}",
         tensor=name,
-        ranks=(rank,),
+        ranks=tuple(local or origins),
         step=step,
-        local=bool(made),
+        local=bool(local) or single,
     )

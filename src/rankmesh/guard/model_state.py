@@ -14,6 +14,7 @@ A rank knows its own stage only, so all ranks exchange what they have: one of th
 
 from __future__ import annotations
 
+import inspect
 import json
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from functools import partial
@@ -29,7 +30,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, quoted
-from rankmesh.guard.everyone import gathered
+from rankmesh.guard.everyone import gathered, results
 from rankmesh.runtime.live import LiveGroups
 
 __all__ = ["CurrentTensors", "later_state", "model_state", "unreplicated_axes"]
@@ -45,7 +46,9 @@ _LOCAL_NORMS = (
 
 
 class CurrentTensors(Mapping[str, Tensor]):
-    """Tensors by name, each looked up whenever it is read; ``local`` names those whose values differ between replicas.
+    """Tensors by name, each looked up whenever it is read.
+
+    ``local`` names those whose values differ between replicas, ``states`` those that an optimizer keeps.
 
     >>> buffers = {"mean": torch.zeros(1)}
     >>> current = CurrentTensors({"mean": lambda: buffers["mean"]})
@@ -54,8 +57,10 @@ class CurrentTensors(Mapping[str, Tensor]):
     tensor([1.])
     """
 
-    def __init__(self, read: Mapping[str, Callable[[], Tensor]], local: Collection[str] = ()) -> None:
-        self._read, self.local = read, local
+    def __init__(
+        self, read: Mapping[str, Callable[[], Tensor]], local: Collection[str] = (), states: Collection[str] = ()
+    ) -> None:
+        self._read, self.local, self.states = read, local, states
 
     def __getitem__(self, name: str) -> Tensor:
         return self._read[name]()
@@ -86,15 +91,20 @@ def model_state(
     tensors: dict[str, _Read] = {}
     described: dict[str, _Described] = {}
     local = _statistics(model)
-    for name, read, is_shard in _tensors(model, optimizer):
-        tensor = read()
-        is_dtensor = hasattr(tensor, "placements")
-        full = name if is_dtensor or not is_shard else name + suffix
-        tensors[full] = read
-        whole = (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None, name in local
-        described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else whole
-    shardings, found = _merged(groups, described)
-    return CurrentTensors(tensors, found), shardings
+
+    def describe() -> str:
+        for name, read, is_shard in _tensors(model, optimizer):
+            tensor = read()
+            is_dtensor = hasattr(tensor, "placements")
+            full = name if is_dtensor or not is_shard else name + suffix
+            tensors[full] = read
+            whole = (None,) * tensor.dim(), tuple(tensor.shape), str(tensor.dtype), None, name in local
+            described[full] = _of_dtensor(plan, rank, name, tensor) if is_dtensor else whole
+        return sha256(json.dumps(described, sort_keys=True).encode()).hexdigest()[:32]
+
+    shardings, found = _merged(groups, described, results(groups, describe, "Guard.of()"))
+    states = {name for name, read in tensors.items() if isinstance(read, partial) and read.func is _state_of}
+    return CurrentTensors(tensors, found, states), shardings
 
 
 def later_state(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Callable[[], list[str]]:
@@ -195,7 +205,9 @@ def _make_state(optimizer: torch.optim.Optimizer) -> None:
     for one in parameters:
         one.grad = torch.zeros_like(one)
     try:
-        optimizer.step()
+        # Neither the hooks of the optimizer, nor a scheduler that counts its steps.
+        with torch.no_grad():
+            inspect.unwrap(type(optimizer).step)(optimizer)
     finally:
         for group, before in zip(optimizer.param_groups, kept, strict=True):
             group.update(before)
@@ -262,10 +274,14 @@ def _axes_along(plan: Plan, view: str | None, rank: int, ranks: Sequence[int]) -
     return "" if len(ranks) == 1 else None
 
 
-def _merged(groups: LiveGroups, mine: Mapping[str, _Described]) -> tuple[dict[str, Sharding], set[str]]:
-    """Return the shardings of all tensors of the job, in the order of their names, and which are of each rank."""
-    plan, text = groups.plan, json.dumps(mine, sort_keys=True)
-    digests = gathered(groups, sha256(text.encode()).hexdigest()[:32], "Guard.of()")
+def _merged(
+    groups: LiveGroups, mine: Mapping[str, _Described], digests: Mapping[int, str]
+) -> tuple[dict[str, Sharding], set[str]]:
+    """Return the shardings of all tensors of the job, in the order of their names, and which are of each rank.
+
+    ``digests`` of what each rank describes are equal on ranks that have the same tensors.
+    """
+    plan = groups.plan
     same = grouped((digest, rank) for rank, digest in digests.items())  # the ranks that have the same tensors
     is_first = any(ranks[0] == groups.rank for ranks in same.values())
     documents = gathered(groups, mine if is_first else None, "Guard.of()")

@@ -10,7 +10,7 @@ Tensors with the same sets are one kind, so what ranks compare grows with the se
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from math import prod
@@ -22,7 +22,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.core.sharding import Sharding
 from rankmesh.core.strided import IntArray
 
-__all__ = ["ReplicaKind", "group_of", "kinds_of", "replica_kinds"]
+__all__ = ["ReplicaKind", "differing", "group_of", "kinds_of", "replica_kinds"]
 
 
 @dataclass(frozen=True, eq=False)
@@ -64,10 +64,42 @@ def group_of(plan: Plan, ranks: Sequence[int]) -> str:
     for local in plan.of(ranks[0]).values():
         if sorted(local.ranks) == sorted(ranks):
             return str(local)
-    places = [plan.mesh.coordinate(rank) for rank in ranks]
-    found = {axis: {place[axis] for place in places} for axis, size in plan.mesh.axes.items() if size > 1}
-    varied = [axis for axis, positions in found.items() if len(positions) > 1]
-    if prod(len(found[axis]) for axis in varied) != len(ranks):
-        return f"ranks {', '.join(map(str, ranks))}"
-    fixed = ",".join(f"{axis}{min(found[axis])}" for axis in reversed(found) if axis not in varied)
-    return "-".join(varied) + (f"@{fixed}" if fixed else "")
+    varied, fixed = _positions([plan.mesh.coordinate(rank) for rank in ranks])
+    return _named(varied, fixed) if prod(varied.values()) == len(ranks) else f"ranks {', '.join(map(str, ranks))}"
+
+
+def differing(plan: Plan, digests: Mapping[int, int]) -> tuple[str, str]:
+    """Return the group within which replicas differ, by rank, and the axes over which they agree, if there are any.
+
+    >>> from rankmesh.core import Mesh, recipes
+    >>> plan = recipes.axes(Mesh(tp=2, dp=2, pp=2))
+    >>> differing(plan, {0: 7, 1: 5, 2: 7, 3: 5}), differing(plan, {0: 7, 1: 5, 2: 7, 3: 7})
+    (('tp@pp0', 'dp'), ('tp-dp@pp0', ''))
+    """
+    found = [(len(digests), group_of(plan, tuple(digests)), "")]
+    for view in (None, *plan.mesh.views):
+        places = [plan.mesh.coordinate(rank, view=view) for rank in digests]
+        varied, fixed = _positions(places)
+        if prod(varied.values()) == len(digests):
+            agree = [axis for axis in varied if _agree(axis, places, digests.values())]
+            within = {axis: size for axis, size in varied.items() if axis not in agree}
+            found += [(prod(within.values()), _named(within, fixed), "-".join(agree))] if agree else []
+    return min(found, key=lambda one: one[0])[1:]
+
+
+def _agree(axis: str, places: Sequence[Mapping[str, int]], values: Iterable[int]) -> bool:
+    """Return whether positions that differ on this axis alone have equal values."""
+    others = (tuple(at for name, at in place.items() if name != axis) for place in places)
+    return all(len(set(same)) == 1 for same in grouped(zip(others, values, strict=True)).values())
+
+
+def _positions(places: Sequence[Mapping[str, int]]) -> tuple[dict[str, int], dict[str, int]]:
+    """Return on which axes places differ, with the number of their positions, and where they are on the others."""
+    found = {axis: {place[axis] for place in places} for axis in places[0]}
+    varied = {axis: len(positions) for axis, positions in found.items() if len(positions) > 1}
+    return varied, {axis: min(positions) for axis, positions in found.items() if axis not in varied}
+
+
+def _named(varied: Iterable[str], fixed: Mapping[str, int]) -> str:
+    at = ",".join(f"{axis}{position}" for axis, position in reversed([*fixed.items()]))
+    return "-".join(varied) + (f"@{at}" if at else "")
