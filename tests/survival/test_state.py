@@ -25,6 +25,7 @@ from tests.transfer.strategies import shardings
 
 import rankmesh as rm
 from rankmesh.core import Mesh
+from rankmesh.core import sharding as cached
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.survival import state
@@ -164,6 +165,18 @@ def test_equal_shardings_are_written_once():
     text = StateLayout(mesh, stored, ("a",) * 4, 0).text
     assert text.count('"shape"') == 3
     assert StateLayout.read(text).shardings == stored
+
+
+def test_what_is_written_does_not_depend_on_caches():
+    """Equal shardings, of which the one was made long before the other: members write the same text."""
+    mesh, stored = Mesh(tp=2), {}
+    for name in "ab":
+        cached._cuts.cache_clear()
+        cached._shard_map.cache_clear()
+        stored[name] = Sharding(mesh, ("tp",), (8,))
+    layout = StateLayout(mesh, stored, ("a",) * 2, 0)
+    assert layout.text.count('"shape"') == 1
+    assert len(set(map(id, layout.on(mesh).values()))) == 1
 
 
 def test_a_restore_loads_no_module():

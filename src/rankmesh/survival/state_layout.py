@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
@@ -39,11 +39,11 @@ class StateLayout:
     @cached_property
     def text(self) -> str:
         """All of it as JSON."""
-        numbers: dict[Hashable, int] = {}
+        numbers: dict[Sharding, int] = {}
         different: list[object] = []
         numbered = {}
         for name, one in self.shardings.items():
-            numbered[name] = numbers.setdefault(_kind(one), len(numbers))
+            numbered[name] = numbers.setdefault(one, len(numbers))
             if numbered[name] == len(different):
                 different.append(one.to_dict())
         return json.dumps([self.mesh.to_dict(), different, numbered, self.hosts, self.redundancy])
@@ -63,16 +63,8 @@ class StateLayout:
 
     def on(self, mesh: Mesh) -> dict[str, Sharding]:
         """Return the shardings on this mesh, which has the same axes."""
-        moved: dict[Hashable, Sharding] = {}
-        for one in self.shardings.values():
-            if _kind(one) not in moved:
-                moved[_kind(one)] = replace(one, mesh=mesh)
-        return {name: moved[_kind(one)] for name, one in self.shardings.items()}
-
-
-def _kind(sharding: Sharding) -> Hashable:
-    """Equal for equal shardings on one mesh, as long as they exist: what follows from their fields is made once."""
-    return id(sharding.shard_map), id(sharding.cuts), sharding.dtype
+        moved = {one: replace(one, mesh=mesh) for one in dict.fromkeys(self.shardings.values())}
+        return {name: moved[one] for name, one in self.shardings.items()}
 
 
 def transfer(before: StateLayout, now: StateLayout, positions: Sequence[int], lost: Sequence[int]) -> Transfer:
