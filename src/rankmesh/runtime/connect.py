@@ -20,7 +20,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
 from rankmesh.core.source import read_spec
-from rankmesh.errors import ConnectError, LayoutError, PlanError, UnknownAxis, quoted
+from rankmesh.errors import ConnectError, LayoutError, PlanError, RankmeshError, UnknownAxis, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.runtime.live import LiveGroups
@@ -109,7 +109,11 @@ def _connected(given: Mapping[str, PlanLike], limit: timedelta) -> dict[str, Liv
     world = World.current()
     if world.default.size == 1 and not world.default.dry and started_by().launcher == NO_LAUNCHER:
         _check_started(given.values())
-    plans = {key: _plan(one, world.default.size) for key, one in given.items()}
+    try:
+        plans = {key: _plan(one, world.default.size) for key, one in given.items()}
+    except RankmeshError as error:
+        world.refuse(error, limit)
+        raise
     with world.diagnosed("connect"):
         return world.connect(plans, limit)
 

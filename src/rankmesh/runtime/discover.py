@@ -25,7 +25,7 @@ from rankmesh.launch.started import host_name
 from rankmesh.launch.table import LAUNCHERS
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.discovered import Witness, discovered
-from rankmesh.rendezvous import gather
+from rankmesh.rendezvous import gather_work
 from rankmesh.runtime.world import World
 
 __all__ = ["discover", "witness"]
@@ -48,7 +48,8 @@ def discover(*, timeout: float | timedelta = 60.0) -> Cluster:
         raise ConnectError("the world has no store, through which ranks exchange their hosts; use gloo or nccl")
     limit, world = time_limit(timeout), World.current()
     among = world.round("discover", range(here.size))
-    data = gather(among, asdict(witness(here.rank)), _concluded, limit.total_seconds(), "discover()")
+    seconds = limit.total_seconds()
+    data = gather_work(among, lambda: asdict(witness(here.rank)), _concluded, seconds, "discover()", ConnectError)
     notes = tuple(data.pop("notes"))
     if here.rank == 0:
         for note in notes:

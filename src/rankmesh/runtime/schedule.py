@@ -102,14 +102,14 @@ def kind_of(plan: Plan, spec: GroupSpec, world: DefaultGroup) -> Kind:
 
 
 def participants(plans: Iterable[Plan], world: DefaultGroup) -> RankRange:
-    """Return the ranks that agree on these plans: all of the world, for a job and for a plan with a ``world_size``.
+    """Return the ranks that agree on these plans: the world for several, none, and a plan with a ``world_size``.
 
     A plan without one may be for a part of the world, whose ranks then agree without the others.
     """
     given = list(plans)
-    covered = given[0].mesh.rank_range
-    if len(given) > 1 or given[0].fixed_world or covered.stop > world.size:
+    if len(given) != 1 or given[0].fixed_world or given[0].mesh.rank_range.stop > world.size:
         return RankRange(0, world.size)
+    covered = given[0].mesh.rank_range
     return RankRange(covered.offset, covered.size)
 
 

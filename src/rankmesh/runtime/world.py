@@ -101,6 +101,12 @@ class World:
                 raise refusal
             return self._make(plans, local, agreement, limit, phases, started)
 
+    def refuse(self, error: RankmeshError, limit: timedelta) -> None:
+        """Tell the ranks of the world, which would wait for this one, why it has no plan to connect."""
+        with self._one_at_a_time(), suppress(AgreementError):
+            if (agreement := self._agree({}, error, limit, {})) is not None:
+                agreement.leave()
+
     @contextmanager
     def _one_at_a_time(self) -> Iterator[None]:
         """Two threads would connect in another order on another rank."""
@@ -215,7 +221,8 @@ class World:
                 self.backend.decline(step.action)
             else:
                 made[step.key].make(step.name, step.action, deadline)
-                phases[f"create {step.name}"] = time.perf_counter() - started
+                phase = " ".join(filter(None, ("create", step.key, step.name)))
+                phases[phase] = time.perf_counter() - started
 
     @contextmanager
     def diagnosed(self, what: str) -> Iterator[None]:

@@ -89,12 +89,16 @@ def run(
     each other. Raises ``PlanError`` for a budget that holds no message; ``AgreementError`` on every rank when they
     differ or one stays away; ``TransferError`` on every rank when one fails, naming it and what is ``incomplete``.
     """
-    began = time.perf_counter()
-    limit, longest = time_limit(timeout), longest_message(moves, budget)
+    began, limit, refused = time.perf_counter(), time_limit(timeout), None
     world = default_group()
     group = dist.group.WORLD if group is None else group
     ranks = dist.get_process_group_ranks(group)
     side = _Side(moves, tensors, into, world.rank, kept or {})
+    try:
+        longest = longest_message(moves, budget)
+    except PlanError as error:
+        refused, longest = error, _SHORTEST
+        side.problem = error.message
     schedule = schedule_of(moves, world.rank, longest)
     agreement, transport = None, GroupTransport(group)
     if not world.dry and len(ranks) > 1:
@@ -102,10 +106,15 @@ def run(
         # Some ranks have no tensors: all must know whether the messages of others start together.
         agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves)
         together = transport.together(transport.staging((*side.tensors.values(), *side.into.values())))
-        what = {"digest": moves.digest, "budget": int(budget)}
+        what = {"digest": moves.digest, "budget": None if refused else int(budget)}
         problem, text = side.problem or _outside(moves, ranks), "together" if together else ""
-        if agreement.start(what, problem, text, lambda texts: any(texts.values())).value:
-            transport.meet()
+        try:
+            if agreement.start(what, problem, text, lambda texts: any(texts.values())).value:
+                transport.meet()
+        except TransferError as error:
+            raise refused or error from error
+    elif refused is not None:
+        raise refused
     elif side.problem:
         raise TransferError(f"rank {world.rank}: {side.problem}", rank=world.rank, ranks=(world.rank,))
     exchange = Exchange(

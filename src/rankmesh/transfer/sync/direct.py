@@ -373,6 +373,7 @@ class Announced:
                 digest=go["refused"],
             )
         self.run, self.version, self.group = str(go["run"]), int(go["version"]), str(go["group"])
+        self.what = {"version": self.version, "of": self.group}  # what all ranks of the engine must have found
         self.budget = int(go["budget"])
         self.delta = History(go["history"]).since(go["since"])
 

@@ -16,10 +16,11 @@ from __future__ import annotations
 import hashlib
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
+from typing import Any, cast
 
 import torch.distributed as dist
 from torch import Tensor
@@ -46,6 +47,8 @@ __all__ = ["Published", "Received", "Sync"]
 
 # Ranks of an engine may see different versions while they are published faster than they are read: so often they look.
 _LOOKS = 100
+# What the ranks of an engine agree on that see no newer version.
+_NO_VERSION: Mapping[str, object] = {"version": -1, "of": ""}
 
 
 @dataclass(frozen=True)
@@ -107,7 +110,7 @@ class Sync:
         self._everything = True
         self._publisher: stored.Publisher | direct.Publisher | None = None
         self._receiver: stored.Reader | direct.Requester | None = None
-        self._asked = False
+        self._asked, self._id = False, ""
         self.lock = self._weights.lock
 
     # -- what an engine has -----------------------------------------------------------------------------------------
@@ -134,42 +137,42 @@ class Sync:
         Raises ``AgreementError`` when ranks differ or stay away, ``TransferError`` when one has a problem. No engine
         gets such a version, and the next one is sent whole.
         """
-        started = time.perf_counter()
-        number = integer(version, "version", least=0)
-        if self.version is not None and number <= self.version:
-            raise PlanError(f"version {number} is not above {self.version}, the last one; count up", version=number)
-        delta = delta_of(changed, self._layouts.trainer)
-        publisher = self._publisher = self._publisher or self._trainer()
-        delta = None if self._everything else delta
-        self._everything = True
-        publisher.history.add(number, delta)
-        problem, text = "", ""
+        if self._receiver is not None:
+            raise PlanError("publish() of a Sync that has received; an engine does not publish")
+        started, everything, self._everything = time.perf_counter(), self._everything, True
+        self._begin("trainer")
+
+        def write() -> tuple[Mapping[str, object], str]:
+            number, delta = self._checked(version, changed)
+            delta = None if everything else delta
+            self._publisher = self._publisher or self._trainer()
+            self._publisher.history.add(number, delta)
+            return {"version": number, "changed": _digest(delta)}, self._publisher.write()
+
+        def announce(texts: dict[int, str]) -> str:
+            return "" if self._publisher is None else self._publisher.announce(texts)
+
         try:
-            text = publisher.write()
-        except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
-            problem = in_one_line(error)
-        try:
-            outcome = self._agreement("publish").start(
-                {"version": number, "changed": _digest(delta)},
-                problem,
-                text,
-                publisher.announce,
-                more=self._timeout.total_seconds(),
-                last=True,
-            )
+            outcome = self._agreed(self._agreement("publish"), write, announce, more=self._timeout.total_seconds())
         except BaseException:
-            publisher.discard()
+            if self._publisher is not None:
+                self._publisher.discard()
+            self._checked(version, changed)  # raises on the rank that was given what cannot be
             raise
+        publisher, number = cast("stored.Publisher | direct.Publisher", self._publisher), int(version)
         failed = publisher.send(str(outcome.value))
         self._everything = False
         self._weights.version = number
         return Published(number, time.perf_counter() - started, publisher.memory, failed)
 
+    def _checked(self, version: int, changed: Changed) -> tuple[int, Delta | None]:
+        number = integer(version, "version", least=0)
+        if self.version is not None and number <= self.version:
+            raise PlanError(f"version {number} is not above {self.version}, the last one; count up", version=number)
+        return number, delta_of(changed, self._layouts.trainer)
+
     def _trainer(self) -> stored.Publisher | direct.Publisher:
-        if self._receiver is not None:
-            raise PlanError("publish() of a Sync that has received; an engine does not publish")
-        run, rank = self._begin("trainer"), self._rank
-        tensors = self._weights.tensors
+        run, rank, tensors = self._id, self._rank, self._weights.tensors
         if isinstance(self._at, Path):
             return stored.Publisher(self._at, self._layouts.stored, rank, tensors, run)
         member = self._member(rank, serves=rank == self._layouts.trainer_ranks[0])
@@ -188,61 +191,67 @@ class Sync:
         """
         started = time.perf_counter()
         end = time.monotonic() + (self._timeout.total_seconds() if wait is None else wait)
-        receiver = self._receiver = self._receiver or self._engine()
-        if isinstance(receiver, stored.Reader):
-            return self._read(receiver, started, end)
-        return self._request(receiver, started, end)
-
-    def _engine(self) -> stored.Reader | direct.Requester:
         if self._publisher is not None:
             raise PlanError("receive() of a Sync that has published; the trainer does not receive")
-        name = self._begin("engine")
+        self._begin("engine")
+        return self._read(started, end) if isinstance(self._at, Path) else self._request(started, end)
+
+    def _engine(self) -> stored.Reader | direct.Requester:
         rank = self._rank + self._layouts.shift
         if isinstance(self._at, Path):
             return stored.Reader(self._at, self._layouts.stored, rank)
-        return direct.Requester(self._member(rank, serves=False), name)
+        return direct.Requester(self._member(rank, serves=False), self._id)
 
-    def _read(self, reader: stored.Reader, started: float, end: float) -> Received | None:
-        """Receive from files: all ranks lock the files of one version, and copy them."""
+    def _look(self, end: float) -> tuple[Any, Any, TransferAgreement]:
+        """Return what receives, the version that all ranks of this engine see, None at ``end``, and their round."""
         for look in range(_LOOKS):
-            problem, announced = "", None
+            found: list[Any] = []
+
+            def await_version(found: list[Any] = found) -> tuple[Mapping[str, object], str]:
+                self._receiver = self._receiver or self._engine()
+                found.append(announced := self._receiver.await_version(end))
+                return _NO_VERSION if announced is None else announced.what, ""
+
+            agreement = self._agreement("receive")
             try:
-                announced = reader.await_version(end)
-            except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
-                problem = in_one_line(error)
-            version = -1 if announced is None else announced.version
-            try:
-                what = {"version": version, "run": announced.run if announced else ""}
-                self._agreement("receive").start(what, problem, last=True)
+                self._agreed(agreement, await_version, last=isinstance(self._at, Path))
             except (AgreementError, TransferError) as error:
-                if announced is not None:
-                    announced.release()
+                if found and isinstance(found[0], stored.Announced):
+                    found[0].release()
                 if look == _LOOKS - 1 or not isinstance(error, AgreementError) or "version" not in error.fields:
                     raise
-                continue
-            if announced is None:
-                return None
-            try:
-                into = self._weights.begin()
-                with self._weights.writing():
-                    total = reader.fill(announced, into)
-                    self._weights.commit(version)
-            finally:
-                announced.release()
-            reader.hold(announced)
-            return Received(version, total, time.perf_counter() - started)
-        return None
+            else:
+                return self._receiver, found[0], agreement
+        raise AssertionError
 
-    def _request(self, requester: direct.Requester, started: float, end: float) -> Received | None:
-        """Receive over a group: ask, receive beside the weights in use, and change to what all ranks have."""
-        if not self._asked:
-            self._agreement("ask").start({"ask": ""}, value=lambda _: requester.ask(), last=True)
-            self._asked = True
-        announced = requester.await_version(end)
+    def _read(self, started: float, end: float) -> Received | None:
+        """Receive from files: all ranks lock the files of one version, and copy them."""
+        reader, announced, _ = self._look(end)
         if announced is None:
             return None
-        agreement = self._agreement("receive")
-        agreement.start({"version": announced.version, "group": announced.group})
+        try:
+            into = self._weights.begin()
+            with self._weights.writing():
+                total = reader.fill(announced, into)
+                self._weights.commit(announced.version)
+        finally:
+            announced.release()
+        reader.hold(announced)
+        return Received(announced.version, total, time.perf_counter() - started)
+
+    def _request(self, started: float, end: float) -> Received | None:
+        """Receive over a group: ask, receive beside the weights in use, and change to what all ranks have."""
+        if not self._asked:
+
+            def enter() -> tuple[Mapping[str, object], str]:
+                self._receiver = self._receiver or self._engine()
+                return {"ask": ""}, ""
+
+            self._agreed(self._agreement("ask"), enter, lambda _: cast(direct.Requester, self._receiver).ask())
+            self._asked = True
+        requester, announced, agreement = self._look(end)
+        if announced is None:
+            return None
         failure, arrived = None, None
         try:
             arrived = requester.fill(announced, self._weights.begin())
@@ -266,8 +275,33 @@ class Sync:
 
     # -- agreement ----------------------------------------------------------------------------------------------------
 
-    def _begin(self, side: str) -> str:
-        """Agree once with the other ranks of this side on both layouts; return an id of this side."""
+    def _agreed(
+        self,
+        agreement: TransferAgreement,
+        work: Callable[[], tuple[Mapping[str, object], str]],
+        value: Callable[[dict[int, str]], object] | None = None,
+        *,
+        more: float = 0.0,
+        last: bool = True,
+    ) -> Outcome:
+        """Agree on what ``work`` returns. If it fails on a rank, all raise: that rank its own error, if it is ours."""
+        what: Mapping[str, object] = {}
+        text, problem, refused = "", "", None
+        try:
+            what, text = work()
+        except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
+            problem, refused = in_one_line(error), error
+        try:
+            return agreement.start(what, problem, text, value, more, last=last or what is _NO_VERSION)
+        except TransferError as error:
+            if not isinstance(self._at, Path) and isinstance(refused, AgreementError | ConnectError):
+                raise refused from error
+            raise
+
+    def _begin(self, side: str) -> None:
+        """Agree once with the other ranks of this side on both layouts, and on an id of this side."""
+        if self._id:
+            return
         trains = side == "trainer"
         self._ranks = self._layouts.trainer_ranks if trains else self._layouts.engine_ranks
         self._side, self._serves = side, False
@@ -289,7 +323,7 @@ class Sync:
         self._weights.tensors = {name: given[name] for name in shards if name in given}
         what = {"layouts": self._layouts.direct.digest, "budget": self._budget}
         begun = self._agreement("begin").start(what, problem, value=lambda _: uuid.uuid4().hex[:12], last=True)
-        return str(begun.value)
+        self._id = str(begun.value)
 
     def _agreement(self, step: str) -> TransferAgreement:
         """Return a round of this side."""
@@ -340,7 +374,7 @@ class Sync:
             name, serves = f"sync/{self._publisher.run}", isinstance(self._at, tuple) and self._rank == self._ranks[0]
             end = Round(StoreChannel(self._store), name, self._ranks, self._rank, serves, epoch=0)
             end.leave(Outcome(), stay=True, all_read=True)
-        self._publisher = self._receiver = None
+        self._publisher, self._receiver, self._id = None, None, ""
 
     def __enter__(self) -> Sync:
         return self

@@ -290,6 +290,11 @@ class Announced:
     delta: Delta | None
     files: Mapping[int, File]
 
+    @property
+    def what(self) -> dict[str, object]:
+        """What all ranks of an engine must have found."""
+        return {"version": self.version, "of": self.run}
+
     def release(self) -> None:
         """Let the trainer write these files again."""
         for file in self.files.values():
