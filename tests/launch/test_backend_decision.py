@@ -103,3 +103,13 @@ def test_a_store_that_accepts_and_says_nothing():
             open_store(launch, timedelta(seconds=0.5))
     assert time.monotonic() - started < limits.AT_ONCE
     assert error.value.missing == (0,)
+
+
+def test_one_local_rank_of_two_ranks_is_noted():
+    """Ranks of a host with one local rank decide on a backend, and all get a note that names both."""
+    two = [_capability(rank, 2, host="node7", device=None, local_rank=1, local_size=2) for rank in (0, 1)]
+    notes = [each.note for each in _all(two)[0]]
+    assert notes[0].startswith("ranks 0 and 1 on node7 have one local rank each, so they would share a GPU; give each")
+    assert notes[0] == notes[1]
+    assert _all([replace(each, local_rank=each.rank) for each in two])[0][0].note == ""
+    assert _all([replace(each, visible=f"GPU-{each.rank}") for each in two])[0][0].note == ""

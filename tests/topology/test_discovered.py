@@ -59,3 +59,17 @@ def test_slots_order_the_ranks_of_a_host():
     """Ranks of a host stand by their device, whatever their numbers."""
     output = [Witness(rank, "a", "b", slot) for rank, slot in ((0, 1), (1, 0), (2, 3), (3, 2))]
     assert discovered(output).rank_map == (1, 0, 3, 2)
+
+
+def test_local_ranks_that_contradict_each_other():
+    """Ranks of one host with one local rank are named, and the local world size that is too small."""
+    six = [Witness(rank, "vm", "b", rank % 3, local_rank=rank % 3, local_world_size=3) for rank in range(6)]
+    (note,) = discovered(six).notes
+    assert note.startswith(
+        "ranks 0 and 3, 1 and 4, 2 and 5 on vm have one local rank each, so they would share a GPU; "
+    )
+    assert "6 ranks of this job are on vm, but its local world size is 3" in note
+    apart = [replace(each, host=f"vm{each.rank // 3}", boot=f"b{each.rank // 3}") for each in six]
+    assert discovered(apart).notes == ()
+    assert discovered([replace(each, visible=str(each.rank)) for each in six]).notes == ()
+    assert discovered([replace(each, local_rank=each.rank) for each in six]).notes == ()

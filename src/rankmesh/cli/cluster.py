@@ -81,9 +81,10 @@ def _asked(launch: Launch, timeout: float) -> Cluster:
         return slurm_job(os.environ)
     import warnings
 
-    with warnings.catch_warnings(), init("gloo", timeout=timeout):
+    with warnings.catch_warnings():
         warnings.simplefilter("ignore")  # they are printed as notes
-        return find(timeout=timeout)
+        with init("gloo", timeout=timeout):
+            return find(timeout=timeout)
 
 
 def _print(cluster: Cluster, links: str) -> None:

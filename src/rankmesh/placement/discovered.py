@@ -22,6 +22,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 from rankmesh.core.grouped import grouped
+from rankmesh.core.local_ranks import LocalRank, contradictions
 from rankmesh.placement.cluster import Cluster, Host, Level
 from rankmesh.placement.machine import NETWORK
 
@@ -35,6 +36,7 @@ class Witness:
     """The report of one rank: its host's name and boot, its slot there, and the network as far as it is known.
 
     ``memory``   tells containers of one machine apart: its shared-memory namespace
+    ``visible``  the devices that the rank may use; ``local_rank`` and ``local_world_size`` are the launcher's
     ``fabric``   the NVLink domain of its device, as NVML names it; ``switches``: outermost first, without the host
     """
 
@@ -45,6 +47,9 @@ class Witness:
     memory: str = ""
     fabric: str = ""
     switches: tuple[str, ...] = ()
+    local_rank: int | None = None
+    local_world_size: int | None = None
+    visible: str = ""
 
     @property
     def identity(self) -> _Identity:
@@ -61,11 +66,15 @@ def discovered(witnesses: Sequence[Witness]) -> Cluster:
     rank_map = [
         each.rank for members in hosts.values() for each in sorted(members, key=lambda one: (one.slot, one.rank))
     ]
+    facts = [
+        LocalRank(names[each.identity], each.rank, each.local_rank, each.local_world_size, each.visible)
+        for each in ordered
+    ]
     return Cluster(
         Level.all_unmeasured(("host", *levels)),
         tuple(Host(names[identity], len(members), chains[identity]) for identity, members in hosts.items()),
         tuple(rank_map),
-        notes=(*_notes(names), *left_out),
+        notes=(*_notes(names), *left_out, *contradictions(facts)),
     )
 
 

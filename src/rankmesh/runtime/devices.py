@@ -22,7 +22,7 @@ import json
 import os
 import socket
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from ipaddress import ip_address
 from pathlib import Path
 
@@ -30,6 +30,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
+from rankmesh.core.local_ranks import LocalRank, contradictions
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_of, in_words
 from rankmesh.launch.address import is_local
 from rankmesh.launch.started import Launch
@@ -51,6 +52,7 @@ class Capabilities:
     """What one rank has: the device that it would use, as its index and its identity, or why it has none.
 
     ``loopback`` is the address at which gloo would listen, where only ranks of the same ``network`` can reach it.
+    ``local_rank`` and ``local_size`` are the launcher's; ``visible`` are the devices that it may use.
     """
 
     rank: int
@@ -63,15 +65,22 @@ class Capabilities:
     why: str
     loopback: str = ""
     network: str = ""
+    local_rank: int | None = None
+    local_size: int | None = None
+    visible: str = ""
 
 
 @dataclass(frozen=True)
 class BackendDecision:
-    """What all ranks do: the backend, and the reason; without a backend, why they cannot go on."""
+    """What all ranks do: the backend, and the reason; without a backend, why they cannot go on.
+
+    ``note``: what is wrong with the local ranks, and does not stop them.
+    """
 
     backend: str | None
     why: str
     ranks: tuple[int, ...] = ()
+    note: str = ""
 
 
 def capabilities(launch: Launch, asked: str | None) -> Capabilities:
@@ -82,7 +91,8 @@ def capabilities(launch: Launch, asked: str | None) -> Capabilities:
     # A share of a device is a device of its own.
     identity = f"{device}/{rank}" if device and shared else device
     here = launch.host, os.getpid(), asked, index, identity, why, loopback_address(), _network()
-    return Capabilities(rank, launch.world_size, *here)
+    visible = identity or os.environ.get("CUDA_VISIBLE_DEVICES", "")
+    return Capabilities(rank, launch.world_size, *here, launch.local_rank, launch.local_world_size, visible)
 
 
 def loopback_address() -> str:
@@ -253,7 +263,7 @@ class _ForWorld(WaitPolicy):
         return super().wait(among, step)
 
 
-_DECISION = Codec(asdict, lambda data: BackendDecision(data["backend"], data["why"], tuple(data["ranks"])))
+_DECISION = Codec(asdict, lambda data: BackendDecision(**{**data, "ranks": tuple(data["ranks"])}))
 
 
 def _decided(found: Round, local: Capabilities, policy: _ForWorld) -> BackendDecision:
@@ -279,4 +289,7 @@ def _decision(gathered: list[Capabilities]) -> Outcome[BackendDecision]:
     decision = choose(gathered)
     if decision.backend is None:
         return Outcome("failed", decision.ranks, message=decision.why)
-    return Outcome(value=decision)
+    facts = [
+        LocalRank(one.host, one.rank, one.local_rank, one.local_size, one.visible, one.network) for one in gathered
+    ]
+    return Outcome(value=replace(decision, note="; ".join(contradictions(facts))))

@@ -72,6 +72,9 @@ def witness(rank: int, environment: Mapping[str, str] = os.environ) -> Witness:
         memory=_link(_MEMORY),
         fabric=_fabric(),
         switches=_switches(environment),
+        local_rank=_of_host(environment, "local_rank"),
+        local_world_size=_of_host(environment, "local_size"),
+        visible=environment.get("CUDA_VISIBLE_DEVICES", ""),
     )
 
 
@@ -93,9 +96,14 @@ def _slot(environment: Mapping[str, str], rank: int) -> int:
     """Return the device where one is in use, else the number on the host from the launcher, else the rank."""
     if torch.cuda.is_available() and torch.cuda.is_initialized():
         return torch.cuda.current_device()
-    names = (row.local_rank for row in LAUNCHERS)
-    found = next((environment[name] for name in names if environment.get(name, "").isdecimal()), None)
-    return rank if found is None else int(found)
+    found = _of_host(environment, "local_rank")
+    return rank if found is None else found
+
+
+def _of_host(environment: Mapping[str, str], what: str) -> int | None:
+    """Return the local rank or the local world size from the first launcher that states it."""
+    names = (getattr(row, what) for row in LAUNCHERS)
+    return next((int(environment[name]) for name in names if environment.get(name, "").isdecimal()), None)
 
 
 def _switches(environment: Mapping[str, str]) -> tuple[str, ...]:

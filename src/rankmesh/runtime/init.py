@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import time
+import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
@@ -100,6 +101,8 @@ def enter(
     local = capabilities(launch, backend)
     launch, store, prefix, decision = together(launch, local, limit or _LIMIT)
     backend, device = str(decision.backend), device_of(str(decision.backend), local)
+    if decision.note and launch.rank == 0:
+        warnings.warn(decision.note, RuntimeWarning, stacklevel=3)
 
     def initialise() -> None:
         if device.type == "cuda":  # each thread has a current one of its own
