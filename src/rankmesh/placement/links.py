@@ -19,12 +19,13 @@ the host. Source: the legend below the table; an NVLink has 25 GB/s each way (NV
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
 
 import numpy as np
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import ClusterError, quoted
 from rankmesh.placement.cluster import Cluster, Host, Level
@@ -72,8 +73,19 @@ def read_links(text: str, hosts: Iterable[str] | None, gpus_per_node: int | None
     levels, inside = _levels(table)
     names = ("node0",) if hosts is None else tuple(hosts)
     note = f"the file describes the {count} GPUs of one host; name the hosts that are like it with --hosts"
-    notes = (note,) if hosts is None else ()
+    notes = (*((note,) if hosts is None else ()), *_unlinked(levels, inside))
     return Cluster(levels, tuple(Host(name, count, (), inside) for name in names), notes=notes)
+
+
+def _unlinked(levels: Sequence[Level], inside: Sequence[Sequence[int]]) -> Iterator[str]:
+    """Yield a note for each level by which some devices of a host are linked, and others are not."""
+    for level, units in zip(levels, inside, strict=False):
+        sets = grouped((unit, device) for device, unit in enumerate(units)).values()
+        linked = ["GPUs " + ", ".join(map(str, each)) for each in sets if len(each) > 1]
+        single = [each[0] for each in sets if len(each) == 1]
+        if linked and single:
+            which = f"GPU {single[0]} has" if len(single) == 1 else f"GPUs {', '.join(map(str, single))} have"
+            yield f"{level.name} joins {' and '.join(linked)}; {which} no such link"
 
 
 def _table(text: str) -> list[list[_Kind | None]]:

@@ -106,7 +106,7 @@ class Placed:
     links: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """Return what ``rankmesh place --json`` prints."""
+        """Return what ``rankmesh place --json`` prints; ``devices`` are those of each host in the order of its positions."""
         data = {
             "order": self.order,
             "rank_map": list(self.rank_map),
@@ -118,6 +118,7 @@ class Placed:
             "tried": self.tried,
             "links": self.links,
             "hosts": [{"name": name, "holds": holds} for name, holds in self.by_host().items()],
+            "devices": {name: list(order) for name, order in report.device_order(self).items()},
         }
         if self.step is not None and self.step_before is not None:
             data["step"] = {

@@ -16,7 +16,7 @@ from rankmesh.placement.within import SEGMENTS
 if TYPE_CHECKING:
     from rankmesh.placement.place import KindCost, Placed
 
-__all__ = ["HOSTS", "by_host", "duration", "hostfile", "lines", "report", "saving", "searched", "speed"]
+__all__ = ["HOSTS", "by_host", "device_order", "duration", "hostfile", "lines", "report", "saving", "searched", "speed"]
 
 # How many hosts are listed.
 HOSTS = 16
@@ -63,8 +63,10 @@ def lines(placed: Placed, saved: str | None = None, hostfile: str | None = None)
         yield f"  {kind.name}: {_why(kind)}"
     for name, level in placed.within.items():
         yield f"  {name} stays within {level}, as asked"
-    holds = by_host(placed, HOSTS + 1)
-    yield from (f"  {host}: {text}" for host, text in list(holds.items())[:HOSTS])
+    holds, devices = by_host(placed, HOSTS + 1), device_order(placed)
+    for host, text in list(holds.items())[:HOSTS]:
+        order = devices[host]
+        yield f"  {host}: {text}" + (f", on its devices {_values(list(order))}" if list(order) != sorted(order) else "")
     if len(holds) > HOSTS:
         yield "  ... by_host() and --json list all hosts"
     yield searched(placed)
@@ -96,6 +98,8 @@ def _usage(placed: Placed, saved: str | None, hostfile: str | None) -> Iterator[
     plan = f'"{saved}"' if saved else '"placed.json"'
     if placed.unchanged:
         yield "use: start the ranks as now; the launcher's order is the placement"
+    elif not _ENGINES.isdisjoint(placed.plan.mesh.views):
+        yield from _engine(placed)
     else:
         add = "" if saved else " (add --save placed.json)"
         yield f"use: start the ranks as now, and rm.connect({plan}) on every rank{add}"
@@ -114,6 +118,45 @@ def _usage(placed: Placed, saved: str | None, hostfile: str | None) -> Iterator[
     if segment is not None:
         hosts = len(np.unique(placed.cluster.hosts_of(np.asarray(placed.rank_map))))
         yield f"ask Slurm for whole sets of hosts: sbatch --nodes={hosts} --segment={segment}"
+
+
+# The views of plans of vLLM and SGLang, which read no rank map: a rank's device follows from its number.
+_ENGINES = {"decode", "attention"}
+
+
+def _engine(placed: Placed) -> Iterator[str]:
+    """Yield how an engine gets the order: hosts by their node rank, and devices by what each host's process sees."""
+    devices, hosts = device_order(placed), _runs(_hosts(placed))
+    if len(hosts) > len(set(hosts)):
+        yield "an engine fills one host after the other, so it cannot have this order; add --within tp=host"
+        return
+    if len(hosts) > 1:
+        nodes = ", ".join(f"{name} {number}" for number, name in enumerate(hosts[:_NODES]))
+        yield f"use: start the engine with these node ranks: {nodes}{', ...' if len(hosts) > _NODES else ''}"
+    orders = {",".join(map(str, order)) for order in devices.values()}
+    if len(orders) == 1:
+        yield f"use: CUDA_VISIBLE_DEVICES={orders.pop()} on every host"
+    else:
+        listed = [f"CUDA_VISIBLE_DEVICES={','.join(map(str, order))} on {name}" for name, order in devices.items()]
+        yield f"use: {'; '.join(listed[:_NODES])}{'; ...' if len(listed) > _NODES else ''}"
+
+
+def _hosts(placed: Placed) -> list[str]:
+    numbers = placed.cluster.hosts_of(np.asarray(placed.rank_map))
+    return [placed.cluster.hosts[number].name for number in numbers.tolist()]
+
+
+def device_order(placed: Placed) -> dict[str, tuple[int, ...]]:
+    """Return the devices of each host in the order of the positions on it, numbered as the host numbers them."""
+    cluster, ranks = placed.cluster, np.asarray(placed.rank_map)
+    device = np.empty(cluster.size, dtype=np.int64)
+    device[cluster.ranks] = np.arange(cluster.size)
+    found: dict[str, tuple[int, ...]] = {}
+    numbers = cluster.hosts_of(ranks)
+    for number in dict.fromkeys(numbers.tolist()):
+        before = sum(host.devices for host in cluster.hosts[:number])
+        found[cluster.hosts[number].name] = tuple((device[ranks[numbers == number]] - before).tolist())
+    return found
 
 
 def hostfile(placed: Placed) -> tuple[str, ...]:
