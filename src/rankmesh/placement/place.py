@@ -106,7 +106,7 @@ class Placed:
     links: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """Return what ``rankmesh place --json`` prints; ``devices`` are those of each host in the order of its positions."""
+        """Return what ``rankmesh place --json`` prints; ``devices``: of each host, in the order of its positions."""
         data = {
             "order": self.order,
             "rank_map": list(self.rank_map),
