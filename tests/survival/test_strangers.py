@@ -14,8 +14,8 @@ from tests.sweeping import ALL
 
 from rankmesh.launch.job_key import JobKey
 from rankmesh.survival import listener
+from rankmesh.survival.conversation import NONCE, SealedLines, new_nonce
 from rankmesh.survival.heartbeat import PING, Address, Heartbeat, exchange
-from rankmesh.survival.sealed import NONCE, SealedLines, new_nonce
 
 KEY, OTHER = JobKey("the key of the job of these tests"), JobKey("the key of another job of these tests")
 END = {"what": "end", "epoch": "0", "over": True, "suspects": [], "evicted": {"1": "by a stranger"}}

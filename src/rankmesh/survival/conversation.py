@@ -1,8 +1,16 @@
-"""A conversation with another process: one connection on which this process sends requests and receives replies.
+"""What travels on one connection between two processes that have the key of the job, and the end that sends requests.
 
 ```
-begin ── nonce comes ──> hello and request ── reply comes ──> the next request
+listener                                        client
+   nonce  ───────────────────────────────────>
+          <───────── seal(nonce of the client), seal(request)
+   seal(reply)  ─────────────────────────────>
+          <──────────────────────────────────── seal(request)  ...
 ```
+
+A sealed line is the HMAC of the tag before it and of its own text, then the text. Without the key nobody can write a
+line. No line can be repeated, left out or sent on another connection. Each end contributes a nonce, so a recorded
+connection cannot be played back to either of them.
 
 Nothing here waits: the caller polls ``socket`` for ``events`` and calls ``go_on``.
 """
@@ -10,18 +18,67 @@ Nothing here waits: the caller polls ``socket`` for ``events`` and calls ``go_on
 from __future__ import annotations
 
 import errno
+import json
+import secrets
 import selectors
 import socket
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from rankmesh.errors import ConnectError
 from rankmesh.launch.address import family_of
 from rankmesh.launch.job_key import JobKey
-from rankmesh.survival.sealed import LARGEST, NONCE, ForeignLine, Message, SealedLines, new_nonce
 
-__all__ = ["ENDED", "Address", "Conversation", "begun"]
+__all__ = ["ENDED", "LARGEST", "Address", "Conversation", "ForeignLine", "Message", "SealedLines", "begun", "new_nonce"]
 
-# Errors of a connection that show that nobody listens any more.
+# A request or a reply, as JSON data.
+Message = dict[str, Any]
+
+# Digits of a nonce, and of a tag.
+NONCE = 64
+# Bytes of one line: the members of 100,000 ranks fit.
+LARGEST = 1 << 20
+# Errors of a connection by which nobody listens, or something on the way rejects it.
 ENDED = (errno.ECONNREFUSED, errno.ECONNRESET)
+
+
+class ForeignLine(ConnectError):
+    """A line that no process with the key of this job wrote for this connection."""
+
+
+def new_nonce() -> bytes:
+    """Return 256 random bits, as hexadecimal digits."""
+    return secrets.token_hex().encode()
+
+
+class SealedLines:
+    """The lines of one connection in both directions, after the nonce of its listener.
+
+    >>> key = JobKey("an example of 32 characters or more")
+    >>> listener, client = SealedLines(key, b"0" * 64), SealedLines(key, b"0" * 64)
+    >>> line = client.seal({"what": "ping"})
+    >>> listener.open(line)
+    {'what': 'ping'}
+    >>> listener.open(line)
+    Traceback (most recent call last):
+    rankmesh.survival.conversation.ForeignLine: a line was not written with the key of this job
+    """
+
+    def __init__(self, key: JobKey, nonce: bytes) -> None:
+        self._key, self._before = key, nonce
+
+    def seal(self, message: object) -> bytes:
+        """Return a message, which is JSON data, as the next line of the connection."""
+        text = json.dumps(message).encode()
+        self._before = self._key.tag(self._before, text).encode()
+        return self._before + b" " + text + b"\n"
+
+    def open(self, line: bytes) -> object:
+        """Return the message of the next line; raise ``ForeignLine`` if it was not written with the key for here."""
+        tag, text = line[:NONCE], line[NONCE + 1 :].removesuffix(b"\n")
+        if not self._key.is_tag(tag.decode(errors="replace"), self._before, text):
+            raise ForeignLine("a line was not written with the key of this job")
+        self._before = tag
+        return json.loads(text)
 
 
 class Address(NamedTuple):

@@ -6,9 +6,9 @@ member 3 ──ping──> member 4        a reply: alive      closed or refused
 ```
 
 Each member listens at an address of the job, and a thread replies: a process replies while it computes or waits in a
-collective, not while it is stopped. It acts on lines of processes with the key of the job alone (``sealed``). A
-connection that is refused, there or at the process's liveness port, shows that the process has ended, as long as its
-host lives; a silence shows nothing.
+collective, not while it is stopped. It acts on lines of processes with the key of the job alone (``conversation``).
+Nobody waits for a process whose connections are refused, there or at its liveness port. That is no proof that it has
+ended: a firewall may refuse, too.
 """
 
 from __future__ import annotations
@@ -28,10 +28,9 @@ from typing import Literal
 from rankmesh.errors import ConnectError
 from rankmesh.launch.address import family_of
 from rankmesh.launch.job_key import JobKey
-from rankmesh.survival.conversation import ENDED, Address, Conversation, begun
+from rankmesh.survival.conversation import ENDED, Address, Conversation, Message, begun
 from rankmesh.survival.listener import LOOK, Listener
 from rankmesh.survival.liveness import LivenessPort
-from rankmesh.survival.sealed import Message
 
 __all__ = ["PING", "REPLY", "Address", "Heartbeat", "Message", "Presence", "exchange"]
 
@@ -144,7 +143,7 @@ class Heartbeat:
 
 
 class _Ended(Exception):
-    """The process at the other end has ended, as its ports show."""
+    """The process at the other end has ended, as its ports suggest."""
 
 
 class _Watch:

@@ -6,10 +6,9 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 
 from rankmesh.rendezvous import Outcome
-from rankmesh.survival.conversation import Address
+from rankmesh.survival.conversation import Address, Message
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.members import Members
-from rankmesh.survival.sealed import Message
 
 __all__ = ["Contact", "Newcomers", "addresses"]
 

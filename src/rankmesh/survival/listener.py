@@ -22,14 +22,14 @@ from dataclasses import dataclass
 from typing import Any
 
 from rankmesh.launch.job_key import JobKey
-from rankmesh.survival.sealed import LARGEST, LARGEST_HELLO, ForeignLine, Message, SealedLines, new_nonce
+from rankmesh.survival.conversation import LARGEST, ForeignLine, Message, SealedLines, new_nonce
 
 __all__ = ["Listener"]
 
 _log = logging.getLogger("rankmesh.survival")
 
-# Connections that have not shown yet that they have the key, and the seconds that they have for it.
-_UNKNOWN, _HELLO = 512, 10.0
+# Connections that have not shown yet that they have the key, the seconds that they have for it, and the bytes.
+_UNKNOWN, _HELLO, _LARGEST_HELLO = 512, 10.0, 256
 # Seconds in which a client reads its reply.
 _READS = 30.0
 # Seconds that one look for readable connections lasts.
@@ -109,7 +109,7 @@ class Listener:
                 while client.to_send:
                     client.to_send = client.to_send[client.connection.send(client.to_send) :]
                 line, newline, rest = client.received.partition(b"\n")
-                if len(line) > (LARGEST if client.known else LARGEST_HELLO):
+                if len(line) > (LARGEST if client.known else _LARGEST_HELLO):
                     raise ForeignLine("a line is too long")
                 if newline:
                     client.received = rest

@@ -1,7 +1,7 @@
 """Who may still arrive at the end of an epoch: what members reply that are asked where they are.
 
 ```
-a reply in this epoch      it may arrive             gone, as its port is closed      it does not
+a reply in this epoch      it may arrive             gone, as its ports refuse        it does not
 a reply in a later one     the others went on        no reply for the timeout         it does not
                                                      evicted, whatever it replies     it does not
 ```
@@ -45,7 +45,7 @@ class Probe:
         return isinstance(self._last[member], dict)
 
     def gone(self, member: int) -> bool:
-        """Whether the process of a member has ended for certain."""
+        """Whether the ports of a member refuse connections."""
         return self._last.get(member) == "gone"
 
     def went_on(self, member: int) -> bool:
