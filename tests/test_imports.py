@@ -7,9 +7,11 @@ from pathlib import Path
 import rankmesh
 
 
-def loaded_by(code, package="rankmesh"):
-    """The modules of a package that a fresh interpreter has loaded after running ``code``."""
-    code += f"; import sys; print(*(name for name in sys.modules if name.partition('.')[0] == {package!r}))"
+def loaded_by(code, *packages):
+    """The modules of some packages, ours by default, that a fresh interpreter has loaded after running ``code``."""
+    code += (
+        f"; import sys; print(*(name for name in sys.modules if name.partition('.')[0] in {packages or ['rankmesh']}))"
+    )
     return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout.split()
 
 
@@ -22,11 +24,11 @@ def test_import_loads_what_a_plan_needs():
 
 
 def test_going_live_loads_no_sharded_tensors():
-    """One rank: connecting, surviving and simulating load neither DTensor nor the compiler, a third of torch's time."""
+    """One rank: connecting, surviving and simulating load neither DTensor, the compiler nor IDNA."""
     code = "import rankmesh as rm, rankmesh.sim, rankmesh.survival, rankmesh.debug.watch; rm.init(); rm.connect('dp=*')"
-    loaded = set(loaded_by(code, "torch"))
+    loaded = set(loaded_by(code, "torch", "encodings"))
     assert "torch.distributed" in loaded
-    assert not loaded & {"torch.distributed.tensor", "torch._dynamo"}
+    assert not loaded & {"torch.distributed.tensor", "torch._dynamo", "encodings.idna"}
 
 
 def test_type_checkers_see_what_is_loaded_later():

@@ -32,7 +32,7 @@ from torch.distributed import Store  # type: ignore[attr-defined]  # absent from
 
 from rankmesh.core.local_ranks import LocalRank, contradictions
 from rankmesh.errors import AgreementError, ConnectError, StoreLost, first_of, in_words
-from rankmesh.launch.address import is_local
+from rankmesh.launch.address import addresses_of, is_local
 from rankmesh.launch.started import Launch
 from rankmesh.rendezvous import Arrivals, Codec, Outcome, Proposal, Round, StoreChannel
 from rankmesh.rendezvous.gather import or_missing
@@ -104,11 +104,11 @@ def loopback_address() -> str:
     if os.environ.get("GLOO_SOCKET_IFNAME"):
         return ""
     try:
-        found = socket.getaddrinfo(socket.gethostname(), None, type=socket.SOCK_STREAM)
+        found = addresses_of(socket.gethostname())
     except OSError:
         found = []
     # What gloo does: the first address of this host, and the loopback address where there is none.
-    address = next((str(place[0]) for family, *_, place in found if is_local(family, place)), "127.0.0.1")
+    address = next((str(place[0]) for family, place in found if is_local(family, place)), "127.0.0.1")
     return address if ip_address(address.partition("%")[0]).is_loopback else ""
 
 

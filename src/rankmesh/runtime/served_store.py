@@ -27,7 +27,7 @@ from typing import Any
 from torch.distributed import HashStore, Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.errors import ConnectError, first_line
-from rankmesh.launch.address import family_of, is_local, resolved
+from rankmesh.launch.address import addresses_of, family_of, is_local, name_of, resolved
 from rankmesh.launch.started import Launch
 from rankmesh.launch.table import MPI
 from rankmesh.rendezvous.waiting import submit
@@ -160,8 +160,7 @@ def _resolve(launch: Launch, end: float) -> Launch:
 
 def _is_here(launch: Launch) -> bool:
     """Whether the rendezvous address is one of this host's."""
-    places = socket.getaddrinfo(launch.address, 0, type=socket.SOCK_STREAM)
-    return any(is_local(family, place) for family, _, _, _, place in places)
+    return any(is_local(family, place) for family, place in addresses_of(launch.address, 0))
 
 
 def _await_server(launch: Launch, end: float) -> None:
@@ -174,7 +173,8 @@ def _await_server(launch: Launch, end: float) -> None:
 
 def _refused(launch: Launch) -> str | None:
     try:
-        socket.create_connection((launch.address, launch.port), timeout=_KNOCK).close()
+        place = name_of(launch.address), launch.port
+        socket.create_connection(place, timeout=_KNOCK).close()  # type: ignore[arg-type]  # it takes bytes, too
     except (OSError, UnicodeError) as error:
         return getattr(error, "strerror", None) or first_line(error)
     return None
@@ -197,7 +197,7 @@ def _local_address() -> str:
     """By which the other hosts reach this one: its name where that is more than the loopback, else its address."""
     name = socket.gethostname()
     try:
-        places = {place[4][0] for place in socket.getaddrinfo(name, None, type=socket.SOCK_STREAM)}
+        places = {place[0] for _, place in addresses_of(name)}
     except OSError:
         places = set()
     if places and not all(str(place).startswith(("127.", "::1")) for place in places):
