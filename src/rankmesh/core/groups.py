@@ -250,7 +250,7 @@ class Groups(Sequence[Group]):
         return _frozen(self.array_of(self.bases.values()))
 
     def array_of(self, bases: IntArray) -> IntArray:
-        """Return the groups whose bases these are, ``(groups, size)``; a level cuts those of each base into pieces."""
+        """Return the groups of some bases, ``(groups, size)``; a level cuts each into pieces."""
         members = self.members.values()
         if self.level is not None:
             stride, width = self.level

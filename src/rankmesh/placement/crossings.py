@@ -75,14 +75,14 @@ def crossings(groups: Groups, cluster: Cluster | int, level: str | None = None) 
     if groups.size == 1:
         return Crossings(len(groups), crossing=0, nodes=1, hops=0)
     number = cluster.host_level if level is None else cluster.level(level)
-    ranks, alike = _one_of_each(groups, cluster, number)
+    ranks, counts = _one_of_each(groups, cluster, number)
     units = cluster.units_of(number, ranks)
     between = hops(units)
     ordered = np.sort(units, axis=1)
     touched = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
     return Crossings(
         groups=len(groups),
-        crossing=int(alike[touched > 1].sum()),
+        crossing=int(counts[touched > 1].sum()),
         nodes=int(touched.max()),
         hops=int((between[0] != between[1]).sum(axis=1).max()),
     )
