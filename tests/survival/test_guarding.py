@@ -1,6 +1,7 @@
 """A guarded job repeats the steps after a difference, and judges: a machine's fault, the program's, or not known."""
 
 import logging
+from contextlib import suppress
 from copy import deepcopy
 
 import pytest
@@ -9,6 +10,7 @@ import torch.distributed as dist
 from tests.guard.faults import FAULTS, LAYOUT, Trainer
 from tests.sweeping import every
 from torch import nn
+from torch.nn.parallel import DistributedDataParallel
 
 import rankmesh as rm
 from rankmesh import sim
@@ -327,6 +329,42 @@ def _process(me, fault):
     except rm.RankmeshError as error:
         return f"{type(error).__name__}: {error}", found
     return result, found
+
+
+def _replicated(me, way, lost):
+    me.launched()
+
+    def train(job):
+        torch.manual_seed(0)
+        model = nn.Sequential(nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 64), nn.Tanh(), nn.Linear(64, 8))
+        group, unused = job.groups["dp"].pg, way == "unused"
+        ddp = DistributedDataParallel(model, process_group=group, bucket_cap_mb=0.02, find_unused_parameters=unused)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.01)
+        if way == "one pass before":
+            ddp(torch.zeros(4, 64)).sum().backward()
+            optimizer.zero_grad()
+        job.hold(model=model, optimizer=optimizer)
+        for step in range(job.step, 6):
+            if (me.rank, step) == (1, 3) and lost:
+                raise ValueError("a fault")
+            torch.manual_seed(100 * step + job.rank)
+            ddp(torch.randn(16, 64)).square().mean().backward()
+            optimizer.step()
+            optimizer.zero_grad()
+            job.commit(step + 1)
+        return [one.tolist() for one in model.parameters()]
+
+    with suppress(ValueError):
+        return rm.survive(train, "dp=3", spares=1)
+
+
+@pytest.mark.long
+@pytest.mark.parametrize("way", ["unused", "one pass before"])
+def test_buckets_of_a_replicated_model(outcomes, way):
+    """3 ranks and a spare with DDP: bit-equal after a loss if its buckets do not change between two training steps."""
+    right, values = ([one.value for one in outcomes(4, _replicated, way, lost, world=None)] for lost in (False, True))
+    assert [values[0], values[2], values[3]] == right[:3]
+    assert values[1] is None
 
 
 @pytest.mark.long

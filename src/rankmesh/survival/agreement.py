@@ -101,7 +101,7 @@ class Report:
 class EpochEnd:
     """The epoch that ends, the last of ``history``; ``suspects`` and ``evicted`` may grow meanwhile.
 
-    ``raised`` are the errors for which members were lost, by coordinate, and those of the epoch before also by step.
+    ``raised`` are the errors for which members were lost, by coordinate, and by step too for the epoch before.
     ``before`` is the epoch to whose layout all go back if the program fails in this one before a rank has committed,
     None if there is none. ``refused`` are the layouts from which they went back, by digest, with the reason.
     """
@@ -137,7 +137,7 @@ def conclude(
 
     ``history`` has the members of this epoch, and of those before of which there may be snapshots; ``gone`` are the
     members that did not arrive and whose ports refuse connections, which is no proof that they have ended. ``raised``,
-    ``before`` and ``refused`` are those of ``EpochEnd``. The outcome's ``ranks`` are the members that are lost, its
+    ``before`` and ``refused`` are as in ``EpochEnd``. The outcome's ``ranks`` are the members that are lost, its
     ``value`` is what follows.
     """
     members = history[epoch]
