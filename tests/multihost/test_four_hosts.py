@@ -96,7 +96,7 @@ def test_two_halves_after_a_loss(hosts):
 @pytest.mark.parametrize(
     ("parts", "going_on"),
     every(
-        6,
+        2,
         [
             ("reject 0|123", {1, 2, 3}),  # rank 0 alone
             ("reject 01|23", {0, 1}),

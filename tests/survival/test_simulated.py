@@ -1,6 +1,7 @@
 """rm.survive on simulated ranks that are lost: the results of a run without loss, in any order, at any size."""
 
 import errno
+import logging
 import statistics
 import time
 from collections import Counter
@@ -91,6 +92,19 @@ LOSSES = {
     "a spare and a rank at once": {9: 3, 5: 3},
     "a spare that took over": {3: 2, 8: 4},
 }
+
+
+def test_every_member_logs_why_another_one_is_left_out(caplog):
+    """As a warning on the lowest member that is left, as information on the others, a spare that waits included."""
+    with caplog.at_level(logging.INFO, "rankmesh.survival"):
+        survived(4, {0: 2}, layout="tp=1,pp=1,dp=2", spares=2)
+    records = [record for record in caplog.records if record.name == "rankmesh.survival"]
+    lines = {(record.levelname, record.getMessage()) for record in records}
+    why = (
+        "rankmesh: epoch 1 goes on without member 0 (evidence: its process has ended, as member 1 on its host reports)"
+    )
+    assert lines == {("WARNING", why), ("INFO", why)}
+    assert len(records) == 3
 
 
 @pytest.mark.few(4)

@@ -147,7 +147,7 @@ def conclude(
     announced = any(report.over for report in reports.values())
     if len(returned) == len(there) and (announced or len(there) == len(members.ranks)):
         return Outcome(value={"over": True})
-    ended = {member: by for by, report in sorted(reports.items()) for member in report.ended if member in absent}
+    ended = {one: by for by in sorted(reports, reverse=True) for one in reports[by].ended if one in absent}
     alive = sorted(set(members.all).difference(ended))
     if not may_go_on(reports, alive):
         part = "fewer than half" if 2 * len(reports) < len(alive) else f"half, but not the one with member {alive[0]}"
