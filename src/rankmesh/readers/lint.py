@@ -10,8 +10,8 @@ one that cannot be read has a note. Each run of a script, and of a container, is
 ```
 
 >>> linted = lint_text("dp: 2\ntensor_model_parallel_size: 3\nnum_attention_heads: 32\n", "run.yaml")
->>> print(linted.findings[0])
-run.yaml:2: heads tensor_model_parallel_size = 3 does not divide num_attention_heads = 32 (line 3); \
+>>> print(linted.findings[0])  # doctest: +NORMALIZE_WHITESPACE
+run.yaml:2: heads tensor_model_parallel_size = 3 does not divide num_attention_heads = 32 (line 3);
 fix: tensor_model_parallel_size: 2
 """
 
