@@ -202,7 +202,7 @@ $(VENV)/torch-%/.installed: pyproject.toml constraints.txt
 launchers:
 	@tests/launchers/install.sh
 
-$(VENV)/.installed-launchers: launchers $(VENV)/.installed-test
+$(VENV)/.installed-launchers: $(VENV)/.installed-test | launchers
 	$(PIP) -e '.[launchers]'
 	@touch $@
 
@@ -211,7 +211,7 @@ $(VENV)/.installed-launchers: launchers $(VENV)/.installed-test
 chromium:
 	@tests/browser/install.sh
 
-$(VENV)/.installed-browser: chromium $(VENV)/.installed-test
+$(VENV)/.installed-browser: $(VENV)/.installed-test | chromium
 	$(PIP) -e '.[browser]'
 	@touch $@
 

@@ -1,6 +1,6 @@
 """Files from anybody: whatever they hold, a reader answers with a value or an error of ours, soon and in little memory.
 
-Each is read by every reader that could take it: 150 files by themselves, 1,500 with ``make test-sweeps``, 20,000 with
+Each is read by every reader that could take it: 60 files by themselves, 1,500 with ``make test-sweeps``, 20,000 with
 ``make test-sweeps SWEEP=all``.
 """
 
