@@ -121,7 +121,15 @@ test-peers: $(VENV)/.installed-peers-$(PEERS)  ## compare with other systems' ow
 	@RANKMESH_PEERS=$(VENV)/peers $(PYTEST) -n $(JOBS) --dist load --timeout 400 $(if $(filter few,$(PEERS)),-m 'not nightly') tests/peers $(ENGINES)/tests \
 		'tests/watch/test_switch.py::test_unmodified_programs[accelerate-late]' 'tests/watch/test_switch.py::test_unmodified_programs[deepspeed-absent]' $(ARGS)
 
-install: $(VENV)/.installed-lint $(VENV)/.installed-notebook $(VENV)/.installed-launchers $(VENV)/.installed-browser  ## install what lint and tests need (root: Debian's programs too)
+install: launchers chromium packages  ## install what lint and tests need (root: Debian's programs too)
+
+# All at once, which is quicker than extra by extra.
+.PHONY: packages
+packages: $(VENV)/.installed
+	$(PIP) -e '.[lint,examples,testing,test,notebook,launchers,browser]'
+	$(PIP) --no-deps $(BESIDE)
+	@touch $(VENV)/.installed-test
+	@touch $(addprefix $(VENV)/.installed-,lint notebook launchers browser)
 
 downloads: $(VENV)/.installed-peers-all $(VENV)/torch-$(TORCH)/.installed $(VENV)/torch-$(OLD_TORCH)/.installed  ## what test-peers and test-torch need beside it (up to 7 GB)
 
@@ -180,9 +188,10 @@ $(VENV)/.installed-dist: $(VENV)/.installed-test
 	@touch $@
 
 # Others' code that tests run beside ours: what is asked of it, ranks and groups, needs none of its dependencies.
+BESIDE = '$(call pin,megatron-core)' '$(call pin,fairscale)' '$(call pin,nanotron)'
 $(VENV)/.installed-test: $(VENV)/.installed
 	$(PIP) -e '.[test]'
-	$(PIP) --no-deps '$(call pin,megatron-core)' '$(call pin,fairscale)' '$(call pin,nanotron)'
+	$(PIP) --no-deps $(BESIDE)
 	@touch $@
 
 $(VENV)/.installed-notebook: $(VENV)/.installed-test
