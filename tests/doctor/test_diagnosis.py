@@ -8,7 +8,8 @@ import rankmesh as rm
 from rankmesh.debug.doctor import diagnose
 from rankmesh.debug.doctor.diagnosis import report
 from rankmesh.debug.doctor.history import history_of
-from rankmesh.debug.doctor.order import departure, divergences
+from rankmesh.debug.doctor.order import divergences
+from rankmesh.debug.doctor.parting import departure
 
 TP, DP = {}, {}
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
@@ -191,7 +192,7 @@ def test_crosswise():
     recorded = job(lambda rank: [call((DP if rank in (0, 3) else TP)[rank][0], 1, done=False)])
     result = diagnose(recorded)
     assert [(cause.cause, cause.ranks) for cause in result.causes] == [("crosswise", (0, 1, 2, 3))]
-    assert "rank 0 in all_reduce, call 1 of dp@tp0 for rank 2" in result.verdict
+    assert "4 ranks wait in a cycle. rank 0 waits for 2 in all_reduce, call 1 of dp@tp0; rank 2 waits" in result.verdict
 
 
 def test_stuck():
@@ -262,7 +263,8 @@ def test_lines_are_compared_where_both_have_them():
     without = [call(WORLD, 1), call(WORLD, 2, "broadcast"), call(WORLD, 3)]
     documents = {0: document(with_lines, {WORLD: (0, 1)}), 1: document(without, {WORLD: (0, 1)})}
     history = history_of(recordings(documents))
-    group, number, _ = departure(history, 1, (0, 1))
+    (group,) = history.tracks
+    group, number, _ = departure(history, 1, group)
     assert (group.label, number) == ("world", 2)
 
 

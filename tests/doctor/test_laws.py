@@ -2,8 +2,10 @@
 
 import random
 from collections import Counter
+from itertools import islice
 
 import pytest
+from tests.doctor.planted import Planted
 from tests.doctor.programs import Program, Run
 
 import rankmesh as rm
@@ -63,3 +65,17 @@ def test_what_programs_do_after_a_call_has_failed_accuses_nobody(mistake, goes_o
         found = diagnose(run.recorded(live=False))
         assert found.causes, run.made
         assert found.at_fault in ((), (culprit,)), (found.verdict, run.made)
+
+
+@pytest.mark.parametrize("mistake", ["extra", "missing", "different", "repeated", "group"])
+def test_the_rank_with_a_planted_call_is_named_or_nobody(mistake):
+    """4 to 8 ranks, equal sizes, one or two threads: of 67 jobs that hang, at most 3 are of an unknown culprit."""
+    hanging = (job for job in (Planted(seed, mistake) for seed in range(1000)) if job.hangs)
+    known = 0
+    for number, job in enumerate(islice(hanging, 67)):
+        found = diagnose(job.recorded(stacks=number % 3 > 0))
+        assert found.causes, job.made
+        is_named = found.causes[0].ranks == (job.culprit,)
+        assert is_named or (found.at_fault == () and found.causes[0].cause == "crosswise"), (found.verdict, job.made)
+        known += is_named
+    assert known >= (64 if mistake != "group" else 40)

@@ -16,7 +16,6 @@ import time
 from pathlib import Path
 
 import torch
-import torch._inductor.standalone_compile  # what names frames: loaded once, before the fork
 import torch.distributed as dist
 from tests.hangs import programs
 from tests.hangs.programs import ones

@@ -17,7 +17,6 @@ from datetime import timedelta
 from pathlib import Path
 
 import torch
-import torch._inductor.standalone_compile  # what names frames: loaded once, before the fork
 import torch.distributed as dist
 from tests.sockets import free_port
 

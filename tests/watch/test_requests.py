@@ -31,9 +31,6 @@ class _Recorder:
         about = {"rank": self.rank, "reason": reason, "ended": ended, "time_ns": 1}
         return {"version": "2.10", "entries": [], "rankmesh": about}
 
-    def with_lines(self, document):
-        return document
-
     def unresponsive(self, rank, look):
         about = {"rank": rank, "state": look.state, "alive": look.alive, "time_ns": 1}
         return {"version": "2.10", "entries": [], "rankmesh": about}

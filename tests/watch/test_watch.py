@@ -11,6 +11,8 @@ import logging
 import os
 import re
 import signal
+import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -27,7 +29,6 @@ from tests.sockets import descriptors
 from tests.torch_lacks import listed_keys
 
 import rankmesh as rm
-from rankmesh.backend import recorder
 from rankmesh.backend.default import default_group
 from rankmesh.debug import watch
 from rankmesh.debug.doctor import doctor
@@ -108,27 +109,26 @@ def test_half_of_the_timeout(ranks, tmp_path):
     assert "_steps" in result[0]["lines"][0]
 
 
-def _names_lines_slowly(me, folder):
-    """A hang in a program that has not yet loaded what names lines: that takes until the calls have timed out."""
-    recorded = recorder.recorded
+_READS_LINES = """
+import sys, torch, torch.distributed as dist
+from rankmesh.backend import recorder
+from rankmesh.debug.doctor.reader import parsed
+dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
+def step(): dist.all_reduce(torch.ones(1))
+step()
+before = parsed(recorder.recorded()[0])["entries"][-1]["frames"]
+print([frame["name"] for frame in before][-2:], "torch._inductor" in sys.modules, "_inductor" in vars(torch))
+config = recorder._Compiler("torch._inductor").config
+print(before == parsed(recorder.recorded()[0])["entries"][-1]["frames"], config is torch._inductor.config)
+"""
 
-    def slowly(*, frames=True):
-        time.sleep(6 if frames else 0)
-        return recorded(frames=frames)
 
-    recorder.recorded, recorder.frames_are_ready = slowly, lambda: False
-    return _hang(me, folder, (3, "loops"))
-
-
-def test_lines_are_added_to_what_the_diagnosis_was_made_of(ranks, tmp_path):
-    """4 ranks whose lines are there when gloo has given up: recordings say what they said, and the doctor agrees."""
-    result = ranks(4, _names_lines_slowly, str(tmp_path), timeout=10)
-    assert doctor(tmp_path).verdict == result[0]["verdict"]
-    assert "_steps" in result[0]["lines"][0]
-    waiting = _recording(tmp_path, 0)
-    assert [entry["retired"] for entry in waiting["entries"]] == [True] * 3 + [False]
-    assert all("_steps" in json.dumps(waiting["stacks"][entry["frames"]]) for entry in waiting["entries"])
-    assert waiting["rankmesh"]["in_call"]["operation"] == "all_reduce"
+def test_lines_cost_no_compiler():
+    """1 rank: calls have their lines before torch has loaded its compiler, which takes seconds, and after."""
+    environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "10"}
+    command = [sys.executable, "-c", _READS_LINES]
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    assert printed.stdout.splitlines() == ["['step', '<module>'] False False", "True True"]
 
 
 def _differs(me, folder, what):
@@ -395,7 +395,6 @@ def _leaves_nothing(me, folder, host):
         return {"keys": keys, "places": places, "threads": threads, "handles": _handles(), "handler": handler}
 
     states = []
-    recorder.recorded()  # what names frames is loaded once, which can take longer than a watch waits at its end
     with watch.start(folder, timeout=60) as here:
         _steps()
         here.ask("a test")

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import sys
-from contextlib import suppress
-from types import FrameType
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from types import FrameType, ModuleType
 from typing import Any
 
+import torch
 import torch._C._distributed_c10d as c10d_native
 import torch.distributed as dist
 from torch.distributed import distributed_c10d as c10d
@@ -15,7 +18,6 @@ from torch.distributed import distributed_c10d as c10d
 __all__ = [
     "call_facts",
     "calls_made",
-    "frames_are_ready",
     "group_in_creation",
     "last_call",
     "recorded",
@@ -24,11 +26,37 @@ __all__ = [
 ]
 
 
-def recorded(*, frames: bool = True) -> tuple[bytes, ...]:
+def recorded() -> tuple[bytes, ...]:
     """Return the pickles of torch's flight recorders: gloo's and, in a torch with NCCL, NCCL's."""
     nccl = getattr(c10d_native, "_dump_nccl_trace", None)
-    generic = c10d_native._dump_fr_trace(True, frames, False)  # type: ignore[attr-defined]
-    return (generic,) if nccl is None else (generic, nccl(True, frames, False))
+    with _compiler_left_out():
+        generic = c10d_native._dump_fr_trace(True, True, False)  # type: ignore[attr-defined]
+        return (generic,) if nccl is None else (generic, nccl(True, True, False))
+
+
+class _Compiler(ModuleType):
+    """What ``torch._inductor`` is until it is loaded: any name in it but ``codecache`` loads it."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name == "codecache" and "torch._inductor.codecache" not in sys.modules:
+            raise AttributeError(name)
+        return getattr(importlib.import_module("torch._inductor"), name)
+
+
+@contextmanager
+def _compiler_left_out() -> Iterator[None]:
+    """Keep torch from loading its compiler, which takes seconds, to name the frames of code that it has compiled.
+
+    A program that has loaded the compiler, or loads it meanwhile, keeps it.
+    """
+    stub = None if "_inductor" in vars(torch) else _Compiler("torch._inductor")
+    if stub is not None:
+        torch._inductor = stub
+    try:
+        yield
+    finally:
+        if stub is not None and vars(torch).get("_inductor") is stub:
+            del torch._inductor
 
 
 def under_way() -> list[dict[str, Any]]:
@@ -79,11 +107,6 @@ def _calls_made(pg: dist.ProcessGroup) -> int:
 def last_call() -> int:
     """When this rank made the last call that the recorders have, in nanoseconds since the epoch; 0 for none."""
     return max((int(entry["time_created_ns"]) for entry in _calls_kept(active=False)), default=0)
-
-
-def frames_are_ready() -> bool:
-    """Whether frames can be had at once: to name them torch loads its compiler first, which takes seconds."""
-    return "torch._inductor.standalone_compile" in sys.modules
 
 
 def call_facts(frame: FrameType) -> dict[str, str | int]:

@@ -20,7 +20,8 @@ from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, history_of
 from rankmesh.debug.doctor.nccl import NcclLog, findings_of_nccl
-from rankmesh.debug.doctor.order import departure, divergences
+from rankmesh.debug.doctor.order import divergences
+from rankmesh.debug.doctor.parting import departure
 from rankmesh.debug.doctor.ras import Report, contradictions, findings_of_reports
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
@@ -49,6 +50,7 @@ class Diagnosis:
     """What hangs: the causes, the first one first, and the ranks that wait; ``notes`` are on what was not read.
 
     ``findings`` are of reports, logs, stacks and errors: they explain a hang of which no recording has the cause.
+    ``watched`` is the diagnosis that the watch made of these recordings while the job ran, "" for none.
     """
 
     causes: tuple[Cause, ...]
@@ -58,6 +60,7 @@ class Diagnosis:
     history: History
     waits: Waits
     findings: tuple[Finding, ...] = ()
+    watched: str = ""
 
     @property
     def verdict(self) -> str:
@@ -67,12 +70,15 @@ class Diagnosis:
                 first = self.findings[0]
                 return f"{first.cause}: {first.evidence} ({first.confidence})"
             if self.waiting:
-                return f"{in_words(self.waiting)} wait, and nothing in these recordings says for what"
+                waits = "waits" if len(self.waiting) == 1 else "wait"
+                return f"{in_words(self.waiting)} {waits}, and nothing in these recordings shows for which rank"
             if failed := {rank: found.failure for rank, found in self.history.recordings.items() if found.failure}:
                 error = next(iter(failed.values()))
                 return f"no rank waits, but {in_words(sorted(failed))} failed ({error}); the cause is not known"
             if not any(map(self.history.has, self.history.recordings)):
                 return "no rank left a recording: the cause is not known"
+            if self.watched:
+                return f"no rank waits any more; while the job ran the watch found: {self.watched}"
             return "no rank waits: nothing in these recordings hangs"
         cause, same = self.causes[0], self._first_kind
         ranks = _ranks_of(same)
@@ -96,12 +102,17 @@ class Diagnosis:
 
     @property
     def at_fault(self) -> tuple[int, ...]:
-        """The ranks without which the others would go on; none where ranks wait for each other, or nobody knows."""
+        """The ranks without which the others would go on; none where ranks wait for each other, or nobody knows.
+
+        Where the most of a group have not made a call, they are late, or the others made it by mistake.
+        """
         same = self._first_kind
         kind = same[0].cause if same else ""
-        if kind in _DIVERGED and all(2 * len(cause.ranks) < len(cause.group.members) for cause in same):
-            return tuple(_ranks_of(same))
-        return tuple(_ranks_of(same)) if kind in _OF_A_RANK else ()
+        shares = [(len(cause.ranks), len(cause.group.members)) for cause in same]
+        is_minority = all(2 * ranks < members for ranks, members in shares)
+        is_half = all(2 * ranks <= members for ranks, members in shares)
+        named = kind == "dead" or (kind in _OF_A_RANK and is_half) or (kind in _DIVERGED and is_minority)
+        return tuple(_ranks_of(same)) if named else ()
 
     @property
     def _first_kind(self) -> list[Cause]:
@@ -154,7 +165,7 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
     )
     findings, disagreements = merged(every, {rank: place.site for rank, place in known.items() if place.site})
     notes = (*found.notes, *contradictions(reports, found.recordings), *disagreements)
-    return replace(diagnosis, findings=findings, world_size=size, notes=notes)
+    return replace(diagnosis, findings=findings, world_size=size, notes=notes, watched=found.watched)
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
@@ -184,7 +195,7 @@ def _with_departure(history: History, cause: Cause) -> Cause:
     """Add to a cause the first call by which its rank left the order of the group's members, if that is another."""
     if cause.cause not in _LEFT_THE_ORDER or len(cause.ranks) != 1:
         return cause
-    found = departure(history, cause.ranks[0], cause.group.members)
+    found = departure(history, cause.ranks[0], cause.group)
     if found is None or found[:2] == (cause.group, cause.call):
         return cause
     return replace(cause, evidence=f"{cause.evidence}; {found[2]}")

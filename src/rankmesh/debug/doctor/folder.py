@@ -17,13 +17,15 @@ from __future__ import annotations
 import os
 import re
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import chain
 from pathlib import Path
 from typing import TypeVar
 
+from rankmesh.core.documents import Unreadable, parse_json, read_text
 from rankmesh.debug.doctor.failures import Failure, failures_of
 from rankmesh.debug.doctor.nccl import NcclLog, nccl_log_of
 from rankmesh.debug.doctor.ras import Report, is_report, read_report
@@ -49,6 +51,10 @@ _SHOWN, _DEPTH, _FILES = 4, 6, 1 << 16
 _KNOWN = "reports of ncclras, logs with lines of torch's watchdog or of NCCL, dumps of stacks, errors of torchrun"
 
 
+# What a watch writes beside its recordings: its diagnosis, and that as metrics.
+DIAGNOSIS = "verdict.json"
+_OURS = (DIAGNOSIS, "rankmesh.prom")
+
 # What is read of a report or a text.
 Evidence = Report | Log | Place | Failure | NcclLog
 _Kind = TypeVar("_Kind", bound=Evidence)
@@ -59,12 +65,14 @@ class Found:
     """The recordings of one job by rank, all other evidence, and notes on what was left out.
 
     ``size``: how many ranks the job has at least, by the ranks in names of files, even of files without evidence.
+    ``watched`` is the diagnosis that a watch left beside its recordings.
     """
 
     recordings: dict[int, Recording]
     notes: tuple[str, ...] = ()
     evidence: tuple[Evidence, ...] = ()
     size: int = 0
+    watched: str = ""
 
     def of(self, kind: type[_Kind]) -> list[_Kind]:
         """Return the evidence of a kind."""
@@ -121,7 +129,8 @@ def read_paths(paths: Sequence[Path]) -> Found:
                 evidence[file] = _evidence(file)
             except RecordingError as error:
                 notes.append(str(error))
-    unused = [file for file in files if not (evidence.get(file) or file in earlier or file.is_report)]
+    ours = {file: evidence.get(file, ()) for file in files if file.path.name in _OURS}
+    unused = [file for file in files if not (evidence.get(file) or file in earlier or file.is_report or file in ours)]
     recordings, refused = read_files([(file.path, file.rank) for file in unused if file.is_named])
     notes += refused
     if earlier:
@@ -131,7 +140,8 @@ def read_paths(paths: Sequence[Path]) -> Found:
     found = chosen(recordings, notes) if recordings else Found({}, tuple(notes))
     if recordings or any(evidence.values()):
         size = max((rank + 1 for file in files if (rank := origin_of(file.path).rank) is not None), default=0)
-        return replace(found, evidence=tuple(chain.from_iterable(evidence.values())), size=size)
+        watched = _watched([file.path for file in ours], found.recordings)
+        return replace(found, evidence=tuple(chain.from_iterable(evidence.values())), size=size, watched=watched)
     where, why = ", ".join(repr(str(path)) for path in paths[:4]), f"; {notes[0]}" if notes else ""
     raise RecordingError(
         f"{where} holds no recording that can be read{why}; a recording is a file of torch's flight recorder whose "
@@ -139,6 +149,18 @@ def read_paths(paths: Sequence[Path]) -> Found:
         path=str(paths[0]) if paths else "",
         refused=tuple(notes),
     )
+
+
+def _watched(paths: Sequence[Path], recordings: Mapping[int, Recording]) -> str:
+    """Return the diagnosis that the watch of these recordings left, "" for none."""
+    sessions = {recording.session for recording in recordings.values()} - {""}
+    for path in paths:
+        if path.name == DIAGNOSIS:
+            with suppress(OSError, Unreadable):
+                about = parse_json(read_text(path))
+                if isinstance(about, dict) and sessions and about.get("session", min(sessions)) in sessions:
+                    return str(about.get("verdict", ""))[:4000]
+    return ""
 
 
 def _evidence(file: _File) -> tuple[Evidence, ...]:

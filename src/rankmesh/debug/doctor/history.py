@@ -24,9 +24,11 @@ time longer since the call before, by its own clock.
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from itertools import combinations
+from operator import itemgetter
 
 import numpy as np
 
@@ -110,6 +112,41 @@ class History:
     numbers: dict[Hashable, int] = field(default_factory=dict)
 
     @cached_property
+    def orders(self) -> Mapping[Hashable, Hashable]:
+        """One family for all families whose calls are in one order, as some thread makes calls in each of them.
+
+        ```
+        main thread   tp dp tp dp      tp and dp are in one order
+        another one   metrics          the order of which to tp and dp is by chance
+        ```
+        """
+        order: dict[Hashable, Hashable] = {family: family for family in self.families}
+
+        def join(families: Collection[Hashable]) -> None:
+            joined = {order[family] for family in families}
+            if len(joined) > 1:
+                first = next(order[family] for family in order if order[family] in joined)
+                order.update({family: first for family, one in order.items() if one in joined})
+
+        threads = []
+        for rank, recording in self.recordings.items():
+            calls = ((t, recording.group[recording.thread == t]) for t in np.unique(recording.thread).tolist())
+            of_rank = [{self.group_of[rank, g].family for g in np.unique(groups).tolist()} for _, groups in calls]
+            threads += [of_rank] if len(of_rank) > 1 else []
+            for families in of_rank:
+                join(families)
+        # Families that no rank has on two threads are in one order, too.
+        apart = {
+            frozenset((order[next(iter(one))], order[next(iter(other))]))
+            for of_rank in threads
+            for one, other in combinations(of_rank, 2)
+        }
+        for one, other in combinations(list(dict.fromkeys(order.values())), 2):
+            if frozenset((order[one], order[other])) not in apart:
+                join((one, other))
+        return order
+
+    @cached_property
     def families(self) -> Mapping[Hashable, Sequence[KnownGroup]]:
         """The groups that have calls by their family."""
         return grouped((group.family, group) for group in self.tracks)
@@ -164,15 +201,37 @@ class History:
         return signature.operation if signature else ""
 
     def site(self, group: KnownGroup, rank: int, number: int) -> str:
-        """Return the line of a call, empty where frames were not recorded."""
+        """Return the line of a call: as it was recorded, else of the call that the rank waits in; "" if unknown."""
+        recording, track = self.recordings[rank], self.tracks[group].get(rank)
         row = self.row(group, rank, number)
-        site = -1 if row is None else int(self.recordings[rank].site[row])
-        return self.recordings[rank].sites[site] if site >= 0 else ""
+        if row is None or track is None:
+            return ""
+        if recording.site[row] >= 0:
+            return str(recording.sites[recording.site[row]])
+        about, last = recording.in_call, number == track.last
+        return about.site if last and about is not None and about.group == self.known_as[group][rank].name else ""
 
     def created(self, group: KnownGroup, rank: int, number: int) -> int:
         """Return when a rank made a call, in nanoseconds; 0 where its recording has it no more."""
         row = self.row(group, rank, number)
         return 0 if row is None else int(self.recordings[rank].created[row])
+
+    def rows(self, rank: int) -> Mapping[Hashable, Ints]:
+        """Return the places of a rank's calls by the order that they are in."""
+        recording, numbers = self.recordings[rank], dict[Hashable, int]()
+        for index in range(len(recording.groups)):
+            numbers.setdefault(self.orders[self.group_of[rank, index].family], len(numbers))
+        if len(numbers) == 1:
+            return {order: np.arange(len(recording)) for order in numbers if len(recording)}
+        of_group = [numbers[self.orders[self.group_of[rank, i].family]] for i in range(len(recording.groups))]
+        of_row = np.array(of_group, dtype=np.int32)[recording.group]
+        rows = {order: np.flatnonzero(of_row == number) for order, number in numbers.items()}
+        return {order: each for order, each in rows.items() if len(each)}
+
+    def last_row(self, rank: int, group: KnownGroup) -> int:
+        """Return the place of a rank's last call among those in one order with the calls of a group; -1 for none."""
+        rows = self.rows(rank).get(self.orders[group.family])
+        return -1 if rows is None else int(rows[-1])
 
     def named(self, name: str, rank: int) -> KnownGroup | None:
         """Return the group that a rank knows under a name."""
@@ -245,9 +304,15 @@ def _world_size(recordings: Mapping[int, Recording], plan: Plan | None) -> int:
 
 
 def _in_time(history: History) -> dict[int, Recording]:
-    """Return the recordings, each up to the first of its calls that ran out of time."""
-    ends = grouped(end for group, number in _quiet(history) for end in _ends(history, group, number))
-    return {rank: _until(one, *min(ends[rank])) if rank in ends else one for rank, one in history.recordings.items()}
+    """Return the recordings, each up to the first of its calls that ran out of time; other threads go on."""
+    ends = grouped(
+        (rank, (history.orders[group.family], *end))
+        for group, number in _quiet(history)
+        for rank, end in _ends(history, group, number)
+    )
+    return {
+        rank: _until(history, rank, ends[rank]) if rank in ends else one for rank, one in history.recordings.items()
+    }
 
 
 def _quiet(history: History) -> set[tuple[KnownGroup, int]]:
@@ -255,9 +320,10 @@ def _quiet(history: History) -> set[tuple[KnownGroup, int]]:
     found = set()
     for rank, recording in history.recordings.items():
         limits = np.array([group.limit for group in recording.groups] or [0.0])[recording.group] * 1e9
-        pauses = np.append(np.diff(recording.created).astype(float), np.inf)[: len(recording)]
-        for row in np.flatnonzero((limits > 0) & (pauses >= limits)).tolist():
-            found.add((history.group_of[rank, int(recording.group[row])], int(recording.number[row])))
+        for rows in history.rows(rank).values():
+            pauses = np.append(np.diff(recording.created[rows]).astype(float), np.inf)[: len(rows)]
+            for row in rows[(limits[rows] > 0) & (pauses >= limits[rows])].tolist():
+                found.add((history.group_of[rank, int(recording.group[row])], int(recording.number[row])))
     return {(group, number) for group, number in found if not history.on_device(group)}
 
 
@@ -272,9 +338,7 @@ def _ends(history: History, group: KnownGroup, number: int) -> Iterator[tuple[in
     is_incomplete = any(history.has(rank) and (history.last(group, rank) or number) < number for rank in group.members)
     if late or is_incomplete or len({history.signature(group, rank, number) for rank in rows}) > 1:
         for rank, row in rows.items():
-            end = (row, created[rank] - created[first]) if rank in late else (row + 1, 0.0)
-            if end[0] < len(history.recordings[rank]):
-                yield rank, end
+            yield rank, (row, created[rank] - created[first]) if rank in late else (row + 1, 0.0)
 
 
 def _before(history: History, group: KnownGroup, rank: int, number: int) -> float:
@@ -282,9 +346,17 @@ def _before(history: History, group: KnownGroup, rank: int, number: int) -> floa
     return float(history.recordings[rank].created[history.row(group, rank, number - 1) or 0]) / 1e9
 
 
-def _until(recording: Recording, rows: int, late_by: float) -> Recording:
-    """Return a recording without its later calls."""
-    columns = ("group", "number", "signature", "pending", "site", "created")
+def _until(history: History, rank: int, ends: Sequence[tuple[Hashable, int, float]]) -> Recording:
+    """Return a rank's recording without the calls of each order from the first of its ends on."""
+    recording, rows, late_by = history.recordings[rank], history.rows(rank), 0.0
+    kept = np.ones(len(recording), dtype=bool)
+    for order, end, late in sorted(ends, key=itemgetter(1, 2), reverse=True):
+        kept[rows[order][rows[order] >= end]] = False
+        late_by = late
+    if kept.all():
+        return recording
+    columns = ("group", "number", "signature", "pending", "site", "created", "thread")
     groups = [replace(group, enqueued=None) for group in recording.groups]
-    kept = {name: getattr(recording, name)[:rows] for name in columns}
-    return replace(recording, **kept, groups=groups, late_by=late_by)
+    return replace(
+        recording, **{name: getattr(recording, name)[kept] for name in columns}, groups=groups, late_by=late_by
+    )

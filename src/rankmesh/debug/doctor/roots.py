@@ -20,13 +20,15 @@ from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.causes import Cause, cause_of, wait_in
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall
-from rankmesh.debug.doctor.order import went_past
+from rankmesh.debug.doctor.parting import went_past
 from rankmesh.debug.doctor.waits import Waits
 from rankmesh.errors import in_words
 
 __all__ = ["roots"]
 
 _SHOWN = 8
+# Nanoseconds that ranks wait at least for one that is late, where others have died: they are asked as soon as one has.
+_EARLY = 5 * 10**9
 # They have a root, which torch's flight recorder does not keep.
 _ROOTED = ("broadcast", "reduce", "gather", "scatter")
 
@@ -50,9 +52,19 @@ def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
     """Yield dead, absent and late ranks, each at the call in which most ranks wait for it, or waited first."""
     absent = (rank for rank in sorted(waits.for_whom) if not waits.of_rank.get(rank) and rank not in waits.broken)
     worst = {rank: min(waits.for_whom[rank], key=lambda call: (-len(call.waiting), call.since)) for rank in absent}
-    together = grouped(((_why(history, rank, call), call), rank) for rank, call in worst.items())
+    together = grouped(
+        ((_why(history, rank, call), call), rank) for rank, call in worst.items() if not _is_early(history, call, rank)
+    )
     for (why, call), ranks in together.items():
         yield cause_of(history, why, ranks, call, _EVIDENCE[why](history, ranks, call))
+
+
+def _is_early(history: History, call: PendingCall, rank: int) -> bool:
+    """Return whether a rank may just not have come to a call yet: others are gone from it, and the wait was short."""
+    if not history.has(rank) or history.recordings[rank].ended or all(map(history.has, call.missing)):
+        return False
+    written = max(history.recordings[one].written for one in call.waiting)
+    return 0 < written - call.since < _EARLY
 
 
 def _why(history: History, rank: int, call: PendingCall) -> str:
@@ -69,7 +81,7 @@ def _no_recording(history: History, ranks: Sequence[int], call: PendingCall) -> 
 
 
 def _elsewhere(history: History, ranks: Sequence[int], call: PendingCall) -> str:
-    return f"{in_words(ranks)} never reached {call.name}: {_doing(history, ranks[0])}; {wait_in(call)}"
+    return f"{in_words(ranks)} never reached {call.name}: {_doing(history, ranks[0], call.group)}; {wait_in(call)}"
 
 
 def _behind(history: History, ranks: Sequence[int], call: PendingCall) -> str:
@@ -77,14 +89,15 @@ def _behind(history: History, ranks: Sequence[int], call: PendingCall) -> str:
     by = {furthest - (history.last(call.group, rank) or 0) for rank in ranks} if call.numbered else {1}
     calls = f"{min(by)}" if len(by) == 1 else f"{min(by)} to {max(by)}"
     plural = "call" if by == {1} else "calls"
-    return f"{in_words(ranks)} behind by {calls} {plural} of {call.group}: {_doing(history, ranks[0])}; {wait_in(call)}"
+    doing = _doing(history, ranks[0], call.group)
+    return f"{in_words(ranks)} behind by {calls} {plural} of {call.group}: {doing}; {wait_in(call)}"
 
 
 _EVIDENCE = {"dead": _no_recording, "absent": _elsewhere, "late": _behind}
 
 
-def _doing(history: History, rank: int) -> str:
-    """Return what a rank that waits in no call is at."""
+def _doing(history: History, rank: int, group: KnownGroup) -> str:
+    """Return what a rank that waits in no call of a group is at; its last call is one in the order of the group's."""
     recording = history.recordings[rank]
     about = recording.in_call
     if recording.ended:
@@ -97,8 +110,9 @@ def _doing(history: History, rank: int) -> str:
     if not len(recording):
         listed = any(group.enqueued for group in recording.groups)
         return f"it is in no call{where} and has {'none under way' if listed else 'made none'}"
-    group = history.group_of[rank, int(recording.group[-1])]
-    last = f"{recording.signatures[recording.signature[-1]].operation}, call {recording.number[-1]} of {group}"
+    row = history.last_row(rank, group)
+    there = history.group_of[rank, int(recording.group[row])]
+    last = f"{recording.signatures[recording.signature[row]].operation}, call {recording.number[row]} of {there}"
     return f"it is in no call{where}; its last was {last}"
 
 
@@ -147,7 +161,10 @@ def _crossed(history: History, waits: Waits, ranks: list[int]) -> Iterator[Cause
     odd: dict[int, PendingCall] = {}
     for call in dict.fromkeys(call for rank in ranks for call in waits.of_rank[rank]):
         for rank in inside.intersection(call.missing).difference(odd):
-            if any(went_past(history, call, rank, there) for there in waits.of_rank[rank]):
+            if any(
+                went_past(history, call, rank, there) or _is_isolated(there, rank, call)
+                for there in waits.of_rank[rank]
+            ):
                 odd[rank] = call
     if 0 < len(odd) < len(inside):
         for rank, call in sorted(odd.items()):
@@ -158,16 +175,22 @@ def _crossed(history: History, waits: Waits, ranks: list[int]) -> Iterator[Cause
         yield _deadlock(history, waits, ranks)
 
 
+def _is_isolated(there: PendingCall, rank: int, call: PendingCall) -> bool:
+    """Return whether a rank waits for a whole group, all of which waits in one call for it: the minority diverged."""
+    others = set(there.group.members) - {rank}
+    return len(others) > 1 and there.numbered and call.numbered and others <= set(call.waiting)
+
+
 def _deadlock(history: History, waits: Waits, ranks: list[int]) -> Cause:
     """Return the cycle spelled out: each rank of it, its call, and the next one."""
     path = _way_round(waits, ranks)
-    steps = [f"{in_words([rank])} in {call.name} for {in_words([after])}" for rank, call, after in path]
+    steps = [f"rank {rank} waits for {after} in {call.name}" for rank, call, after in path]
     return cause_of(
         history,
         "crosswise",
         sorted(rank for rank, _, _ in path),
         path[0][1],
-        f"ranks wait for each other: {', '.join(steps[:_SHOWN])}{' ...' if len(steps) > _SHOWN else ''}",
+        f"{len(path)} ranks wait in a cycle. {'; '.join(steps[:_SHOWN])}{'; ...' if len(steps) > _SHOWN else ''}",
     )
 
 

@@ -31,6 +31,8 @@ _FRAMEWORK = re.compile(
     r"(accelerate|deepspeed|fairscale|lightning|lightning_fabric|megatron|pytorch_lightning|torchtitan|transformers)/"
 )
 _FILE = itemgetter("filename")
+# Functions in which the main thread of a program begins: of a script, of ``python -m``, of a process that is forked.
+_BEGINS = ("<module>", "_run_module_as_main", "_run_code")
 # What a file is of.
 _PROGRAM, _OF_FRAMEWORK, _OF_LIBRARY = range(3)
 _Frame = TypeVar("_Frame")
@@ -50,11 +52,23 @@ class Sites:
 
     def of(self, frames: Any) -> int:
         """Return the number of the line of a stack, which is a list or its number; -1 for none."""
-        listed = self._stacks[frames] if isinstance(frames, int) else frames
-        frame = innermost(listed or (), _FILE)
+        frame = innermost(self._stack(frames), _FILE)
         if frame is None:
             return -1
         return self._numbers.setdefault((frame["filename"], frame["line"], frame["name"]), len(self._numbers))
+
+    def thread_of(self, frames: Any) -> str | None:
+        """Return the function that the thread of a stack runs, "" for the main thread; None without a whole stack."""
+        listed = self._stack(frames)
+        if not listed:
+            return None
+        if listed[-1]["name"] == "_bootstrap" and _FILE(listed[-1]).endswith("threading.py"):
+            begins = next((frame for frame in listed[::-1] if not _FILE(frame).endswith("threading.py")), listed[-1])
+            return f"{_FILE(begins)} {begins['name']}"
+        return "" if listed[-1]["name"] in _BEGINS else None
+
+    def _stack(self, frames: Any) -> Sequence[Any]:
+        return (self._stacks[frames] if isinstance(frames, int) else frames) or ()
 
 
 def innermost(frames: Iterable[_Frame], file: Callable[[_Frame], str]) -> _Frame | None:

@@ -23,10 +23,13 @@ are misleading:
 
 from __future__ import annotations
 
+import sys
+from bisect import bisect_right
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import accumulate
 from operator import itemgetter
 
 import numpy as np
@@ -76,17 +79,38 @@ def waits_of(history: History) -> Waits:
     """Return the unfinished calls of a history, and those that failed."""
     broken = _broken(history)
     calls = [*_collectives(history, broken), *_exchanges(history, broken), *_unrecorded(history)]
-    of_rank = grouped(
-        (rank, call)
-        for call in calls
-        for rank in call.waiting
-        if not history.recordings[rank].is_running or (call.failed and _is_certain(history, call))
-    )
+    of_rank = _by_rank(history, calls)
+    if len(set(history.orders.values())) > 1:
+        calls = list(_of_blocked_threads(history, calls, of_rank))
+        of_rank = _by_rank(history, calls)
     kept = tuple(call for call in calls if any(call in of_rank.get(rank, ()) for rank in call.waiting))
     labels = Counter(group.label for group in {call.group for call in kept})
     for call in kept:
         call.is_ambiguous = labels[call.group.label] > 1
     return Waits(kept, of_rank, broken)
+
+
+def _by_rank(history: History, calls: Iterable[PendingCall]) -> dict[int, list[PendingCall]]:
+    return grouped(
+        (rank, call)
+        for call in calls
+        for rank in call.waiting
+        if not history.recordings[rank].is_running or (call.failed and _is_certain(history, call))
+    )
+
+
+def _of_blocked_threads(
+    history: History, calls: Iterable[PendingCall], of_rank: Mapping[int, Sequence[PendingCall]]
+) -> Iterator[PendingCall]:
+    """Yield calls without the members that wait on another thread alone: the one that makes these calls goes on."""
+    orders = history.orders
+    waits_in = {rank: {orders[call.group.family] for call in waits} for rank, waits in of_rank.items()}
+    for call in calls:
+        order = orders[call.group.family]
+        missing = tuple(rank for rank in call.missing if order in waits_in.get(rank, {order}))
+        if missing or not call.missing:
+            call.missing = missing
+            yield call
 
 
 def _is_certain(history: History, call: PendingCall) -> bool:
@@ -111,6 +135,8 @@ def _collectives(history: History, broken: Iterable[int]) -> Iterator[PendingCal
         )
         pending = grouped((*unfinished, *((number, rank) for rank, number in failed.items())))
         for number, ranks in sorted(pending.items()):
+            if _is_over(history, group, number, ranks):
+                continue
             missing = tuple(rank for rank, seen in last.items() if seen is not None and seen < number)
             yield PendingCall(
                 group,
@@ -131,6 +157,19 @@ def _last(history: History, group: KnownGroup, broken: Iterable[int]) -> dict[in
     }
 
 
+def _is_over(history: History, group: KnownGroup, number: int, waiting: Sequence[int]) -> bool:
+    """Return whether a call was over later than ranks were recorded in it: a member left it, and ended as it should.
+
+    The recordings of a job that was slow are of different moments: of the slow one, and of the end of each rank.
+    """
+    latest = max(history.recordings[rank].written for rank in waiting)
+    for rank, track in history.tracks[group].items():
+        recording, place = history.recordings[rank], track.at(number)
+        if recording.ended and not recording.failure and recording.written > latest > 0 and place is not None:
+            return not track.pending[place] and _is_symmetric(history.operation(group, rank, number))
+    return False
+
+
 def _is_symmetric(operation: str) -> bool:
     return operation.startswith(_SYMMETRIC)
 
@@ -142,10 +181,11 @@ def _failed(history: History, group: KnownGroup, last: Mapping[int, int | None])
     member without a recording made is not known: others wait for it in their last call.
     """
     tracks = history.tracks[group]
-    lowest = min((seen for rank, seen in last.items() if seen is not None and history.has(rank)), default=0)
+    lowest_of = _lowest(history, group, {rank: seen for rank, seen in last.items() if seen is not None})
     odd, is_incomplete = _made_otherwise(tracks), not all(map(history.has, group.members))
     found = {}
     for rank, track in tracks.items():
+        lowest = lowest_of(rank)
         over = track.numbers[~track.pending] if track.last > lowest else track.numbers[:0]
         place = int(np.searchsorted(over, lowest, side="right"))
         number = int(over[place]) if place < len(over) else 0
@@ -155,6 +195,40 @@ def _failed(history: History, group: KnownGroup, last: Mapping[int, int | None])
         elif at_the_end and (track.last == odd or is_incomplete):
             found[rank] = track.last
     return found
+
+
+def _lowest(history: History, group: KnownGroup, last: Mapping[int, int]) -> Callable[[int], int]:
+    """Return a function of a rank: the lowest last call of the members, when that rank was recorded.
+
+    A member that was recorded before, and was free to make calls on this group since, may have made any.
+    """
+    order = history.orders[group.family]
+    blocked = {rank for rank in last if history.has(rank) and _is_blocked(history, rank, order)}
+    fixed, free = [sys.maxsize], list[tuple[int, int]]()
+    for rank, seen in last.items():
+        if history.has(rank):
+            recording = history.recordings[rank]
+            if rank in blocked or recording.ended or not recording.written:
+                fixed.append(seen)
+            else:
+                free.append((recording.written, seen))
+    free.sort(reverse=True)
+    times, lowest = [-time for time, _ in free], list(accumulate((seen for _, seen in free), min, initial=min(fixed)))
+
+    def lowest_of(rank: int) -> int:
+        return lowest[bisect_right(times, -history.recordings[rank].written)]
+
+    return lowest_of
+
+
+def _is_blocked(history: History, rank: int, order: Hashable) -> bool:
+    """Return whether a rank was in an unfinished call of an order, which was not over since."""
+    recording = history.recordings[rank]
+    for row in np.flatnonzero(recording.pending)[:_FIRST].tolist():
+        group = history.group_of[rank, int(recording.group[row])]
+        if history.orders[group.family] == order:
+            return not _is_over(history, group, int(recording.number[row]), (rank,))
+    return False
 
 
 def _made_otherwise(tracks: Mapping[int, Track]) -> int | None:

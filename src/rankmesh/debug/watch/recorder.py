@@ -35,6 +35,8 @@ __all__ = ["CALLS", "Recorder", "prepare"]
 # Calls that torch keeps for each rank, some three kilobytes each with their frames.
 CALLS = 2000
 _FRAMES = 16
+# Outermost frames of each: those of a thread that Python begins, and the function that it runs.
+_ROOT = 4
 # Descriptions that name nothing.
 _UNNAMED = ("", "undefined")
 # Behind the name of a group whose calls on the CPU and on the GPU are counted apart.
@@ -75,12 +77,12 @@ class Recorder:
         return stacks.in_call(self._program, mark)
 
     def document(self, reason: str, mark: stacks.Mark | None = None, *, ended: bool = False) -> dict[str, Any]:
-        """Return the recording as plain data, with lines when they can be had at once.
+        """Return the recording as plain data.
 
         ``mark`` is where the program stood before (``stacks.in_call``).
         """
         self.look()
-        kept = self._kept(frames=calls.frames_are_ready())
+        kept = self._kept()
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
         known = self._groups
@@ -99,15 +101,8 @@ class Recorder:
             "entries": entries,
         }
 
-    def with_lines(self, document: Mapping[str, Any]) -> dict[str, Any]:
-        """Return an earlier recording with the lines of its calls; its other data stay."""
-        frames = {_identity(entry): entry.get("frames") for entry in self._kept(frames=True).get("entries", [])}
-        table: dict[str, int] = {}
-        entries = [{**entry, **_lines(frames.get(_identity(entry)), table)} for entry in document["entries"]]
-        return {**document, "stacks": [json.loads(text) for text in table], "entries": entries}
-
-    def _kept(self, *, frames: bool) -> dict[str, Any]:
-        return together([after(_plain(data), self._since) for data in calls.recorded(frames=frames)])
+    def _kept(self) -> dict[str, Any]:
+        return together([after(_plain(data), self._since) for data in calls.recorded()])
 
     def _about(self, reason: str) -> dict[str, Any]:
         return {
@@ -192,20 +187,17 @@ def _twice(config: Mapping[str, Any], entries: Sequence[Mapping[str, Any]]) -> d
     return {**config, **{name: config.get(name.removesuffix(_OTHER), {}) for name in apart}}
 
 
-def _identity(entry: Mapping[str, Any]) -> tuple[object, ...]:
-    """Return what only this call of the rank has."""
-    numbers = (entry.get(name) for name in ("collective_seq_id", "p2p_seq_id", "op_id", "time_created_ns"))
-    return _group(entry), entry["profiling_name"], *numbers
-
-
 def _entry(entry: Mapping[str, Any], table: dict[str, int]) -> dict[str, Any]:
     """Return one call with its stack in the table."""
     return {name: entry[name] for name in _KEPT if name in entry} | _lines(entry.get("frames"), table)
 
 
 def _lines(frames: Sequence[Any] | None, table: dict[str, int]) -> dict[str, int]:
-    """Return the number of a stack in the table, up to the program's first line; nothing where there is none."""
+    """Return the number of a stack in the table, up to the program's first line and where its thread begins."""
     if not frames:
         return {}
     place = innermost(range(len(frames)), lambda place: str(frames[place]["filename"])) or 0
-    return {"frames": table.setdefault(json.dumps(frames[: max(_FRAMES, place + 1)]), len(table))}
+    kept = max(_FRAMES, place + 1)
+    return {
+        "frames": table.setdefault(json.dumps([*frames[:kept], *frames[max(kept, len(frames) - _ROOT) :]]), len(table))
+    }

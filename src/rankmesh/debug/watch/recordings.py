@@ -25,6 +25,7 @@ from typing import Any, BinaryIO, TypeVar
 
 from rankmesh.core.private import open_file, write_whole
 from rankmesh.debug.doctor.diagnosis import Diagnosis
+from rankmesh.debug.doctor.folder import DIAGNOSIS
 from rankmesh.debug.doctor.reader import parsed, unpacked
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import AgreementError, first_line
@@ -78,7 +79,8 @@ class Recordings:
     def conclude(self, diagnosis: Diagnosis) -> None:
         """Write the diagnosis to the folder."""
         if self._folder is not None:
-            _write(self._folder / "verdict.json", json.dumps(diagnosis.to_dict(), indent=2).encode())
+            about = {"session": self._session, **diagnosis.to_dict()}
+            _write(self._folder / DIAGNOSIS, json.dumps(about, indent=2).encode())
 
     def _ask(self, call: Callable[[StoreChannel], _Result]) -> _Result | None:
         """Return what the store gives; None where it does not answer."""

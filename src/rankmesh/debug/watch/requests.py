@@ -20,7 +20,6 @@ import logging
 from collections.abc import Callable
 from contextlib import suppress
 
-from rankmesh.backend import recorder as calls
 from rankmesh.debug.doctor.diagnosis import Diagnosis, diagnose
 from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.recorder import Recorder
@@ -114,9 +113,6 @@ class DumpRequests:
             self._recordings.unshare(rank, self.number)
             self.number += 1
             self._round = self._of(self.number)
-        if not calls.frames_are_ready():
-            # Now there is time to load what names the frames; what is recorded stays what it was.
-            self._recordings.put(rank, self.number - 1, self._recorder.with_lines(document))
         # A rank that was slow to respond was sent SIGUSR1 for its stacks: that is answered.
         self._host.signalled()
 
