@@ -25,6 +25,11 @@ def right(groups):
 def unnamed(groups):
     sim.see("one", float(groups["ep"].size))
 
+def slow(groups):
+    import time
+    time.sleep(0.5)
+    sim.see("one", 1.0)
+
 def fails(groups):
     sim.see("one", 1.0)
     assert groups["tp"].size == 1, "too many"
@@ -91,6 +96,8 @@ def test_data(run):
         ("unnamed", ["--layouts", "tp=2"], ExitCode.LOST_RANKS, "has to be in one of them: ep=1"),
         ("unnamed", ["--layouts", "cp=2", "dp=2"], ExitCode.LOST_RANKS, "has to be in one of them: ep=1"),
         ("unnamed", ["--layouts", "tp=2"], ExitCode.LOST_RANKS, "train.py:15 in unnamed"),
+        ("slow", ["--layouts", "tp=2", "--timeout", "0.2"], ExitCode.LOST_RANKS, "or pass --timeout 0.8 if it works"),
+        ("slow", ["--layouts", "tp=2", "--timeout", "20"], ExitCode.OK, "same"),
         ("fails", ["--layouts", "tp=2"], ExitCode.LOST_RANKS, "under tp=2: ranks 0, 1 of 2 failed: AssertionError"),
     ],
 )

@@ -76,7 +76,7 @@ def test_real_dumps(folder):
     if folder.name in UNCLEAR:
         assert finding.ranks == ()
     else:
-        assert (finding.cause, finding.ranks, finding.confidence) == ("elsewhere", (1,), "likely")
+        assert (finding.cause, finding.ranks, finding.confidence) == ("late", (1,), "likely")
         assert "train.py:29 in step" in one.verdict or "train.py:10 in load" in one.verdict
     assert "distributed_c10d" not in one.verdict
 
@@ -96,7 +96,7 @@ def test_real_dumps(folder):
 def test_names_of_files(tmp_path, name, end):
     """Files and folders are named by rank in many ways."""
     dumps(tmp_path, WAITS, WAITS, LOADS, WAITS, name=name, end=end)
-    assert found(tmp_path) == [("elsewhere", (2,), "likely")]
+    assert found(tmp_path) == [("late", (2,), "likely")]
 
 
 @pytest.mark.parametrize(
@@ -113,7 +113,7 @@ def test_one_file_with_prefixes(tmp_path, prefix):
         if place < len(text)
     ]
     (tmp_path / "slurm.out").write_text("\n".join([*lines, "bye"]), encoding="utf-8")
-    named = ("differ", (), "possible") if "pod" in prefix else ("elsewhere", (1,), "likely")
+    named = ("differ", (), "possible") if "pod" in prefix else ("late", (1,), "likely")
     assert found(tmp_path) == [named]
 
 
@@ -135,7 +135,7 @@ def test_numbers_that_are_not_ranks(tmp_path):
         ((LOADS, LOADS, LOADS), ("differ", (), "possible")),
         ((WAITS, WAITS.replace("all_reduce", "recv").replace(":31", ":50"), WAITS), ("differ", (), "possible")),
         ((IMPORTS, LOADS, IMPORTS), ("differ", (), "possible")),
-        ((BACKWARD, LOADS, BACKWARD), ("elsewhere", (1,), "possible")),
+        ((BACKWARD, LOADS, BACKWARD), ("late", (1,), "possible")),
         ((WAITS, LOADS, ""), ("differ", (), "possible")),
         ((WAITS, WAITS, "Error: No such process"), ("missing", (2,), "possible")),
     ],
@@ -150,7 +150,7 @@ def test_helpers_of_a_rank(tmp_path):
     worker = LOADS.replace("decode (PIL/Image.py:88)", "_worker_loop (torch/utils/data/_utils/worker.py:349)")
     worker = worker.replace("{pid}", "99")
     dumps(tmp_path, WAITS + worker, LOADS, worker + "\n" + WAITS)
-    assert found(tmp_path) == [("elsewhere", (1,), "likely")]
+    assert found(tmp_path) == [("late", (1,), "likely")]
 
 
 def test_a_rank_that_compiles_is_a_rank(tmp_path):
@@ -158,7 +158,7 @@ def test_a_rank_that_compiles_is_a_rank(tmp_path):
     rank = 'Thread 91 (idle): "InductorSubproc"\n    _read_thread (torch/_inductor/compile_worker/subproc_pool.py:9)\n'
     worker = LOADS.replace("decode (PIL/Image.py:88)", "main (torch/_inductor/compile_worker/__main__.py:64)")
     dumps(tmp_path, WAITS + rank, LOADS + rank, worker + "\n" + WAITS)
-    assert found(tmp_path) == [("elsewhere", (1,), "likely")]
+    assert found(tmp_path) == [("late", (1,), "likely")]
 
 
 def test_a_call_on_another_thread(tmp_path):
@@ -183,7 +183,7 @@ def test_faulthandler_by_hand(tmp_path):
     older = 'Current thread 0x00007f1 (most recent call first):\n  File "/x/data.py", line 3 in load\n\n'
     waits = WAITS_IN_FAULTHANDLER.format(thread="Current thread 0x00007f1 [python]")
     dumps(tmp_path, older + waits, older, older + waits)
-    assert found(tmp_path) == [("elsewhere", (1,), "likely")]
+    assert found(tmp_path) == [("late", (1,), "likely")]
     assert "/x/data.py:3 in load" in doctor(tmp_path).verdict
 
 
@@ -193,7 +193,7 @@ def test_faulthandler_of_a_rank_whose_other_thread_is_in_a_call(tmp_path):
     calls = WAITS_IN_FAULTHANDLER.format(thread="Thread 0x00007f9")
     idle = 'Thread 0x00007f9 (most recent call first):\n  File "/x/queue.py", line 4 in get\n\n'
     dumps(tmp_path, calls + main, idle + main + calls + main, calls + main + idle + main)
-    assert found(tmp_path) == [("elsewhere", (2,), "likely")]
+    assert found(tmp_path) == [("late", (2,), "likely")]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------
@@ -396,7 +396,7 @@ def test_facts_of_several_sources(tmp_path):
     nccl = "\n".join(init(r, "START") for r in (0, 1, 3))
     (tmp_path / "nccl.log").write_text(nccl, encoding="utf-8")
     one = doctor(tmp_path)
-    assert [(f.cause, f.ranks, f.confidence) for f in one.findings] == [("elsewhere", (2,), "likely")]
+    assert [(f.cause, f.ranks, f.confidence) for f in one.findings] == [("late", (2,), "likely")]
     assert "nccl.log" in one.findings[0].source
     (tmp_path / "nccl.log").write_text(nccl.replace("rank 3", "rank 2"), encoding="utf-8")
     one = doctor(tmp_path)

@@ -9,7 +9,7 @@ import rankmesh as rm
 from rankmesh.debug.doctor import doctor, texts, watchdog
 from rankmesh.debug.doctor.texts import text_of
 from rankmesh.debug.doctor.watchdog import Work, findings_of_logs, log_of
-from rankmesh.errors import RecordingError
+from rankmesh.errors import RecordingError, in_words
 
 PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
 WHOLE = range(8)
@@ -296,3 +296,63 @@ def test_laws(tmp_path_factory, states):
         assert all(states[rank] != "waits" for rank in ranks)
         assert not ranks or [rank for rank, state in enumerate(states) if state != "waits"][: len(ranks)] == [*ranks]
         assert cause in ("behind", "missing") or not ranks
+
+
+@pytest.mark.parametrize(("ranks", "position"), [((37,), 912), ((8, 9, 10, 11), 44), ((5,), 3)])
+def test_the_log_of_one_pod_or_host_names_no_rank_of_others(tmp_path, ranks, position):
+    """Lines of 1 and 4 ranks of a larger job: these wait, nothing is known of others, whose logs are asked for."""
+    lines = [line for rank in ranks for line in timed_out(rank, position)]
+    (tmp_path / "pod.log").write_text("\n".join(lines))
+    found = doctor(tmp_path)
+    (finding,) = found.findings
+    assert (finding.cause, finding.ranks) == ("waiting", ())
+    assert f"wait{'s' if len(ranks) == 1 else ''} in call {position}" in found.verdict
+    assert f"of {in_words(ranks)} alone: add the logs of the other ranks" in found.verdict
+    (tmp_path / "ras.txt").write_text(HEALTHY)
+    found = doctor(tmp_path)
+    assert (found.world_size, found.findings[0].ranks) == (256, ())
+    assert f"of {in_words(ranks)} of 256 alone" in found.verdict
+    assert any("256 ranks, no mismatch" in note for note in found.notes)
+
+
+HEALTHY = """Job summary
+===========
+
+  Nodes  Processes         GPUs  Processes     GPUs
+(total)   per node  per process    (total)  (total)
+     32          8            1         256      256
+
+Communicators... (0.01s)
+=============
+
+Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
+    #  in group  per comm  per node  per comm  in group
+    0         1        32         8       256       256   RUNNING      OK
+
+Errors
+======
+
+Warnings
+========
+"""
+
+
+def test_a_report_without_a_mismatch_is_no_hang(tmp_path):
+    """256 ranks whose counts are equal: the report shows that, and that a second one would show more."""
+    (tmp_path / "ras.txt").write_text(HEALTHY)
+    found = doctor(tmp_path)
+    assert found.verdict.startswith("256 ranks, no mismatch: the counts of each communicator are equal at this moment")
+    assert (found.findings, found.causes) == ((), ())
+
+
+@pytest.mark.parametrize(("here", "size"), [((3,), 8), ((8, 9, 10, 11), 64)])
+def test_the_recordings_of_one_host_name_no_rank_of_others(tmp_path, here, size):
+    """1 and 4 ranks of 8 and 64 left recordings here: those wait, and nothing is known of the others."""
+    documents = {
+        rank: document([call(WORLD, 1), call(WORLD, 2, done=False)], {WORLD: range(size)}, rank=rank, world_size=size)
+        for rank in here
+    }
+    write(tmp_path, documents)
+    found = doctor(tmp_path)
+    assert (found.causes, found.waiting, found.at_fault) == ((), here, ())
+    assert f"{size - len(here)} of {size} ranks have no recording here: add theirs" in found.verdict

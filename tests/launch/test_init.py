@@ -2,6 +2,7 @@
 
 import gc
 import os
+import runpy
 import signal
 import sys
 import time
@@ -271,3 +272,15 @@ def test_a_job_that_is_started_alone_says_how_to_start_it(ranks):
         "torchrun --nnodes 4 --nproc-per-node 8 job.py",
         "torchrun --nproc-per-node 6 job.py",
     ]
+
+
+@pytest.mark.parametrize(
+    "program", ["import rankmesh as rm\nrm.init()\n", "def main():\n    rm.init()\nimport rankmesh as rm\nmain()\n"]
+)
+def test_a_worker_that_imports_the_main_module_again_is_not_a_rank(tmp_path, program):
+    """What multiprocessing's spawn does without ``if __name__ == "__main__"``: the error has the file and the fix."""
+    (tmp_path / "train.py").write_text(f"import rankmesh as rm\n{program}")
+    with pytest.raises(rm.ConnectError) as refused:
+        runpy.run_path(str(tmp_path / "train.py"), run_name="__mp_main__")
+    assert f"imports {tmp_path}/train.py again" in str(refused.value)
+    assert 'below `if __name__ == "__main__":`' in str(refused.value)

@@ -2,6 +2,7 @@ import os
 import random
 import sys
 import threading
+import time
 from types import ModuleType
 
 import numpy as np
@@ -73,6 +74,22 @@ def test_a_rank_that_spins_is_named():
     assert {error.hung for error in found.values()} == {1}
     assert found[3].site.startswith(f"{__file__}:")
     assert "made no progress for 1 s, at" in str(found[3])
+
+
+def test_a_rank_that_imports_is_waited_for(tmp_path, monkeypatch):
+    """2 ranks: an import that takes longer than the limit is no hang; a program that does is told the option."""
+    (tmp_path / "slowly.py").write_text("import time\ntime.sleep(0.5)\n")
+    monkeypatch.syspath_prepend(tmp_path)
+
+    def imports():
+        import slowly
+
+        dist.barrier()
+        return slowly.__name__
+
+    assert sim.run(imports, 2, timeout=0.1) == ["slowly"] * 2
+    with pytest.raises(sim.RanksFailed, match=r"or pass timeout=0\.4 if it works"):
+        sim.run(lambda: time.sleep(0.5), 2, timeout=0.1)
 
 
 RELEASE = threading.Event()

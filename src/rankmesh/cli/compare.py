@@ -39,6 +39,9 @@ def command(
         float, typer.Option("--tolerance", min=0.0, help="Relative to a value's largest element; noise may allow more.")
     ] = 1e-6,
     seconds: Annotated[float, typer.Option("--seconds", min=0.0, help="How long to try repairs.")] = 60.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", "-t", min=0.1, help="Seconds that one rank may run without a collective.")
+    ] = 30.0,
 ) -> Answer:
     """Run a program on simulated ranks under every layout, and report what differs first from one process, and why.
 
@@ -54,9 +57,9 @@ def command(
         from rankmesh import sim
     function = program_of(program)
     try:
-        result = sim.compare(function, chosen, tolerance, seconds=seconds)
+        result = sim.compare(function, chosen, tolerance, seconds=seconds, timeout=timeout)
     except sim.RanksFailed as failed:
-        raise Failed(str(failed), ExitCode.LOST_RANKS) from failed
+        raise Failed(str(failed).replace("pass timeout=", "pass --timeout "), ExitCode.LOST_RANKS) from failed
     return Answer(result.to_dict, lambda: _print(result), ExitCode.OK if result.same else ExitCode.DIFFERENT)
 
 

@@ -10,12 +10,14 @@ who am I          rendezvous        all here, one device     the default group  
 from __future__ import annotations
 
 import os
+import sys
 import time
 import warnings
 from collections.abc import Callable
 from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
+from types import FrameType
 
 import torch
 import torch.distributed as dist
@@ -85,6 +87,19 @@ class LiveRank(AbstractContextManager["LiveRank"]):
         self.close()
 
 
+def _check_main_module() -> None:
+    """Raise if this process is a child of multiprocessing that imports the main module of its parent again."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and (frame.f_code.co_name, frame.f_globals.get("__name__")) != ("<module>", "__mp_main__"):
+        frame = frame.f_back
+    if frame is not None:
+        raise ConnectError(
+            "this process is not a rank: multiprocessing started it (a worker of a DataLoader, for example), and it "
+            f"imports {frame.f_code.co_filename} again, line {frame.f_lineno} included; "
+            'put what the file runs below `if __name__ == "__main__":`'
+        )
+
+
 def enter(
     launch: Launch | None = None, backend: str | None = None, timeout: float | timedelta | None = None
 ) -> LiveRank:
@@ -92,6 +107,7 @@ def enter(
 
     ``launch`` is read from the environment where it is not given.
     """
+    _check_main_module()
     launch = launch or _started()
     limit = None if timeout is None else time_limit(timeout)
     _check_backend(backend)

@@ -27,6 +27,8 @@ __all__ = ["hooks", "watch"]
 _LOOK = 0.05
 # Seconds in which a thread that was given up should end.
 _GRACE = 1.0
+# How many times as long an import may take.
+_IMPORT = 20
 
 
 class Hooks:
@@ -76,8 +78,9 @@ def watch(simulation: Simulation, threads: Sequence[threading.Thread], timeout: 
     scheduler.start()
     try:
         while not scheduler.finished.wait(min(_LOOK, timeout)):
-            if time.monotonic() - scheduler.progress > timeout:
-                _give_up(simulation, threads, f"made no progress for {timeout:g} s")
+            waited = time.monotonic() - scheduler.progress
+            if waited > timeout and (waited > _IMPORT * timeout or not _is_importing(scheduler.holder, threads)):
+                _give_up(simulation, threads, f"made no progress for {timeout:g} s", timeout)
     except BaseException:
         # The caller was interrupted: no rank may go on.
         for _ in threads:
@@ -89,7 +92,15 @@ def watch(simulation: Simulation, threads: Sequence[threading.Thread], timeout: 
             thread.join()
 
 
-def _give_up(simulation: Simulation, threads: Sequence[threading.Thread], why: str) -> None:
+def _is_importing(holder: int | None, threads: Sequence[threading.Thread]) -> bool:
+    """Return whether a rank imports a module: from a cold disk that takes a while, and cannot be interrupted."""
+    frame = None if holder is None else sys._current_frames().get(threads[holder].ident or 0)
+    while frame is not None and frame.f_code.co_filename != "<frozen importlib._bootstrap>":
+        frame = frame.f_back
+    return frame is not None
+
+
+def _give_up(simulation: Simulation, threads: Sequence[threading.Thread], why: str, timeout: float = 10.0) -> None:
     scheduler = simulation.scheduler
     holder = scheduler.holder
     frame = None if holder is None else sys._current_frames().get(threads[holder].ident or 0)
@@ -99,7 +110,7 @@ def _give_up(simulation: Simulation, threads: Sequence[threading.Thread], why: s
     def error(rank: int) -> HungRank:
         return HungRank(
             f"rank {rank}: rank {holder} {why}, at {where}; no other rank can run until it calls torch.distributed; "
-            "end the loop or the call in which it is, or give a longer timeout",
+            f"end the loop or the call that it is in, or pass timeout={4 * timeout:g} if it works",
             hung=holder,
             rank=rank,
             site=None if site is None else site.place,

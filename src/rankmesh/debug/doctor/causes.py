@@ -2,7 +2,7 @@
 
 ```
 dead        left no recording, and is waited for: its process is gone, stopped, or does not respond
-absent      did not enter a call: is elsewhere, went past it, or its program has ended
+absent      did not enter a call: it is in another one, went past it, or its program has ended
 late        is in no call, and behind by some calls: a straggler
 different   made another operation, or other sizes, dtypes, root or reduction, at the same call
 order       made at this call what the others make at another

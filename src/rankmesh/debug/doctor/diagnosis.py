@@ -22,7 +22,7 @@ from rankmesh.debug.doctor.history import History, history_of
 from rankmesh.debug.doctor.nccl import NcclLog, findings_of_nccl
 from rankmesh.debug.doctor.order import divergences
 from rankmesh.debug.doctor.parting import departure
-from rankmesh.debug.doctor.ras import Report, contradictions, findings_of_reports
+from rankmesh.debug.doctor.ras import Report, contradictions, equal_counts, findings_of_reports
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.roots import roots
 from rankmesh.debug.doctor.stacks import Place, findings_of_stacks, places_of
@@ -50,7 +50,7 @@ class Diagnosis:
     """What hangs: the causes, the first one first, and the ranks that wait; ``notes`` are on what was not read.
 
     ``findings`` are of reports, logs, stacks and errors: they explain a hang of which no recording has the cause.
-    ``watched`` is the diagnosis that the watch made of these recordings while the job ran, "" for none.
+    ``remark`` is about a job that does not seem to hang: what the watch found before, or that counts are equal.
     """
 
     causes: tuple[Cause, ...]
@@ -60,7 +60,7 @@ class Diagnosis:
     history: History
     waits: Waits
     findings: tuple[Finding, ...] = ()
-    watched: str = ""
+    remark: str = ""
 
     @property
     def verdict(self) -> str:
@@ -71,14 +71,16 @@ class Diagnosis:
                 return f"{first.cause}: {first.evidence} ({first.confidence})"
             if self.waiting:
                 waits = "waits" if len(self.waiting) == 1 else "wait"
-                return f"{in_words(self.waiting)} {waits}, and nothing in these recordings shows for which rank"
+                text = f"{in_words(self.waiting)} {waits}, and nothing in these recordings shows for which rank"
+                few = f"; {self.history.unrecorded} of {self.world_size} ranks have no recording here: add theirs"
+                return text + (few if self.history.is_partial else "")
             if failed := {rank: found.failure for rank, found in self.history.recordings.items() if found.failure}:
                 error = next(iter(failed.values()))
                 return f"no rank waits, but {in_words(sorted(failed))} failed ({error}); the cause is not known"
+            if self.remark:
+                return self.remark
             if not any(map(self.history.has, self.history.recordings)):
                 return "no rank left a recording: the cause is not known"
-            if self.watched:
-                return f"no rank waits any more; while the job ran the watch found: {self.watched}"
             return "no rank waits: nothing in these recordings hangs"
         cause, same = self.causes[0], self._first_kind
         ranks = _ranks_of(same)
@@ -152,20 +154,24 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
     found = read_paths([Path(path) for path in given])
     diagnosis = diagnose(found.recordings, plan)
     reports, logs, places = found.of(Report), found.of(Log), found.of(Place)
-    size = diagnosis.world_size
+    size, reported = diagnosis.world_size, max((report.total for report in reports), default=0)
     if not found.recordings:
-        size = max([size, found.size, size_of_job(logs, plan), *(report.total for report in reports)])
+        size = max(size, found.size, size_of_job(logs, plan), reported)
     known = places_of(places, size)[0]
     every = (
         *findings_of_failures(found.of(Failure), size),
         *findings_of_reports(reports, plan),
-        *findings_of_logs(logs, plan),
+        *findings_of_logs(logs, plan, reported),
         *findings_of_stacks(places, size),
         *findings_of_nccl(found.of(NcclLog), plan),
     )
     findings, disagreements = merged(every, {rank: place.site for rank, place in known.items() if place.site})
     notes = (*found.notes, *contradictions(reports, found.recordings), *disagreements)
-    return replace(diagnosis, findings=findings, world_size=size, notes=notes, watched=found.watched)
+    watched = f"no rank waits any more; while the job ran the watch found: {found.watched}" if found.watched else ""
+    counted = equal_counts(reports)
+    if counted and (findings or diagnosis.causes):
+        notes = (*notes, f"{reports[0].path}: {counted}")
+    return replace(diagnosis, findings=findings, world_size=size, notes=notes, remark=watched or counted)
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
@@ -287,19 +293,20 @@ def report(diagnosis: Diagnosis) -> str:
     ```
     late: rank 3 behind by 1 call of dp@tp1: it is in no call at train.py:8 in load; rank 1 waits in all_reduce, ...
 
-    late       rank 3   all_reduce, call 5 of dp@tp1 of ranks 1, 3; 3 ranks wait because of it
+    late       rank 3: all_reduce, call 5 of dp@tp1, ranks 1, 3; 3 ranks wait because of it
                rank 1   train.py:31 in step
                rank 3   train.py:8 in load
     waiting    ranks 0, 1, 2
     ```
     """
-    lines = [diagnosis.verdict]
+    first = diagnosis.verdict
+    lines = [first]
     if diagnosis.causes:
-        lines += ["", *(line for cause in diagnosis.causes[:_SHOWN] for line in _cause_lines(cause))]
+        lines += ["", *(line for cause in diagnosis.causes[:_SHOWN] for line in _cause_lines(cause, first))]
     if len(diagnosis.causes) > _SHOWN:
         lines.append(f"{'':10} and {len(diagnosis.causes) - _SHOWN} more")
     if diagnosis.findings:
-        lines += ["", *(line for finding in diagnosis.findings[:_SHOWN] for line in _finding_lines(finding))]
+        lines += ["", *(line for finding in diagnosis.findings[:_SHOWN] for line in _finding_lines(finding, first))]
     if (unrecorded := diagnosis.unrecorded) and diagnosis.history.recordings:
         lines.append(f"{'unknown':10} {in_words(unrecorded)} left no recording")
     if diagnosis.waiting:
@@ -307,17 +314,23 @@ def report(diagnosis: Diagnosis) -> str:
     return "\n".join(lines)
 
 
-def _cause_lines(cause: Cause) -> Iterator[str]:
+def _cause_lines(cause: Cause, first: str) -> Iterator[str]:
+    """Yield the lines of a cause, with its evidence unless that is in the first line of the report."""
     waits = "1 rank waits" if cause.explains == 1 else f"{cause.explains} ranks wait"
     because = f"; {waits} because of it" if cause.explains else ""
     operation = f"{cause.operation}, " if cause.operation else ""
     members = in_words(cause.group.members)
     yield f"{cause.cause:10} {in_words(cause.ranks)}: {operation}call {cause.call} of {cause.group}, {members}{because}"
-    yield f"{'':10} {cause.evidence}"
+    if cause.evidence not in first:
+        yield f"{'':10} {cause.evidence}"
     for rank, site in sorted(cause.sites.items())[:_SHOWN]:
         yield f"{'':10} rank {rank}  {site}"
 
 
-def _finding_lines(finding: Finding) -> Iterator[str]:
-    yield f"{finding.cause:10} {finding.evidence}"
-    yield f"{'':10} {finding.confidence}, by {finding.source}"
+def _finding_lines(finding: Finding, first: str) -> Iterator[str]:
+    if finding.evidence not in first:
+        yield f"{finding.cause:10} {finding.evidence}"
+        yield f"{'':10} {finding.confidence}, by {finding.source}"
+    else:
+        ranks = in_words(finding.ranks) if finding.ranks else "no rank is named"
+        yield f"{finding.cause:10} {ranks}, {finding.group}; {finding.confidence}, by {finding.source}"

@@ -10,7 +10,7 @@ from rankmesh.errors import in_words
 __all__ = ["Finding", "all_known", "merged", "ranks_in_words"]
 
 _ORDER = (
-    *("failed", "dead", "unresponsive", "different", "elsewhere", "behind", "versions", "network", "missing"),
+    *("failed", "dead", "unresponsive", "different", "late", "behind", "versions", "network", "missing"),
     *("ahead", "incomplete", "ended", "differ", "waiting", "left"),
 )
 _CONFIDENCE = ("certain", "likely", "possible")

@@ -175,6 +175,20 @@ class History:
         """Return whether the last call of a track is the last of its recording."""
         return int(track.rows[-1]) == len(self.recordings[track.rank]) - 1
 
+    @property
+    def unrecorded(self) -> int:
+        """How many ranks there is no recording of, not even by others."""
+        return self.world_size - len(self.recordings)
+
+    @property
+    def is_partial(self) -> bool:
+        """Whether the most ranks have no recording: as these are of one host, or of a few of the ranks."""
+        return 2 * self.unrecorded > self.world_size
+
+    def knows(self, rank: int) -> bool:
+        """Return whether something is known of a rank: if only few left no recording, that is known of them."""
+        return rank in self.recordings or not self.is_partial
+
     def has(self, rank: int) -> bool:
         """Return whether the rank left a recording of its own."""
         recording = self.recordings.get(rank)

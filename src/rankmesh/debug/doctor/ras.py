@@ -42,7 +42,7 @@ from rankmesh.errors import RecordingError, in_words
 
 __all__ = [
     *("Communicator", "Count", "Process", "Report"),
-    *("contradictions", "findings_of_reports", "is_report", "read_report", "report_of"),
+    *("contradictions", "equal_counts", "findings_of_reports", "is_report", "read_report", "report_of"),
 ]
 
 # One of 8,192 ranks in six communicators each has about 25 MB and a million values.
@@ -419,6 +419,15 @@ def _words(one: Communicator, places: Sequence[int], plan: Plan | None) -> str:
 def _finding(cause: str, ranks: tuple[int, ...], group: str, evidence: str, report: Report) -> Finding:
     confidence = "likely" if cause in _LIKELY else "possible"
     return Finding(cause, ranks, group, evidence, confidence, report.path)
+
+
+def equal_counts(reports: Sequence[Report]) -> str:
+    """Return in words that no report shows a mismatch, and how to learn more; "" if one does."""
+    if not reports or any(one.counts or one.missing for report in reports for one in report.communicators):
+        return ""
+    total = max(report.total for report in reports)
+    ranks = f"{total} ranks, no mismatch" if total else "no mismatch"
+    return f"{ranks}: the counts of each communicator are equal at this moment; a report ten seconds later shows more"
 
 
 def contradictions(reports: Iterable[Report], recordings: Mapping[int, Recording]) -> Iterator[str]:

@@ -222,6 +222,7 @@ def _stuck(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -
     for call in waits.calls:
         if (
             call.missing
+            or not all(map(history.knows, call.group.members))
             or (call.numbered and call.group in seen)
             or diverged.get(call.group, call.number + 1) <= call.number
             or _stands_elsewhere(history, waits, call)

@@ -267,12 +267,12 @@ def places_of(places: Sequence[Place], world_size: int = 0) -> tuple[dict[int, P
 
 
 def findings_of_stacks(places: Sequence[Place], world_size: int = 0) -> tuple[Finding, ...]:
-    """Return what the stacks show: who waits in which call, and who is elsewhere."""
+    """Return what the stacks show: who waits in which call, and who is in none."""
     known, others = places_of(places, world_size)
     if not places:
         return ()
     waiting = {rank for rank, place in known.items() if place.call}
-    elsewhere = [rank for rank in known if rank not in waiting]
+    outside = [rank for rank in known if rank not in waiting]
     total = max([world_size, *(rank + 1 for rank in known)])
     absent = (
         [] if others else [rank for rank in range(total) if rank not in known] if total <= 2 * len(known) else [-1, -1]
@@ -281,16 +281,16 @@ def findings_of_stacks(places: Sequence[Place], world_size: int = 0) -> tuple[Fi
     words = "; ".join(_in_words(known, others))
     source = first_of(list(dict.fromkeys(place.origin.path for place in places)))
     named: tuple[int, ...] = ()
-    if len(elsewhere) == 1 and waiting and not absent and not others:
-        cause, named = "elsewhere", tuple(elsewhere)
+    if len(outside) == 1 and waiting and not absent and not others:
+        cause, named = "late", tuple(outside)
     elif len(absent) == 1 and len(waiting) == len(known) > 1:
         cause, named, words = "missing", tuple(absent), f"no stack is of rank {absent[0]} of {total}; {words}"
     else:
         if absent and -1 not in absent:
             words = f"no stack is of {in_words(absent)} of {total}; {words}"
-        is_one = len({(place.call, place.site) for place in places}) == 1 and not elsewhere
+        is_one = len({(place.call, place.site) for place in places}) == 1 and not outside
         cause = "waiting" if is_one else "differ"
-    confidence = "likely" if cause == "elsewhere" and firm else "possible"
+    confidence = "likely" if cause == "late" and firm else "possible"
     return (Finding(cause, named, "world", words, confidence, source),)
 
 

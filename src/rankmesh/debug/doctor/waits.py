@@ -154,6 +154,7 @@ def _last(history: History, group: KnownGroup, broken: Iterable[int]) -> dict[in
     return {
         rank: history.last(group, rank, handed_over=rank in broken) if history.has(rank) else 0
         for rank in group.members
+        if history.knows(rank)
     }
 
 
@@ -289,7 +290,7 @@ def _exchanges(history: History, broken: Collection[int]) -> Iterator[PendingCal
             there = peer not in broken and _has_partner(history, rank, peer, group, one, row)
             site = recording.sites[one["site"]] if one["site"] >= 0 else ""
             operation = "send" if one["sends"] else "recv"
-            missing = () if there else (peer,)
+            missing = () if there or not history.knows(peer) else (peer,)
             yield PendingCall(group, row + 1, operation, (rank,), missing, numbered=False, site=site)
 
 
@@ -333,7 +334,7 @@ def _unrecorded(history: History) -> Iterator[PendingCall]:
         elif about.operation in _ROUNDS or _is_first(history, rank, group, about.operation):
             rounds.setdefault((group, about.operation), []).append(rank)
     for (group, operation), ranks in rounds.items():
-        missing = tuple(rank for rank in group.members if rank not in ranks)
+        missing = tuple(rank for rank in group.members if rank not in ranks and history.knows(rank))
         number = 1 + max(history.last(group, rank) or 0 for rank in ranks)
         yield PendingCall(group, number, operation, tuple(ranks), missing, numbered=False)
 
@@ -347,6 +348,6 @@ def _exchange_in_stacks(history: History, rank: int, about: InCall, group: Known
     other = history.recordings.get(-1 if about.peer is None else about.peer)
     theirs = other.in_call if other is not None and other.from_rank else None
     is_there = theirs is not None and (theirs.operation, theirs.peer) == (_PAIRS[about.operation], rank)
-    missing = () if about.peer is None or is_there else (about.peer,)
+    missing = () if about.peer is None or is_there or not history.knows(about.peer) else (about.peer,)
     number = 1 + (history.last(group, rank) or 0)
     return PendingCall(group, number, about.operation, (rank,), missing, numbered=False, site=about.site)

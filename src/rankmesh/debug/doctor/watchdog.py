@@ -29,7 +29,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from operator import itemgetter
 
@@ -257,13 +257,13 @@ class _Group:
         )
 
 
-def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None) -> tuple[Finding, ...]:
-    """Return the findings of each group."""
+def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None, world_size: int = 0) -> tuple[Finding, ...]:
+    """Return the findings of each group; other files show that the job has at least this many ranks."""
     lines = _last_attempt(logs)
     groups = _groups(lines, plan)
     ranks = {line.rank for line in lines}
     known = {rank for rank in ranks if rank is not None and rank < _RANKS}
-    total = size_of_job(logs, plan)
+    total = max(size_of_job(logs, plan), world_size)
     waiting = {member.rank for each in groups for member in each.waiting}
     absent = set(range(total)) - waiting
     # Whoever is not known may be any rank, and so may be one whose lines are missing.
@@ -274,9 +274,15 @@ def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None) -> tuple[Fin
     source = first_of([log.path for log in logs])
     found = [_finding(each, suspects, source) for each in groups if each.waiting]
     if is_whole and waiting and known and (missing := absent - known):
-        whom = tuple(missing & suspects)
-        what = f"no line of torch's watchdog is of {in_words(missing)} of {total}; {in_words(known & waiting)} wait"
-        found.append(Finding("missing", whom, "world", what, "possible", source))
+        here = f"{in_words(known & waiting)} {'waits' if len(known & waiting) == 1 else 'wait'}"
+        if 2 * len(missing) < total:
+            whom = tuple(missing & suspects)
+            what = f"no line of torch's watchdog is of {in_words(missing)} of {total}; {here}"
+            found.append(Finding("missing", whom, "world", what, "possible", source))
+        elif found:  # the logs of one pod or host: nothing is known of the others
+            of = f" of {total}" if world_size or plan else ""
+            more = f"there are lines of {in_words(known)}{of} alone: add the logs of the other ranks"
+            found[0] = replace(found[0], evidence=f"{found[0].evidence}; {more}")
     return tuple(found)
 
 

@@ -15,7 +15,7 @@ from rankmesh.sim.comparison.layouts import Layout, LayoutLike, layouts_of, refe
 from rankmesh.sim.comparison.result import Comparison
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import Reference, Session
-from rankmesh.sim.failures import DivergenceError, RanksFailed
+from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 
 __all__ = ["compare"]
 
@@ -76,7 +76,8 @@ def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str
         reference = runner.reference_values(tolerance)
     except RanksFailed as error:
         refused = first_line(next(iter(error.failures.values())))
-        if torch.get_default_dtype() == runner.dtype:
+        is_slow = any(isinstance(failure, HungRank) for failure in error.failures.values())
+        if is_slow or torch.get_default_dtype() == runner.dtype:
             raise
         runner = Runner(runner.program, runner.reference, torch.get_default_dtype(), runner.options)
         reference = runner.reference_values(tolerance)
