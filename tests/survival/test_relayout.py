@@ -655,6 +655,14 @@ def test_requests_of_two_ranks_before_one_commit_both_happen():
     assert layouts_of(machines, 5) == ["tp=4", "dp=4", "tp=2,dp=2"]
 
 
+def test_a_request_that_is_met_by_the_time_of_its_turn():
+    """The job was to change to another layout before, and went back from that: no epoch follows."""
+    one = member(1)
+    asked(one, "tp=4"), asked(one, "dp=4")
+    one._queue.pop(0)
+    assert (one.committed(7), one.committed(8)) == ([], [])
+
+
 def test_a_request_that_no_longer_fits_is_dropped(caplog):
     """The members are fewer by the time of the commit, or of the round: the log says so, and the job goes on."""
     machines = {number: member(number, shrink="dp") for number in range(5)}

@@ -193,12 +193,14 @@ class Machine:
 
     def _changed(self) -> list[Action]:
         while self._queue:
+            sizes = Sizes.read(self._queue[0]["sizes"])
             try:
-                self.relaid(Sizes.read(self._queue[0]["sizes"]))
-                break
+                self.relaid(sizes)
+                if sizes.first != self.members.plan:  # which all ranks may have asked for meanwhile
+                    break
             except (LayoutError, PlanError) as error:  # members were lost since, or hold something else
                 _log.warning("rankmesh: a layout that was asked for does not fit any more: %s", error.message)
-                del self._queue[0]
+            del self._queue[0]
         return self.end() if self._asked or self._queue or self.newcomers.let_grow(self.members) else []
 
     def relaid(self, sizes: Sizes) -> Members:
