@@ -40,7 +40,7 @@ POINTS = {
         rounds:Rounds._round rounds:Rounds._server rounds:Rounds._connected rounds:conclude
         world:EpochWorld.enter world:EpochWorld._enter world:EpochWorld._install world:EpochWorld._abort
         world:EpochWorld.close world:EpochWorld.meet world:EpochWorld.first world:EpochWorld.is_last
-        world:EpochWorld.give world:EpochWorld.taken world:connect
+        world:EpochWorld.give world:EpochWorld.taken world:EpochWorld.gathered world:connect
         peers:Peers.client peers:Peers.prepare peers:Peers._connected peers:Peers.announce peers:Peers.admit
         peers:Peers.watch peers:Peers.close
         state:EpochState._take state:run state:transfer state:Writes.__call__
@@ -66,7 +66,12 @@ def points():
 
 
 class Faults(Deaths):
-    """The fault of this process, once the job has begun; ``fault-N`` says that that of member N has come."""
+    """The fault of this process, once the job has begun; ``fault-N`` says that that of member N has come.
+
+    ``flips``: the next step of the program is to give a wrong number.
+    """
+
+    flips = False
 
     def step(self, step):
         """In a step of the program: the fault comes there at the latest."""
@@ -80,6 +85,9 @@ class Faults(Deaths):
             return
         self.mine = []
         (self.folder / f"fault-{self.member}").write_text(death["how"], encoding="utf-8")
+        if death["how"] == "flip":
+            self.flips = True
+            return
         if death["how"] == "raise":
             raise ValueError(f"a bug of member {self.member}")
         if death["how"] != "cut":
@@ -182,11 +190,19 @@ def member(me, port, folder, faults, layout, how):
             dying[0].step(step)
             time.sleep(pause)
             program.step(step)
-            program.check(step + 1)
+            if dying[0].flips:
+                dying[0].flips = False
+                program.tensors["w"][-1, -1] += 1
+            elif not how.get("guard"):
+                program.check(step + 1)
             job.commit(step + 1)
             if step + 1 in relayouts:
                 with suppress(rm.PlanError):  # of as many ranks as it does not fit
                     job.relayout(relayouts[step + 1])
+        try:
+            program.check(STEPS)
+        except AssertionError as error:  # where it stays so, the guard has not seen it
+            return str(error)
         return job.rank
 
     outcome = {}

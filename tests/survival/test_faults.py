@@ -92,6 +92,7 @@ def outlived(outcomes, tmp_path, record_property):
             record_property("lost to a cut", len(innocent & errors.keys()))
         results = [one["result"] for one in others.values() if one.get("result") is not None]
         assert len({*results}) == len(results), why
+        assert not [one for one in results if isinstance(one, str)], why
         record_property("went on", int(went_on))
 
     return run
@@ -104,6 +105,35 @@ def test_faults(outlived, seed):
     """4 to 6 members: 1 to 3 are killed, stopped for good or a while, raise, or lose a connection, at any point."""
     outlived(*drawn(seed))
 
+
+@pytest.mark.few(2)
+@pytest.mark.long
+@pytest.mark.parametrize("seed", range(2 * SEEDS))
+def test_a_wrong_number_and_faults(outlived, seed):
+    """4 ranks and 2 spares, guarded: a number of one is wrong once, and 1 or 2 others have a fault as all go back."""
+    pick = random.Random(seed)  # noqa: S311  - faults, no secrets
+    tp = pick.choice([1, 2])
+    first, *others = pick.sample(range(4), k=pick.choice([2, 2, 3]))
+    faults = [{"member": first, "at": "step", "n": pick.randrange(8), "how": "flip"}]
+    for who in others:
+        at, n = (
+            (pick.choice(GOING_BACK), pick.choice([1, 2, 3])) if pick.random() < 0.7 else ("step", pick.randrange(8))
+        )
+        how = pick.choice(["SIGKILL", "SIGKILL", "SIGSTOP"])
+        faults.append({"member": who, "at": at, "n": n, "latest": 8, "how": how, "after": pick.random() < 0.5})
+    how = {**PLAIN, "spares": 2, "guard": pick.choice([1, 2, 3]), "redundancy": pick.choice([0, 1])}
+    how["relayouts"] = [[pick.randint(1, 6), f"tp={3 - tp},dp=*"]] if pick.random() < 0.3 else []
+    outlived(6, f"tp={tp},dp=*", faults, how)
+
+
+# What members do, from the difference to the end of the change, in another order than they come.
+GOING_BACK = [
+    *("rankmesh.survival.session:Session._adopt", "rankmesh.survival.rounds:Rounds.agree"),
+    *("rankmesh.survival.session:Session._leave_world", "rankmesh.survival.session:Session.hold"),
+    *("rankmesh.survival.session:restore", "rankmesh.survival.session:Session._all_hold"),
+    *("rankmesh.survival.world:EpochWorld.enter", "rankmesh.survival.world:EpochWorld.meet"),
+    *("rankmesh.survival.world:EpochWorld.gathered", "rankmesh.survival.state:EpochState._take"),
+]
 
 PLAIN = {"timeout": 3.0, "redundancy": 0, "shrink": None, "columns": 1, "regroups": False, "joins": False}
 PLAIN |= {"pause": 0.0, "relayouts": []}
