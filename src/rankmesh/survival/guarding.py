@@ -32,8 +32,8 @@ from rankmesh.guard.guard import Guard
 from rankmesh.guard.model_state import CurrentTensors
 from rankmesh.guard.replicas import replica_kinds
 from rankmesh.runtime.live import LiveGroups
+from rankmesh.survival.agreement import Suspicion
 from rankmesh.survival.state import EpochState
-from rankmesh.survival.suspicion import Suspicion
 from rankmesh.transfer.live.shards import local
 
 __all__ = ["Guarding", "are_equal", "check_copies", "replica_digests"]

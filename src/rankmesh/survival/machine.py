@@ -28,12 +28,11 @@ from rankmesh.errors import (
     in_words,
 )
 from rankmesh.rendezvous import Outcome
-from rankmesh.survival.agreement import EpochEnd, Relayout, Report
+from rankmesh.survival.agreement import EpochEnd, Relayout, Report, Suspicion
 from rankmesh.survival.conversation import Message
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.joining import Contact, Newcomers
 from rankmesh.survival.members import Members, Sizes
-from rankmesh.survival.suspicion import Suspicion
 
 __all__ = ["Abort", "Action", "Announce", "Enter", "Left", "Machine", "Stop"]
 
