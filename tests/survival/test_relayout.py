@@ -356,6 +356,28 @@ def unbuildable(bad, error, when):
     return train
 
 
+@pytest.mark.parametrize(
+    ("commits", "error", "old", "refused"),
+    [
+        ({0: 3}, "", True, False),  # a member is lost, and too few are left
+        ({0: 3}, "ValueError: no", True, True),
+        ({0: 3, 1: 4}, "", False, False),  # each rank has committed a step: the layout stays, and the job ends
+    ],
+)
+def test_how_long_a_layout_is_tried(commits, error, old, refused):
+    """6 members have changed from 5 ranks to tp=2,dp=3, and one is lost: back, as long as a rank has not committed."""
+    first = Members.first("dp=5", world_size=6, spares=1)
+    history = {0: first, 1: first.relaid(Sizes.of("tp=2,dp=3", plan_of("tp=2,dp=3", 6), None))}
+    here = Report(steps={1: tuple(commits.values())}, commits=commits, committed=True)
+    reports = {member: replace(here, error=error if member == 2 else "") for member in range(5)}
+    outcome = conclude(history, 1, reports, before=0)
+    assert outcome.agreed == old
+    if old:
+        following = history[1].following(outcome.value)
+        assert (following.plan, following.ranks) == (first.plan, (0, 1, 2, 3, 4))
+        assert (outcome.value["before"], bool(outcome.value["refused"])) == (None, refused)
+
+
 @pytest.mark.parametrize("when", ["before", "after", "step"])
 @pytest.mark.parametrize(
     "error", [ZeroDivisionError("a bug"), RuntimeError("shapes differ"), rm.PlanError("no")], ids=repr

@@ -218,13 +218,10 @@ def conclude(
     joining = {contact for report in reports.values() for contact in report.joining}
     joined = dict(enumerate(sorted(joining), members.started))
     hosts = {member: contact.host for member, contact in joined.items()}
-    asked = next((reports[member].relayout for member in sorted(reports) if reports[member].relayout), None)
+    asked = next((reports[one].relayout for one in sorted(reports) if reports[one].relayout and not undone), None)
+    old = None if before is None else history[before]
     try:
-        following = members.joined(hosts)
-        if undone and before is not None:
-            following, before, asked = following.back(history[before], lost), None, None
-        else:
-            following = _following(following, lost, asked)
+        following = _following(members.joined(hosts), lost, asked, old, undone=bool(undone))
     except PlanError as error:
         message = _of_all(members, reports) or _with_errors(error.message, reports, lost)
         return Outcome("failed", tuple(sorted(lost)), absent, message=message)
@@ -247,6 +244,8 @@ def conclude(
             message += f": {unclear or _why(reports, began)}"
             message += f"; train() had returned on {in_words(returned)}" if returned else ""
             return Outcome("failed", tuple(sorted(began)), fields=("error",), message=message)
+    if following.sizes != members.sizes:
+        before = epoch if old is None else None if following.sizes == old.sizes else before
     return Outcome(
         ranks=tuple(sorted(lost)),
         missing=absent,
@@ -262,7 +261,7 @@ def conclude(
             "load": load,
             "raised": errors,
             "reasons": _reasons(reports, lost, ended, gone),
-            "before": before if before is not None or asked is None or following.sizes == members.sizes else epoch,
+            "before": before,
             "refused": refused or {},
             "suspicion": suspicion if following == members else None,
         },
@@ -295,12 +294,22 @@ def _reasons(
     return {str(member): text for member, text in found.items()}
 
 
-def _following(members: Members, lost: Collection[int], asked: Relayout | None) -> Members:
-    """Return the next members: in the layout that was asked for, unless losses leave too few for it."""
+def _following(
+    members: Members, lost: Collection[int], asked: Relayout | None, old: Members | None, *, undone: bool
+) -> Members:
+    """Return the next members: in the layout that was asked for, unless losses leave too few for it.
+
+    While a layout is tried, that of the ``old`` members follows if it is ``undone``, or too few are left.
+    """
     if asked is not None:
         with suppress(LayoutError, PlanError):
             return members.relaid(Sizes.read(asked["sizes"])).without(lost)
-    return members.without(lost).grown()
+    try:
+        return members.back(old, lost) if undone and old is not None else members.without(lost).grown()
+    except PlanError:
+        if old is None:
+            raise
+        return members.back(old, lost)
 
 
 def _refusal(members: Members, reports: Mapping[int, Report], lost: Collection[int]) -> str:
