@@ -138,6 +138,16 @@ def test_which_step_is_a_candidate(steps, equal, suspicion, expected):
     assert (value["source"], value["step"], value["equal"]) == (0, *expected)
 
 
+@pytest.mark.parametrize("found", [None, {**FOUND, "repeat": 2}])
+def test_what_a_spare_reports_of_a_suspicion_is_old(found):
+    """The spares arrive first, with what was decided before: what the ranks have found since counts."""
+    ranks = [Report(steps={0: (4, 8)}, equal={0: 4}, committed=True, suspicion=one) for one in (None, found, FOUND)]
+    ranks[2] = ranks[2] if found else ranks[0]
+    spare = Report(suspicion=FOUND)
+    value = conclude(HISTORY, 0, {3: spare, 4: spare} | dict(enumerate(ranks)), ()).value
+    assert value["suspicion"] == found
+
+
 def test_an_epoch_in_which_nothing_was_compared_is_no_source():
     """All hold step 8 in epoch 1, and have not compared it: they go on from epoch 0, or the job ends."""
     history = {0: HISTORY[0], 1: HISTORY[0]}

@@ -225,7 +225,9 @@ def conclude(
     except PlanError as error:
         message = _of_all(members, reports) or _with_errors(error.message, reports, lost)
         return Outcome("failed", tuple(sorted(lost)), absent, message=message)
-    suspicion = next((report.suspicion for report in reports.values() if report.suspicion), None)
+    # A spare, which compares nothing, only reports what was decided before.
+    found = [reports[member].suspicion for member in there]
+    suspicion = max(filter(None, found), key=lambda one: int(one["repeat"]), default=None)
     source, step, equal = _source(history, reports, lost, suspicion["back"] if suspicion else None)
     load = source is None and any(report.committed for report in reports.values())
     if load:
