@@ -154,6 +154,23 @@ def test_threads_have_orders_of_their_own(by, size, operation):
     assert "it is in no call at dl.py:17 in main; its last was all_reduce, call 3 of world" in found.verdict
 
 
+def test_a_backward_pass_is_in_the_order_of_its_program():
+    """4 ranks on GPUs, whose gradients are reduced on threads of torch: two ranks that wait so are in a cycle."""
+    other = {0: (0, 1), 1: (0, 1), 2: (2, 3), 3: (2, 3)}
+    documents = {}
+    for rank in range(4):
+        tp, dp = (f"tp{other[rank][0]}", f"tp@{other[rank][0]}"), WORLD
+        backward = {"frames": frames("a.py:5 hook")[:2], "thread_id": "9", "thread_name": "pt_autograd_0"}
+        forward = {"frames": frames("a.py:3 forward"), "thread_id": "1", "thread_name": "python"}
+        made = [call(tp, 1, **forward), call(dp, 1, **backward)]
+        made += [call(tp, 2, done=False, **forward)] if rank == 3 else [call(tp, 2, **forward)] * (rank < 2)
+        made += [] if rank == 3 else [call(dp, 2, done=False, **backward)]
+        documents[rank] = document(made, {tp: other[rank], dp: range(4)}, rank=rank, world_size=4)
+    found = diagnose(recordings(documents))
+    assert found.waiting == (0, 1, 2, 3)
+    assert {rank for cause in found.causes for rank in cause.ranks} <= {2, 3}
+
+
 # -- moments -----------------------------------------------------------------------------------------------------------
 
 

@@ -31,7 +31,19 @@ __all__ = ["Bools", "Columns", "GroupName", "Ints", "columns_of"]
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _COMPARED = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
 _NEEDED = ("process_group", "profiling_name", "collective_seq_id")
-_OPTIONAL = ("time_created_ns", "state", "retired", "is_p2p", "p2p_seq_id", "frames", "thread_id", *_COMPARED)
+_OPTIONAL = (
+    "time_created_ns",
+    "state",
+    "retired",
+    "is_p2p",
+    "p2p_seq_id",
+    "frames",
+    "thread_id",
+    "thread_name",
+    *_COMPARED,
+)
+# How names of torch's own threads begin.
+_OF_TORCH = "pt_"
 _DEVICES = ("nccl", "rccl", "hccl", "xccl", "mccl")
 
 # A call as torch wrote it, unchecked.
@@ -103,7 +115,7 @@ def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
         "pending": ~_done(table, calls.on_device),
         "site": np.array(list(map(sites.of, table["frames"])), dtype=np.int32),
         "created": _whole([time or 0 for time in table["time_created_ns"]], np.int64),
-        "thread": _threads(table["thread_id"], [sites.thread_of(frames) for frames in table["frames"]]),
+        "thread": _threads(table, [sites.thread_of(frames) for frames in table["frames"]]),
     }
     apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)
     entered = ~_queued(every, apart, calls.on_device, table["p2p_seq_id"])
@@ -170,12 +182,16 @@ def _whole(values: Sequence[Any], dtype: npt.DTypeLike) -> Ints:
     return np.fromiter(values, dtype=dtype, count=len(values))
 
 
-def _threads(ids: Sequence[object], of_stacks: Sequence[str | None]) -> Ints:
+def _threads(table: Mapping[str, Sequence[Any]], of_stacks: Sequence[str | None]) -> Ints:
     """Return the number of each call's thread: by the function that its stack begins with, else by torch's number.
 
     A backward pass runs on threads of torch, while the thread that began it waits: its calls are the program's.
     """
-    keys = [(known if known is not None else str(number or "")) for number, known in zip(ids, of_stacks, strict=True)]
+    numbers = [
+        "" if str(name or "").startswith(_OF_TORCH) else str(number or "")
+        for number, name in zip(table["thread_id"], table["thread_name"], strict=True)
+    ]
+    keys = [number if known is None else known for number, known in zip(numbers, of_stacks, strict=True)]
     main = "" if "" in keys or not keys else keys[0]
     return _numbered([main, *keys])[1][1:]
 

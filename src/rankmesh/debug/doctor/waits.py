@@ -27,7 +27,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
@@ -81,8 +81,9 @@ def waits_of(history: History) -> Waits:
     calls = [*_collectives(history, broken), *_exchanges(history, broken), *_unrecorded(history)]
     of_rank = _by_rank(history, calls)
     if len(set(history.orders.values())) > 1:
-        calls = list(_of_blocked_threads(history, calls, of_rank))
-        of_rank = _by_rank(history, calls)
+        blocked = list(_of_blocked_threads(history, calls, of_rank))
+        if any(_by_rank(history, blocked).values()):  # else every rank waits on another thread than it is missed in
+            calls, of_rank = blocked, _by_rank(history, blocked)
     kept = tuple(call for call in calls if any(call in of_rank.get(rank, ()) for rank in call.waiting))
     labels = Counter(group.label for group in {call.group for call in kept})
     for call in kept:
@@ -109,8 +110,7 @@ def _of_blocked_threads(
         order = orders[call.group.family]
         missing = tuple(rank for rank in call.missing if order in waits_in.get(rank, {order}))
         if missing or not call.missing:
-            call.missing = missing
-            yield call
+            yield replace(call, missing=missing)
 
 
 def _is_certain(history: History, call: PendingCall) -> bool:
