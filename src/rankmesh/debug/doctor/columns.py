@@ -115,7 +115,7 @@ def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
         "pending": ~_done(table, calls.on_device),
         "site": np.array(list(map(sites.of, table["frames"])), dtype=np.int32),
         "created": _whole([time or 0 for time in table["time_created_ns"]], np.int64),
-        "thread": _threads(table, [sites.thread_of(frames) for frames in table["frames"]]),
+        "thread": _threads(table, list(map(sites.thread_of, table["frames"]))),
     }
     apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)
     entered = ~_queued(every, apart, calls.on_device, table["p2p_seq_id"])
