@@ -64,7 +64,7 @@ def command(
         found = cluster_of(file, hosts=hosts, gpus_per_node=gpus_per_node)
     for text in found.notes:
         note(f"note: {text}")
-    links = in_words(found.levels, max(host.devices for host in found.hosts), device(device_name))
+    links = in_words(found.levels, max(found.host_sizes), device(device_name))
     return Answer(lambda: found.to_dict() | {"links": links}, lambda: _print(found, links))
 
 

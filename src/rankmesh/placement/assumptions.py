@@ -63,7 +63,7 @@ def assumptions(
         f"virtual stages, cp as a ring), which loses {CONTENTION:.0%} of the time to it",
         "experts": "tokens are spread evenly",
         "stages": "layers that pp does not divide go to the middle; the ends hold embedding, output and loss",
-        "links": in_words(cluster.levels, max(host.devices for host in cluster.hosts), device) + "; NCCL reaches "
+        "links": in_words(cluster.levels, max(cluster.host_sizes), device) + "; NCCL reaches "
         + ", ".join(f"{level.name} {level.bandwidth / 1e9:.4g} GB/s, {level.latency * 1e6:.3g} µs"
                     for level in reached(cluster.levels, device)) + "; kinds of group do not share them",
     }  # fmt: skip

@@ -72,12 +72,14 @@ BACKENDS = ("nccl", "gloo")
 class DeviceUnits:
     """The units at each level of the devices that are placed on, in nested order: ``(levels, devices)``.
 
-    ``device``: what they are, which decides how NCCL uses their links.
+    ``device``: what they are, which decides how NCCL uses their links. ``widths``: devices of a unit, where all are
+    alike.
     """
 
     levels: tuple[Level, ...]
     units: IntArray
     device: Device = DEVICES["h100"]
+    widths: tuple[int, ...] | None = None
 
     @cached_property
     def domain(self) -> tuple[int, bool]:
@@ -97,7 +99,35 @@ def devices_of(plan: Plan, cluster: Cluster, device: Device) -> tuple[IntArray, 
     device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)
     given = device_of[np.searchsorted(ranks, rank_range.ranks(np.arange(rank_range.size)))]
     levels = reached(cluster.levels, device)
-    return nested, DeviceUnits(levels, cluster.units[:, nested].astype(np.int32), device), given
+    widths = cluster.widths if np.array_equal(nested, np.arange(len(nested))) else None
+    return nested, DeviceUnits(levels, cluster.units[:, nested].astype(np.int32), device, widths), given
+
+
+@dataclass(frozen=True)
+class _Shifted:
+    """Groups that are one pattern of devices, each shifted: ``first`` ``(placements, groups)``, then how far."""
+
+    first: IntArray
+    pattern: IntArray
+
+    def apart(self, width: int) -> BoolArray:
+        """Return whether a group has more than one unit of this width, under each placement."""
+        low, high = (self.first + end[:, None] for end in (self.pattern.min(axis=1), self.pattern.max(axis=1)))
+        found: BoolArray = (low // width != high // width).any(axis=1)
+        return found
+
+    def rows(self, width: int) -> tuple[IntArray, IntArray]:
+        """Return the groups that lie differently in units of this width: of which placement, and units of members."""
+        seen = np.zeros(len(self.first) * width, dtype=np.bool_)
+        seen[np.arange(len(self.first))[:, None] * width + self.first % width] = True
+        owner, shift = np.divmod(np.flatnonzero(seen), width)
+        return owner, (shift[:, None] + self.pattern[owner]) // width
+
+
+def _shifted(placed: IntArray) -> _Shifted | None:
+    first, pattern = placed[..., 0], placed[:, 0] - placed[:, 0, :1]
+    alike = np.array_equal(first[..., None] + pattern[:, None], placed)
+    return _Shifted(first.copy(), pattern) if alike else None
 
 
 class HopCounts:
@@ -116,7 +146,11 @@ class HopCounts:
                 f"unknown backend {quoted(backend)}; costs are known for nccl and gloo", received=backend
             )
         self.size, self.many, self.machine, self.backend = groups.shape[1], len(devices), machine, backend
-        self._placed = devices.astype(np.int32)[:, groups]
+        self._placed = devices.astype(np.int32, copy=False)[:, groups]
+        plain = machine.widths is not None and all(level.uplink is None for level in machine.levels)
+        self._pattern = _shifted(self._placed) if plain and backend == "nccl" else None
+        if self._pattern is not None:
+            del self._placed
         self._stages = np.zeros(len(groups), dtype=np.int64) if stages is None else stages
         self._units: dict[int, IntArray] = {}
         self._counted: dict[tuple[str, int], IntArray] = {}
@@ -146,12 +180,25 @@ class HopCounts:
         """The outermost level that a group needs, which is also the slowest that a hop of its ring crosses."""
         found = np.zeros(self.many, dtype=np.int64)
         for level in range(len(self.machine.levels) - 1 if self.size > 1 else 0):
-            units = self.units(level)
-            apart = (units[..., 1:] != units[..., :-1]).any(axis=(1, 2))
+            apart = self._apart(level)
             if not apart.any():
                 break
             found += apart
         return found
+
+    def _apart(self, level: int) -> BoolArray:
+        if self._pattern is not None and self.machine.widths is not None:
+            return self._pattern.apart(self.machine.widths[level])
+        units = self.units(level)
+        found: BoolArray = (units[..., 1:] != units[..., :-1]).any(axis=(1, 2))
+        return found
+
+    def _rows(self, level: int) -> tuple[IntArray, IntArray]:
+        """Return of which placement a group is, and the units of its members; of those that lie alike only one."""
+        if self._pattern is not None and self.machine.widths is not None:
+            return self._pattern.rows(self.machine.widths[level])
+        units = self.units(level)
+        return np.repeat(np.arange(self.many), units.shape[1]), units.reshape(-1, self.size)
 
     @cached_property
     def spread(self) -> tuple[FloatArray, FloatArray]:
@@ -161,9 +208,11 @@ class HopCounts:
         if last < 0:
             return hosts, members
         if (self.widest > last).any():
-            placed, row, _, each = _runs(self.units(last))
-            np.minimum.at(members, placed, each)
-            hosts = np.bincount(row).reshape(self.many, -1).max(axis=1).astype(np.float64)
+            owner, units = self._rows(last)
+            row, _, each = _runs(units)
+            every = np.arange(self.many)
+            members = np.minimum.reduceat(each, np.searchsorted(owner[row], every)).astype(np.float64)
+            hosts = np.maximum.reduceat(np.bincount(row), np.searchsorted(owner, every)).astype(np.float64)
         return members, hosts
 
     def edges(self, collective: str, level: int) -> IntArray:
@@ -178,8 +227,9 @@ class HopCounts:
             units, count = self.units(level), int(self.machine.units[level].max()) + 1
             pairs, independent = np.zeros(self.many * count), np.zeros(self.many * count)
             for stage in np.unique(self._stages):
-                placed, _, unit, members = _runs(units[:, self._stages == stage])
-                owner = placed * count + unit
+                here = units[:, self._stages == stage]
+                row, unit, members = _runs(here.reshape(-1, self.size))
+                owner = row // here.shape[1] * count + unit
                 each, most = members * (self.size - members), np.zeros(len(pairs))
                 np.maximum.at(most, owner, each)
                 pairs += np.bincount(owner, weights=each, minlength=len(pairs))
@@ -198,9 +248,23 @@ class HopCounts:
         if not (self.widest > level).any():
             return np.zeros(self.many, dtype=np.int64)
         if (what, level) not in self._counted:
-            count = _leaving if what in ("loop", "chain") else _in_runs
-            self._counted[what, level] = count(self.units(level), what, int(self.machine.units[level].max()) + 1)
+            if what in ("loop", "chain"):
+                found = _leaving(self.units(level), what, int(self.machine.units[level].max()) + 1)
+            else:
+                found = self._in_runs(what, level)
+            self._counted[what, level] = found
         return self._counted[what, level]
+
+    def _in_runs(self, what: str, level: int) -> IntArray:
+        """Return the most of sorted members: each unit is entered and left once, whatever the length of its run."""
+        owner, units = self._rows(level)
+        row, unit, members = _runs(units)
+        placed, outside = owner[row], self.size - members
+        if what == "beyond":
+            most: IntArray = np.maximum.reduceat(outside, np.searchsorted(placed, np.arange(self.many)))
+            return most
+        count, weight = int(self.machine.units[level].max()) + 1, members * outside if what == "pairs" else outside > 0
+        return _busiest(placed * count + unit, weight, self.many, count)
 
 
 def _leaving(units: IntArray, what: str, count: int) -> IntArray:
@@ -210,28 +274,14 @@ def _leaving(units: IntArray, what: str, count: int) -> IntArray:
     return _busiest(left[0] * count + start[left], None, len(units), count)
 
 
-def _runs(units: IntArray) -> tuple[IntArray, IntArray, IntArray, IntArray]:
-    """Sorted members, where each unit of a group is one run: its placement, group (of all), unit and members."""
-    _, groups, size = units.shape
-    ordered = np.sort(units, axis=-1).reshape(-1, size)
+def _runs(units: IntArray) -> tuple[IntArray, IntArray, IntArray]:
+    """Sorted members of each group ``(groups, size)``: of each unit its group, its number, and members."""
+    size = units.shape[1]
+    ordered = np.sort(units, axis=-1)
     first = np.ones(ordered.shape, dtype=np.bool_)
     first[:, 1:] = ordered[:, 1:] != ordered[:, :-1]
     starts = np.flatnonzero(first)
-    members = np.diff(starts, append=ordered.size)
-    return starts // (size * groups), starts // size, ordered.reshape(-1)[starts], members
-
-
-def _in_runs(units: IntArray, what: str, count: int) -> IntArray:
-    """Return the most of sorted members: each unit is entered and left once, whatever the length of its run."""
-    many, _, size = units.shape
-    placed, _, unit, members = _runs(units)
-    outside = size - members
-    if what == "beyond":
-        most = np.zeros(many, dtype=np.int64)
-        np.maximum.at(most, placed, outside)
-        return most
-    weight = members * outside if what == "pairs" else outside > 0
-    return _busiest(placed * count + unit, weight, many, count)
+    return starts // size, ordered.reshape(-1)[starts], np.diff(starts, append=ordered.size)
 
 
 def _busiest(owner: IntArray, weight: IntArray | BoolArray | None, many: int, count: int) -> IntArray:

@@ -93,7 +93,8 @@ class Filler:
     def __init__(self, machine: DeviceUnits) -> None:
         self._machine = machine
         self._known: dict[tuple[int, ...], IntArray] = {}
-        self._largest = [int(np.bincount(units).max()) for units in machine.units]
+        self._sizes = [set(np.bincount(units).tolist()) for units in machine.units]
+        self._largest = [max(sizes) for sizes in self._sizes]
 
     def devices(self, sizes: Sequence[int]) -> IntArray:
         """Return the devices in order for blocks of these nested sizes (each divides the next)."""
@@ -115,7 +116,7 @@ class Filler:
     def _fill(self, blocks: tuple[int, ...]) -> IntArray:
         """From the hosts outward: whole blocks first, then what is left of each unit, joined to blocks again."""
         units = self._machine.units
-        if all(np.all(np.bincount(row)[np.unique(row)] % block == 0) for row, block in zip(units, blocks, strict=True)):
+        if all(size % block == 0 for sizes, block in zip(self._sizes, blocks, strict=True) for size in sizes):
             return np.arange(units.shape[1])
         parts: dict[int, tuple[list[int], list[int]]] = {}
         for device, unit in enumerate(units[0].tolist()):

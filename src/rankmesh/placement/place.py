@@ -247,7 +247,7 @@ def place(
     step, before = (
         None if prediction is None else prediction.step(links.under(devices[None])) for devices in (best, given)
     )
-    links_in_words = in_words(cluster.levels, max(host.devices for host in cluster.hosts), device)
+    links_in_words = in_words(cluster.levels, max(cluster.host_sizes), device)
     defaults = ", ".join(cluster.default_levels)
     assumed = [f"{links_in_words}; {defaults} by default, not measured (rankmesh measure --save)"] if defaults else []
     return Placed(

@@ -128,6 +128,17 @@ class Links:
         self._counts: dict[tuple[str, int | None], HopCounts] = {}
         self._only: Collection[str] | None = None
 
+    def of(self, plan: Plan) -> Links:
+        """Return the links of another plan of the same ranks, in their order."""
+        other = copy(self)
+        other.roles, other._plain = Roles.of(plan), plan.replace(rank_map=None)
+        other._positions, other._counts = {}, {}
+        return other
+
+    def forget(self) -> None:
+        """Keep of the positions what has been counted of them alone: they take memory."""
+        self._positions = {}
+
     def under(self, devices: IntArray) -> Links:
         """Return the links under other placements: the device of each position, ``(placements, positions)``."""
         other = copy(self)
@@ -148,7 +159,7 @@ class Links:
     def seconds(self, name: str, messages: Sequence[Message], stage: int | None = None) -> Seconds:
         """Seconds of a step that these messages of a kind take, of all groups at once or of the groups of one stage."""
         free = self._only is not None and name not in self._only
-        if free or not messages or self.positions(name).shape[1] < 2:
+        if free or not messages or self._plain.groups(name).size < 2:
             return 0.0
         found = seconds(messages, self.counts(name, stage if self.shared else None))
         return float(found[0]) if self.many == 1 else found
@@ -157,7 +168,7 @@ class Links:
         """Return the hops of a kind; with ``stage``, of its groups there, or of all where the kind joins stages."""
         if (name, stage) not in self._counts:
             groups = self.positions(name, stage)
-            stages = self._stages(groups)[:, 0]
+            stages = self._stages(groups[:, 0])
             self._counts[name, stage] = HopCounts(
                 groups, self.machine, self._devices, backend=self.backend, stages=stages
             )

@@ -123,8 +123,10 @@ def search(
         if sizes in best and best[sizes][0] <= bound:
             continue
         if sizes not in links:
-            links[sizes] = Links(search_plan(sizes, how), cluster, device=device)
+            plan = search_plan(sizes, how)
+            links[sizes] = next(iter(links.values())).of(plan) if links else Links(plan, cluster, device=device)
         seconds = predict(model, how, device, links[sizes]).seconds
+        links[sizes].forget()
         if sizes not in best or seconds < best[sizes][0]:
             best[sizes] = seconds, how
         if progress is not None:
