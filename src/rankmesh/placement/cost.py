@@ -107,8 +107,8 @@ def devices_of(plan: Plan, cluster: Cluster, device: Device) -> tuple[IntArray, 
 class _Shifted:
     """Groups that are one pattern of devices, each shifted: ``first`` ``(placements, groups)``, then how far."""
 
-    first: IntArray
-    pattern: IntArray
+    first: npt.NDArray[np.int32]
+    pattern: npt.NDArray[np.int32]
 
     def apart(self, width: int) -> BoolArray:
         """Return whether a group has more than one unit of this width, under each placement."""
@@ -121,10 +121,11 @@ class _Shifted:
         seen = np.zeros(len(self.first) * width, dtype=np.bool_)
         seen[np.arange(len(self.first))[:, None] * width + self.first % width] = True
         owner, shift = np.divmod(np.flatnonzero(seen), width)
-        return owner, (shift[:, None] + self.pattern[owner]) // width
+        units: IntArray = (shift[:, None] + self.pattern[owner]) // width
+        return owner, units
 
 
-def _shifted(placed: IntArray) -> _Shifted | None:
+def _shifted(placed: npt.NDArray[np.int32]) -> _Shifted | None:
     first, pattern = placed[..., 0], placed[:, 0] - placed[:, 0, :1]
     alike = np.array_equal(first[..., None] + pattern[:, None], placed)
     return _Shifted(first.copy(), pattern) if alike else None
