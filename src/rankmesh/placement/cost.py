@@ -121,8 +121,8 @@ class _Shifted:
         seen = np.zeros(len(self.first) * width, dtype=np.bool_)
         seen[np.arange(len(self.first))[:, None] * width + self.first % width] = True
         owner, shift = np.divmod(np.flatnonzero(seen), width)
-        units: IntArray = (shift[:, None] + self.pattern[owner]) // width
-        return owner, units
+        units = (shift[:, None] + self.pattern[owner]) // width
+        return owner, units.astype(np.int64)
 
 
 def _shifted(placed: npt.NDArray[np.int32]) -> _Shifted | None:
