@@ -6,7 +6,7 @@ import pytest
 from tests.doctor.making import WORLD, call, document, recordings
 
 from rankmesh.debug.doctor import diagnose, doctor
-from rankmesh.debug.doctor.diagnosis import report
+from rankmesh.debug.doctor.diagnosis import report, summary
 
 SECOND = 10**9
 
@@ -63,6 +63,7 @@ def test_a_rank_that_makes_one_call_more_is_named(texts, operation, culprit, num
     assert {cause.sites[culprit], cause.sites[len(texts) - 1]} == set(sites)
     assert f"rank {culprit} made {operation} at {sites[0]}" in found.verdict
     assert f"rank {culprit} made 1 call more" in found.verdict
+    assert f"rank {culprit} is at {sites[0]}" in summary(found)[1]
 
 
 @pytest.mark.parametrize("ended", [False, True])

@@ -67,7 +67,7 @@ def test_a_large_world_decides():
 @pytest.mark.parametrize(
     ("odd", "message", "ranks"),
     [
-        (_capability(1, host="host2", process=102), "rank 1 came twice, as process", (1,)),
+        (_capability(1, host="host2", process=102), "two processes claim rank 1: process", (1,)),
         (_capability(2, size=4), "host2 a world of 4 ranks; they must say the same", (2,)),
         (_capability(2, asked="gloo"), "host2 backend gloo; they must say the same", (2,)),
     ],

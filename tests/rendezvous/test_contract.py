@@ -485,7 +485,7 @@ def test_a_second_process_is_refused_when_it_introduces_itself(real):
 
     first, second = real.run(program, range(2))
     assert isinstance(second, AgreementError)
-    assert "rank 1 came twice, as process 0 and as process 1" in str(second)
+    assert "two processes claim rank 1: process 0 and process 1" in str(second)
     assert first.seen(1)
 
 

@@ -133,7 +133,7 @@ class Arrivals:
 def twice(rank: int, first: str | None, second: str) -> Outcome:
     """Two processes with one rank number."""
     message = (
-        f"rank {rank} came twice, as {first} and as {second}; every process needs a rank of its own; "
+        f"two processes claim rank {rank}: {first} and {second}; every process needs a rank of its own; "
         "start the ranks with one launcher"
     )
     return Outcome("twice", (rank,), message=message)

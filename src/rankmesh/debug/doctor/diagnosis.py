@@ -275,7 +275,8 @@ def summary(diagnosis: Diagnosis) -> list[str]:
     lines = [diagnosis.verdict]
     sites = diagnosis.causes[0].sites if diagnosis.causes else {}
     if sites:
-        lines.append("; ".join(f"rank {rank} is at {site}" for rank, site in sorted(sites.items())[:_PLACES]))
+        shown = sorted(sites, key=lambda rank: (rank not in diagnosis.causes[0].ranks, rank))[:_PLACES]
+        lines.append("; ".join(f"rank {rank} is at {sites[rank]}" for rank in sorted(shown)))
     began = min((call.since for call in diagnosis.waits.calls if 0 < call.since < 2**63 - 1), default=0)
     written = max((recording.written for recording in diagnosis.history.recordings.values()), default=0)
     if diagnosis.causes and 0 < began < written:
