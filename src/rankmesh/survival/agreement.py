@@ -301,7 +301,7 @@ def _following(
 ) -> Members:
     """Return the next members: in the layout that was asked for, unless losses leave too few for it.
 
-    While a layout is tried, that of the ``old`` members follows if it is ``undone``, or too few are left.
+    While a layout is tried, the layout of the ``old`` members follows if it is ``undone``, or too few are left.
     """
     if asked is not None:
         with suppress(LayoutError, PlanError):
