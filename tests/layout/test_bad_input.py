@@ -2,24 +2,33 @@
 
 import pickle
 
+import numpy as np
 import pytest
 
 from rankmesh import (
     AgreementError,
+    Cluster,
+    ClusterError,
     ConnectError,
+    GroupSpec,
     Job,
     LayoutError,
     Mesh,
     NotAMember,
     Pick,
+    PlacementError,
+    Plan,
     PlanError,
     ProofError,
     RankmeshError,
     UnknownAxis,
     UnknownGroup,
+    place,
+    recipes,
 )
 
 LINE = Mesh(tp=2, dp=4)
+PLAN = Plan(LINE, [GroupSpec("tp"), GroupSpec("dp")])
 SHIFTED = Mesh(dp=4, offset=4)
 
 
@@ -221,3 +230,34 @@ def test_saved_meshes_are_checked(change):
     """Plain data that is no mesh is refused as the constructor would."""
     with pytest.raises(LayoutError):
         Mesh.from_dict({**LINE.to_dict(), **change})
+
+
+@pytest.mark.parametrize(
+    ("error", "call"),
+    [
+        (LayoutError, lambda: Mesh(tp=np.array([1, 2]))),
+        (LayoutError, lambda: Mesh(tp=2, rank_map=np.array(2))),
+        (LayoutError, lambda: LINE.split("dp", inner=np.array([1, 2]), outer=2)),
+        (UnknownAxis, lambda: LINE.split(np.array(["dp", "tp"]), inner=2, outer=2)),
+        (LayoutError, lambda: LINE.groups(np.array("tp"))),
+        (PlanError, lambda: Plan(LINE, np.array(2))),
+        (UnknownGroup, lambda: PLAN.groups(["tp"])),
+        (UnknownGroup, lambda: PLAN.spec({})),
+        (PlanError, lambda: recipes.megatron(world_size=8, cp=4, hierarchical_cp=4)),
+        (LayoutError, lambda: recipes.megatron(world_size=8, tp=np.array([1, 2]))),
+        (PlanError, lambda: recipes.megatron(world_size=8, order=np.array([1, 2]))),
+        (ClusterError, lambda: place(PLAN, Cluster.parse("host=8"), within={"tp": ["host"]})),
+        (PlacementError, lambda: place(PLAN, {"host": 8})),
+    ],
+)
+def test_values_of_another_kind(error, call):
+    """Arrays as sizes and names, lists as names, a number for a list: an error of ours, none of Python or numpy."""
+    with pytest.raises(error) as caught:
+        call()
+    assert type(caught.value) is error
+
+
+def test_levels_of_an_array():
+    """What numpy holds is as good as a list."""
+    listed, array = (recipes.megatron(world_size=8, cp=4, hierarchical_cp=one) for one in ((2, 2), np.array([2, 2])))
+    assert listed.digest == array.digest

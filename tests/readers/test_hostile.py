@@ -13,6 +13,7 @@ from tests.readers import hostile
 
 import rankmesh as rm
 from rankmesh.cli.explore import explored
+from rankmesh.core import documents
 from rankmesh.core.documents import DOCUMENT, Unreadable, open_regular, read_bytes
 from rankmesh.core.nccl_config import with_nccl_config
 from rankmesh.debug.doctor.reader import document
@@ -107,3 +108,12 @@ def test_files_have_a_size(tmp_path):
         read_bytes(path, DOCUMENT.size)
     with open_regular(path) as file:
         assert file.read(1) == b"\0"
+
+
+def test_a_file_of_the_kernel_that_has_nothing_to_read_is_refused(monkeypatch):
+    """Python returns None for it, as for /proc/kmsg, which a folder of recordings may have a link to."""
+    ends = os.pipe2(os.O_NONBLOCK)
+    monkeypatch.setattr(documents, "opened", lambda *_: ends[0])
+    with pytest.raises(documents.Unreadable, match="nothing to read now"):
+        documents.read_text("kmsg")
+    os.close(ends[1])

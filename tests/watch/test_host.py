@@ -2,9 +2,11 @@
 
 import json
 import os
+import signal
 import stat
 import tempfile
 import time
+from pathlib import Path
 
 import pytest
 from tests import limits
@@ -103,3 +105,38 @@ def test_a_file_that_is_gone_meanwhile_is_no_news(host, caplog, monkeypatch):
     assert caplog.records == []
     monkeypatch.undo()
     ranks.close()
+
+
+def _descriptors():
+    return {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists()}
+
+
+def test_a_program_that_closes_all_descriptors_gets_nothing_of_ours(host, tmp_path, monkeypatch):
+    """It opens files of its own under all numbers that it closed: none is written to or closed; signals are noticed."""
+    sent = []
+    monkeypatch.setattr(on_host.os, "kill", lambda *how: sent.append(how))
+    before = _descriptors()
+    ranks = HostRanks("session", 0)
+    ranks.outlive_sigterm()
+    numbers = sorted(_descriptors() - before)
+    assert len(numbers) >= 3
+    for taken in (False, True):  # closed, and then another file's
+        for number in numbers:
+            os.close(number)
+        files = [os.open(tmp_path / f"program.{number}", os.O_CREAT | os.O_RDWR) for number in numbers if taken]
+        signal.raise_signal(signal.SIGUSR1)
+        signal.raise_signal(signal.SIGTERM)
+        if taken:
+            assert not any(os.fstat(number).st_size for number in files)
+        assert not ranks.signalled()
+        assert not ranks.terminated()
+        numbers = sorted(_descriptors() - before - set(files))
+    signal.raise_signal(signal.SIGUSR1)
+    signal.raise_signal(signal.SIGTERM)
+    assert ranks.signalled()
+    assert ranks.terminated()
+    ranks.close()
+    assert sent == [(os.getpid(), signal.SIGTERM)]
+    assert [os.fstat(number).st_size for number in files] == [0] * len(files)
+    for number in files:
+        os.close(number)

@@ -24,15 +24,25 @@ from textwrap import fill
 from typing import IO, TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, ConsoleOptions
 
-__all__ = ["error", "json_text", "note", "out", "progress_bar", "write", "write_filled", "write_json"]
+__all__ = ["error", "harmless", "json_text", "note", "out", "progress_bar", "write", "write_filled", "write_json"]
 
 # The width without a terminal; lines stay readable in a log.
 _LOG_WIDTH = 140
 _PIECE = 2**15
 _FLAT = re.compile(r"\[\n\s+([^\[\]{}]*?)\n\s+\]")
 _BREAK = re.compile(r",\n\s+")
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+
+
+def harmless(text: str) -> str:
+    r"""Return a text with its control characters written out, but for ends of lines and tabs: a terminal obeys them.
+
+    >>> harmless("\x1b]0;title\x07\n\x9b2J")
+    '\\u001b]0;title\\u0007\n\\u009b2J'
+    """
+    return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 
 
 def out() -> Console:
@@ -41,11 +51,16 @@ def out() -> Console:
 
 
 def _console(stream: IO[str]) -> Console:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
+    from rich.segment import Segment
 
     class Pipe(Console):
         def on_broken_pipe(self) -> None:
             raise BrokenPipeError
+
+        def render(self, renderable: RenderableType, options: ConsoleOptions | None = None) -> Iterator[Segment]:
+            for text, style, control in super().render(renderable, options):
+                yield Segment(text if control else harmless(text), style, control)
 
     width = None if stream.isatty() or os.environ.get("COLUMNS") else _LOG_WIDTH
     return Pipe(file=stream, width=width, markup=False, highlight=False, emoji=False)
@@ -54,7 +69,7 @@ def _console(stream: IO[str]) -> Console:
 def write(text: str) -> None:
     """Write text and a newline to stdout as it is, in pieces: a reader that leaves is noticed soon."""
     for start in range(0, len(text), _PIECE):
-        sys.stdout.write(text[start : start + _PIECE])
+        sys.stdout.write(harmless(text[start : start + _PIECE]))
     sys.stdout.write("\n")
 
 
@@ -76,7 +91,7 @@ def json_text(data: object) -> str:
 
 def note(text: str) -> None:
     """Tell a person something on stderr that is not data."""
-    sys.stderr.write(text + "\n")
+    sys.stderr.write(harmless(text) + "\n")
 
 
 def error(message: str) -> None:

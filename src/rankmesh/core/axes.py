@@ -11,7 +11,7 @@ from __future__ import annotations
 import operator
 from collections.abc import Iterable, Mapping, Sequence
 from math import prod
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from rankmesh.errors import LayoutError, UnknownAxis, quoted
 
@@ -82,7 +82,7 @@ def axis_name(name: object) -> str:
 
 def axis_size(name: str, size: object) -> int:
     """Return the size of one axis, at least 1."""
-    if size == -1:
+    if isinstance(size, int) and size == -1:
         raise LayoutError(
             f"size of axis {name!r} is -1; write {name}=* in a SPEC to infer it, or an integer of at least 1",
             received=size,
@@ -112,11 +112,19 @@ def axis_names(axes: AxesLike) -> tuple[str, ...]:
     return names
 
 
+def items_of(values: Any) -> tuple[Any, ...] | None:
+    """Return the items of what can be iterated over, None for anything else, an array without dimensions included."""
+    try:
+        return tuple(values)
+    except TypeError:
+        return None
+
+
 def _listed(axes: object) -> tuple[str, ...]:
     """Return what was given as axes, if it is a string or a sequence of names."""
     given = axes.split("-") if isinstance(axes, str) else axes
-    # Lists and tuples first: asking whether something is an Iterable takes ten times as long.
-    listed: tuple[object, ...] = tuple(given) if isinstance(given, list | tuple | Iterable) else (given,)
+    listed = items_of(given)
+    listed = (given,) if listed is None else listed
     names = tuple([name for name in listed if isinstance(name, str) and name])
     if len(names) < len(listed):
         raise LayoutError(f"axes are {quoted(axes)}; write names joined by hyphens, such as 'dp-cp'", received=axes)
@@ -216,6 +224,6 @@ def _fitting(sizes: Mapping[str, int | None], total: int) -> str:
 def find(name: str, known: Iterable[str], what: str = "axis") -> str:
     """Return ``name`` if it is known. Raises ``UnknownAxis`` with the nearest name."""
     names = tuple(known)
-    if name not in names:
+    if str(name) not in names:  # an array would be compared with each of them
         raise UnknownAxis(name, names, what)
     return name

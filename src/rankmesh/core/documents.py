@@ -26,6 +26,7 @@ import sys
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from io import BufferedReader, FileIO
 from typing import TYPE_CHECKING, Any, BinaryIO, NoReturn, TypeVar
 
 from rankmesh.errors import RankmeshError, first_line, quoted
@@ -162,7 +163,17 @@ def open_regular(path: str | os.PathLike[str]) -> BinaryIO:
     rankmesh.core.documents.Unreadable: is a device, and only regular files are read
     """
     with _reading():
-        return os.fdopen(opened(path, os.O_RDONLY, check_regular), "rb")
+        return _Whole(FileIO(opened(path, os.O_RDONLY, check_regular)))
+
+
+class _Whole(BufferedReader):
+    """An open file; a file of the kernel may have nothing to read now, for which Python returns None."""
+
+    def read(self, size: int | None = -1, /) -> bytes:
+        """Read at most so many bytes."""
+        if (data := super().read(size)) is None:
+            raise Unreadable("cannot be read (it has nothing to read now)")
+        return data
 
 
 def opened(

@@ -148,9 +148,10 @@ class Plan:
 
     def groups(self, name: str) -> Groups:
         """Return all groups of one kind: a sequence of groups; ``array`` is the whole world."""
-        if name not in self._kinds:
-            raise UnknownGroup(name, self._kinds)
-        return self._kinds[name]
+        try:
+            return self._kinds[name]
+        except (KeyError, TypeError):
+            raise UnknownGroup(name, self._kinds) from None
 
     def spec(self, name: str) -> GroupSpec:
         """Return the spec of one kind."""

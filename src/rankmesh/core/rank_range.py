@@ -23,7 +23,7 @@ from functools import cached_property
 
 import numpy as np
 
-from rankmesh.core.axes import integer
+from rankmesh.core.axes import integer, items_of
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import LayoutError, in_words, quoted
 
@@ -65,12 +65,12 @@ class RankRange:
         """
         if rank_map is None:
             return self if self.rank_map is None else RankRange.at(self.ascending)
-        if not isinstance(rank_map, Iterable):
+        given = items_of(rank_map)
+        if given is None:
             raise LayoutError(
                 f"rank_map is {quoted(rank_map)}; list the global rank at each position, such as (0, 2, 1, 3)",
                 received=rank_map,
             )
-        given = list(rank_map)
         try:
             ranks = np.asarray(given)
         except ValueError:  # lists of several lengths

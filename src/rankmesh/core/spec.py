@@ -16,7 +16,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, TypedDict
 
-from rankmesh.core.axes import AxesLike, array, axis_names, integer
+from rankmesh.core.axes import AxesLike, array, axis_names, integer, items_of
 from rankmesh.core.groups import Groups
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import GivenOptions, Options, flag
@@ -212,16 +212,16 @@ def _levels(levels: object, group: str) -> tuple[int, ...]:
 
 def check_specs(specs: Iterable[GroupSpec]) -> tuple[GroupSpec, ...]:
     """Return the specs as a tuple: each a GroupSpec, no two with one name."""
-    if not isinstance(specs, Iterable):
+    listed = items_of(specs)
+    if listed is None:
         raise PlanError(f"the groups of a plan are {quoted(specs)}; list them: [GroupSpec('tp')]", received=specs)
-    checked = tuple(specs)
-    for spec in checked:
+    for spec in listed:
         if not isinstance(spec, GroupSpec):
             raise PlanError(
                 f"group {quoted(spec)} is not a GroupSpec; give one, such as GroupSpec('tp')", received=spec
             )
-    names = [spec.name for spec in checked]
+    names = [spec.name for spec in listed]
     for name in names:
         if names.count(name) > 1:
             raise PlanError(f"two groups of the plan are named {name!r}; rename one", group=name)
-    return checked
+    return listed

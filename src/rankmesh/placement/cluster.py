@@ -200,8 +200,8 @@ class Cluster:
     def level(self, name: str) -> int:
         """Return the number of a level by its name, or by Slurm's (block); ``ClusterError`` where there is none."""
         names = [level.name for level in self.levels]
-        name = name if name in names else OTHER_WORDS.get(name, name)
-        if name not in names:
+        name = name if str(name) in names else OTHER_WORDS.get(str(name), name)
+        if str(name) not in names:
             raise ClusterError(
                 f"unknown level {quoted(name)}: this cluster has the levels {', '.join(names)}; name one of them",
                 received=name,

@@ -33,7 +33,7 @@ import numpy as np
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlacementError
+from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement import report
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import BoolArray, FloatArray
@@ -222,6 +222,8 @@ def place(
     what would do, for traffic of kinds that the plan has not, and for a batch that its replicas do not divide;
     ``ClusterError`` for a cluster with fewer devices than ranks.
     """
+    if not isinstance(cluster, Cluster):
+        raise PlacementError(f"expected a Cluster, got {quoted(cluster)}; pass Cluster.parse('host=8')")
     links = Links(plan, cluster, backend, device)
     known = {name: links.positions(name) for name in plan.kinds}
     work, notes = _work(plan, links.roles, model, training, traffic)

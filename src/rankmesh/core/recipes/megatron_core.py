@@ -25,7 +25,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import prod
 from typing import Any
 
-from rankmesh.core.axes import axis_names, axis_size, integer
+from rankmesh.core.axes import axis_names, axis_size, integer, items_of
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import Options
 from rankmesh.core.picks import PickLike, ends, first
@@ -86,7 +86,7 @@ def _expert_dp(world: int, etp: int | None, tp: int, others: Mapping[str, int]) 
 
 def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, ...]:
     """Return the axes in their order; ``gtp_remat`` follows ``after``, or tp, unless the order names it."""
-    names = with_pieces(axis_names(order.lower()), after)
+    names = with_pieces(axis_names(str(order).lower()), after)
     for name in names:
         if name not in sizes and name != "gtp_remat":
             raise PlanError(
@@ -169,7 +169,10 @@ def megatron(
     if instances > 1:
         mesh = mesh.split("edp", view="expert", edp_intra=expert_shards[0], edp_inter=instances)
     expert_gloo, gloo = gloo and gtp == egtp == 1, gloo and gtp == 1
-    hierarchy = tuple(integer(size, "hierarchical_cp", least=1) for size in hierarchical_cp or ())
+    levels = items_of(() if hierarchical_cp is None else hierarchical_cp)
+    if levels is None:
+        raise PlanError(f"hierarchical_cp is {quoted(hierarchical_cp)}; list a size for each level, such as (2, 2)")
+    hierarchy = tuple(integer(size, "hierarchical_cp", least=1) for size in levels)
     whole = ("gtp_remat",) if gtp > 1 else ()
     expert_whole = ("egtp_remat",) if egtp > 1 else ()
     specs = [

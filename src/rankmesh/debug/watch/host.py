@@ -18,10 +18,12 @@ The folder is private, below a private folder of this user. A file that cannot b
 from __future__ import annotations
 
 import faulthandler
+import fcntl
 import json
 import logging
 import os
 import re
+import resource
 import shutil
 import signal
 import subprocess
@@ -32,7 +34,7 @@ from collections.abc import Collection, Iterator
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
 from rankmesh.core.documents import Unreadable, parse_json
 from rankmesh.core.private import PrivateFolder
@@ -47,6 +49,8 @@ _FOLDER = "watch-"
 _SIZE, _STACKS = 1 << 16, 20_000
 # Seconds after which a rank that has a file in a folder has written there which process it is.
 _SETTLED = 60.0
+# A program that uses select() can have no descriptor above.
+_SELECTABLE = 1024
 # Seconds that a tool may take, which stops the process meanwhile; and what it is called with.
 LIMIT = 3.0
 _TOOLS = {"py-spy": ("dump", "--native", "--full-filenames", "--pid"), "pystack": ("remote", "--native")}
@@ -79,15 +83,23 @@ class HostRanks:
             _log.warning("rankmesh: no rank of this host is looked at: %s %s; set TMPDIR", user_folder, error)
             self._place = Path(tempfile.mkdtemp(prefix="rankmesh-watch-"))
             self._folder = PrivateFolder(self._place)
-        self._rank = rank
-        self._folder.remove(f"{rank}.stacks")
-        self._stacks = os.fdopen(self._folder.create_file(f"{rank}.stacks"), "w+b")
-        self._seen = 0
+        self._rank, self._seen, self._folder_file = rank, 0, _file_of(self._folder.descriptor)
         self.by_signal = not _is_taken(_SIGNAL) and not _is_caught(_SIGNAL)
-        if self.by_signal:
-            _write_stack_at(_SIGNAL, self._stacks)
+        self._stacks = self._opened() if self.by_signal else None
         self._publish()
-        self._end: IO[bytes] | None = None
+        self._end: _StackFile | None = None
+
+    def _opened(self) -> _StackFile:
+        folder = self._checked()
+        folder.remove(f"{self._rank}.stacks")
+        return _StackFile(_SIGNAL, folder.create_file(f"{self._rank}.stacks"))
+
+    def _checked(self) -> PrivateFolder:
+        """Return the folder, opened again if the program has closed its descriptor, which may be another file's now."""
+        if _file_of(self._folder.descriptor) != self._folder_file:
+            self._folder = PrivateFolder(self._place)
+            self._folder_file = _file_of(self._folder.descriptor)
+        return self._folder
 
     def outlive_sigterm(self) -> None:
         """Put SIGTERM off until ``close``: launchers send it as soon as another rank has died.
@@ -95,13 +107,14 @@ class HostRanks:
         A program that handles it keeps it. So do processes that are forked off: who ends them does not wait.
         """
         if not _is_taken(signal.SIGTERM) and not _is_caught(signal.SIGTERM):
-            self._end = tempfile.TemporaryFile()  # noqa: SIM115  - open until close
-            _write_stack_at(signal.SIGTERM, self._end)
+            self._end = _StackFile(signal.SIGTERM)
             os.register_at_fork(after_in_child=self._take_sigterm)
 
     def terminated(self) -> bool:
         """Return whether SIGTERM was put off."""
-        return self._end is not None and os.fstat(self._end.fileno()).st_size > 0
+        if self._end is not None and self._end.size is None and not _is_taken(signal.SIGTERM):
+            self._end = _StackFile(signal.SIGTERM)
+        return self._end is not None and bool(self._end.size)
 
     def _take_sigterm(self) -> None:
         if self._end is not None and not _is_taken(signal.SIGTERM):
@@ -109,20 +122,22 @@ class HostRanks:
 
     def _publish(self) -> None:
         about = {"pid": os.getpid(), "began": _began(os.getpid()), "space": _space(), "signal": self.by_signal}
-        self._folder.write(f"{self._rank}.json", json.dumps(about).encode())
+        self._checked().write(f"{self._rank}.json", json.dumps(about).encode())
 
     def signalled(self) -> bool:
         """Return whether SIGUSR1 was received since the last call; a program that handles it itself is sent none."""
         if self.by_signal and _is_taken(_SIGNAL):
             self.by_signal = False
             self._publish()
-        size = os.fstat(self._stacks.fileno()).st_size
-        came, self._seen = size > self._seen, size
-        return came
+        size = None if self._stacks is None else self._stacks.size
+        if size is None and self.by_signal:
+            self._stacks, size = self._opened(), 0
+        before, self._seen = self._seen, size or 0
+        return self._seen > before
 
     def look(self, ranks: Collection[int]) -> dict[int, Look]:
         """Return what each of the ranks on this host looks like from outside; the lowest of the others looks."""
-        here = dict(_ranks(self._folder)) if ranks else {}
+        here = dict(_ranks(self._checked())) if ranks else {}
         if any(rank < self._rank for rank in here if rank not in ranks):
             return {}
         return {rank: self._look_at(rank, about) for rank, about in here.items() if rank in ranks}
@@ -144,7 +159,7 @@ class HostRanks:
     def _stacks_of(self, rank: int, process: int) -> str:
         """Return the stacks of another rank, which its signal handler writes."""
         name = f"{rank}.stacks"
-        with suppress(OSError, Unreadable), os.fdopen(self._folder.open(name), "rb") as file:
+        with suppress(OSError, Unreadable), os.fdopen(self._checked().open(name), "rb") as file:
             before = os.fstat(file.fileno()).st_size
             os.kill(process, _SIGNAL)
             end = time.monotonic() + 1.0
@@ -160,23 +175,57 @@ class HostRanks:
         self._take_sigterm()
         if self.by_signal and not _is_taken(_SIGNAL):
             faulthandler.unregister(_SIGNAL)
-        self._stacks.close()
-        with self._folder as folder:
-            for ending in ("stacks", "json"):
-                folder.remove(f"{self._rank}.{ending}")
-        with suppress(OSError):  # the last to leave deletes the folder
+        with suppress(OSError, Unreadable):  # the last to leave deletes the folder
+            with self._checked() as folder:
+                for ending in ("stacks", "json"):
+                    folder.remove(f"{self._rank}.{ending}")
             self._place.rmdir()
-        if self.terminated():
-            os.kill(os.getpid(), signal.SIGTERM)
+        ended = self._end is not None and self._end.size
+        for file in (self._stacks, self._end):
+            if file is not None:
+                file.close()
         self._end = None
+        if ended:
+            os.kill(os.getpid(), signal.SIGTERM)
 
 
-def _write_stack_at(number: signal.Signals, file: IO[bytes]) -> None:
-    """Have the stack of the main thread, which the kernel gives signals to, written at a signal.
+class _StackFile:
+    """A file into which the stack of the main thread, which the kernel gives signals to, is written at a signal.
 
     Other threads run meanwhile: to read their frames ends the process, if it is busy (SIGSEGV), and so the job.
+
+    A program may close all descriptors, and get their numbers for files of its own. This one has a high number, which
+    is not the next one to be given, and is not used unless it is still of this file.
     """
-    faulthandler.register(number, file=file, all_threads=False)
+
+    def __init__(self, number: signal.Signals, file: int | None = None) -> None:
+        if file is None:
+            with tempfile.TemporaryFile() as made:
+                file = os.dup(made.fileno())
+        limit = min(resource.getrlimit(resource.RLIMIT_NOFILE)[0], _SELECTABLE)
+        self._descriptor = fcntl.fcntl(file, fcntl.F_DUPFD_CLOEXEC, limit * 3 // 4)
+        os.close(file)
+        self._file = _file_of(self._descriptor)
+        faulthandler.register(number, file=self._descriptor, all_threads=False)
+
+    @property
+    def size(self) -> int | None:
+        """Its bytes; None if the program has closed it."""
+        return os.fstat(self._descriptor).st_size if _file_of(self._descriptor) == self._file else None
+
+    def close(self) -> None:
+        """Close the file, if its descriptor is not another one's by now."""
+        if self.size is not None:
+            os.close(self._descriptor)
+
+
+def _file_of(descriptor: int) -> tuple[int, int] | None:
+    """Return which file a descriptor is of, None if it is closed."""
+    try:
+        found = os.fstat(descriptor)
+    except OSError:
+        return None
+    return found.st_dev, found.st_ino
 
 
 def _is_taken(number: signal.Signals) -> bool:

@@ -80,6 +80,7 @@ class Watch:
         self._process = os.getpid()
         self._number = next(_sessions)
         self._recordings: Recordings | None = None
+        self._world = World.current()
         self._stop, self._started = threading.Event(), threading.Event()
         self._requests_over = 0
         self._responding = self._hung = False
@@ -92,9 +93,8 @@ class Watch:
         await_at_exit(self._thread)
         # A rank that stops soon is known to the others of its host by then.
         self._started.wait(_MOMENT)
-        atexit.register(self.close)
-        self._world = World.current()
         self._world.diagnosing.append(self.ask)
+        atexit.register(self.close)
 
     # -- the session -------------------------------------------------------------------------------------------
 
@@ -120,6 +120,8 @@ class Watch:
                     self._put(requests.number, "SIGTERM")
                     return
             requests.close()
+        except (OSError, RuntimeError) as error:  # the program has closed what the watch had open
+            _log.warning("rankmesh: no watch on rank %s any more: %s", self._recorder.rank, error)
         finally:
             host.close()
 
