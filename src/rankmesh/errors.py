@@ -37,9 +37,12 @@ dpp ('tp', 'dp')
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+import os
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from difflib import get_close_matches
+from functools import wraps
+from typing import ParamSpec, TypeVar
 
 _Box = tuple[tuple[int, int], ...]
 
@@ -80,6 +83,12 @@ _KINDS = "a kind along several axes has a spec of its own, such as GroupSpec('{1
 
 # How many ranks a message lists, of all and of the members of one group; how many characters of a line, value, path.
 _RANKS, _MEMBERS, _CHARACTERS, _QUOTED, _PATH = 8, 16, 200, 80, 240
+
+
+_Given = ParamSpec("_Given")
+_Result = TypeVar("_Result")
+# Errors in a chain whose frames are dropped.
+_CAUSES = 8
 
 
 class RankmeshError(Exception):
@@ -391,6 +400,29 @@ def cut(text: str) -> str:
     ('tpt...', 80)
     """
     return text if len(text) <= _QUOTED else f"{text[: _QUOTED - 3]}..."
+
+
+def at_caller(function: Callable[_Given, _Result]) -> Callable[_Given, _Result]:
+    """Let a function's errors end at the line that called it: RANKMESH_DEBUG=1 shows the frames inside.
+
+    For functions that call nothing of their caller's. Other errors than these of rankmesh keep their frames.
+    """
+
+    @wraps(function)
+    def called(*args: _Given.args, **kwargs: _Given.kwargs) -> _Result:
+        try:
+            return function(*args, **kwargs)
+        except RankmeshError as error:
+            if os.environ.get("RANKMESH_DEBUG"):
+                raise
+            inner: BaseException | None = error
+            for _ in range(_CAUSES):
+                if inner is not None:
+                    inner.__traceback__ = None
+                    inner = inner.__cause__ or inner.__context__
+            raise error
+
+    return called
 
 
 def first_line(error: BaseException) -> str:

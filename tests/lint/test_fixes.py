@@ -160,3 +160,14 @@ def test_megatrons_parser_knows_hyphens_alone():
     text = "#!/bin/bash\ntorchrun --nproc_per_node 8 pretrain_gpt.py --tensor_model_parallel_size 2\n"
     assert found(text) == [("unknown-size", 2, "--tensor-model-parallel-size")]
     assert found(text.replace("torchrun --nproc_per_node 8 pretrain_gpt.py", "NPROC_PER_NODE=8 megatron sft")) == []
+
+
+def test_explain():
+    """A layout without a finding is shown to be valid: the ranks, and what experts span."""
+    text = "#!/bin/bash\ntorchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --tensor-model-parallel-size 2 \\\n"
+    text += "  --pipeline-model-parallel-size 2 --expert-model-parallel-size 16 --expert-tensor-parallel-size 1\n"
+    ranks, experts = lint_text(text, "run.sh").valid
+    assert ranks == "run.sh: ranks = tp 2 x cp 1 x dp 16 x pp 2 = 64"
+    assert experts.startswith("run.sh: expert: etp 1 x ep 16 x edp 2 x pp 2 = 64; ep 16 spans tp·dp: allowed, since ")
+    assert experts.endswith("etp x ep x edp = tp x cp x dp = 32")
+    assert lint_text(text.replace("8 --nnodes 8", "8"), "run.sh").valid == ()

@@ -89,3 +89,35 @@ def test_nodes(command):
     """A launcher without a layout is told another number of nodes than Slurm."""
     (found,) = lint_text(f"#!/bin/bash\n#SBATCH --nodes=4\n{command}\n", "a.sh").findings
     assert (found.code, found.line) == ("nodes", 3)
+
+
+@pytest.mark.parametrize(
+    ("command", "expected"),
+    [
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3 vllm serve m -tp 8", [("gpus", 2, "tp=4")]),
+        ("export CUDA_VISIBLE_DEVICES=0,1\nsglang serve --model-path m --tp 4", [("gpus", 3, "tp=2")]),
+        ("CUDA_VISIBLE_DEVICES=4,5 torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2",
+         [("gpus", 2, "--nproc_per_node 2")]),
+        ("CUDA_VISIBLE_DEVICES=$1 vllm serve m -tp 8", []),
+        ("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 vllm serve m -tp 8", []),
+    ],
+)  # fmt: skip
+def test_devices_that_a_command_may_see(command, expected):
+    """The devices of CUDA_VISIBLE_DEVICES are the GPUs of a node; a list that is not known is none."""
+    found = lint_text(f"#!/bin/bash\n{command}\n", "a.sh").findings
+    assert [(each.code, each.line, each.fix) for each in found] == expected
+
+
+@pytest.mark.parametrize(
+    ("batch", "more", "wrong"),
+    [(64, {}, False), (62, {}, True), (64, {"gradient_accumulation_steps": 4}, False),
+     (64, {"gradient_accumulation_steps": 3}, True), ("auto", {}, False)],
+)  # fmt: skip
+def test_batches_of_deepspeed(batch, more, wrong):
+    """DeepSpeed's batch is a multiple of the micro batch and the accumulation."""
+    sizes = {"train_batch_size": batch, "train_micro_batch_size_per_gpu": 4, "zero_optimization": {"stage": 1}, **more}
+    found = lint_text(json.dumps(sizes), "ds.json").findings
+    assert [each.code for each in found] == ["batch"] * wrong
+    for each in found:
+        sizes["train_batch_size"] = int(each.edit.split(": ")[1])
+        assert lint_text(json.dumps(sizes), "ds.json").findings == ()

@@ -34,6 +34,11 @@ FOUND = [
     ("a.sh", script(f"{TP} 2", "#SBATCH --nodes=4", "--nnodes 2"), ("nodes", 3, "--nnodes 4")),
     ("a.sh", script(f"{TP} 2", "#SBATCH --gres=gpu:4"), ("gpus", 3, "--nproc_per_node 4")),
     ("a.sh", script(f"{TP} $TP"), ("unset-variable", 4, None)),
+    (
+        "a.json",
+        '{"train_batch_size": 64,\n"train_micro_batch_size_per_gpu": 3}',
+        ("batch", 1, '"train_batch_size": 63'),
+    ),
     ("a.sh", script(f"{TP} 2.5"), ("not-a-size", 4, None)),
     ("a.sh", script("--tensor-model-paralel-size 2 " + f"{PP} 2"), ("unknown-size", 4, TP)),
     ("a.sh", script(f"{TP} 8 --num-attention-heads 12"), ("heads", 4, "tp=4")),

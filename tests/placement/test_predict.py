@@ -14,6 +14,7 @@ from rankmesh.placement.memory import memory, stage_memory
 from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, bubble, predict, search_plan
 from rankmesh.placement.search import candidates, evaluate, search, settled
+from rankmesh.readers.source import read_plan
 
 GPT = Transformer(layers=8, hidden=1024, heads=16, ffn_hidden_size=4096, vocabulary=51200)
 MIXED = Transformer(layers=6, hidden=256, heads=8, kv_heads=4, ffn_hidden_size=512, vocabulary=1000, gated=True,
@@ -177,6 +178,7 @@ def test_search_is_the_best_of_all_it_tries():
     assert [row.seconds for row in rows] == sorted(row.seconds for row in rows)
     assert rows[0].seconds == pytest.approx(min(each.seconds for each in every))
     least = min(sum(memory(GPT, training, each.sizes).values()) for each in every) + 2e9
+    assert all(read_plan(each.spec).world_size == 8 for each in rows)
     few = search(8, cluster, GPT, training, free=(), device=replace(H100, memory=1.2 * least))
     assert 1 <= len(few) < len(every)
     assert all(row.memory + 2e9 <= 1.2 * least for row in few)

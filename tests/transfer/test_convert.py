@@ -218,3 +218,17 @@ def test_memory_is_bounded_whatever_the_model(tmp_path, to):
     convert(tmp_path / "from", tmp_path / "to", to, budget=4 << 20, progress=lambda *_: most.append(_anonymous()))
     assert max(most) - before < 32 << 20
     assert len(most) == 32
+
+
+def test_what_stands_beside_the_tensors_is_copied(tmp_path):
+    """The configuration and the tokenizer of a model come along, so that it can be loaded; other files do not."""
+    (tmp_path / "model").mkdir()
+    save_file({"weight": torch.ones(2, 2)}, tmp_path / "model" / "model.safetensors")
+    for name in ("config.json", "tokenizer.json", "merges.txt", "README.md", "training_args.bin"):
+        (tmp_path / "model" / name).write_text(name, encoding="utf-8")
+    for source, target, to in (("model", "dcp", "dcp"), ("dcp", "again", "safetensors")):
+        convert(tmp_path / source, tmp_path / target, to)
+        names = {path.name for path in (tmp_path / target).iterdir()}
+        assert {"config.json", "tokenizer.json", "merges.txt"} <= names
+        assert names.isdisjoint({"README.md", "training_args.bin"})
+    assert (tmp_path / "again" / "merges.txt").read_text(encoding="utf-8") == "merges.txt"

@@ -40,21 +40,25 @@ def command(
 ) -> Answer:
     """Convert a checkpoint to another format, without a GPU, a job or the program that wrote it.
 
-    Every tensor keeps its name and its bits. Nothing is split, fused or renamed. A tensor that would need it, such as
-    Megatron's fused tensors to safetensors, is refused by name before anything is written. Opening a checkpoint runs no
-    code from it. Memory stays below 256 MiB and twice the largest chunk of the source, whatever the size of the model.
+    Configuration and tokenizer files beside the tensors are copied. Every tensor keeps its name and its bits: nothing
+    is split, fused or renamed. A tensor that would need it, such as Megatron's fused tensors to safetensors, is refused
+    by name before anything is written. Opening a checkpoint runs no code from it. Memory stays below 256 MiB and twice
+    the largest chunk of the source, whatever the size of the model.
 
     $ rankmesh checkpoint convert ./Llama-3.1-8B ./llama-dcp --to dcp
     $ rankmesh checkpoint convert ./step-1000 ./model --to safetensors --leave-out 'optimizer.*'
     $ rankmesh checkpoint convert ./iter_0001000 ./dcp --to dcp --leave-out 'optimizer.*' --leave-out '*_extra_state*'
     """
     with extra("files"):
-        from rankmesh.transfer.convert import convert
+        from rankmesh.transfer.convert import beside, convert
 
     with progress_bar("converting", "bytes") as (progress, _):
         sizes = convert(source, target, to, leave_out=leave_out or (), progress=progress)
-    total = sum(sizes.values())
+    total, copied = sum(sizes.values()), beside(source)
     return Answer(
-        lambda: {"target": str(target), "format": to, "tensors": len(sizes), "bytes": total},
-        lambda: write(f"wrote {len(sizes):,} tensors, {bytes_text(total)}, to {target} ({to})"),
+        lambda: {"target": str(target), "format": to, "tensors": len(sizes), "bytes": total, "copied": copied},
+        lambda: write(
+            f"wrote {len(sizes):,} tensors, {bytes_text(total)}, to {target} ({to})"
+            + (f"; copied {', '.join(copied)}" if copied else "")
+        ),
     )

@@ -28,6 +28,9 @@ def command(
     format: Annotated[  # noqa: A002  - the name of the option
         Format, typer.Option(help="github: workflow commands, which annotate a pull request; sarif: SARIF 2.1.0.")
     ] = "text",
+    explain: Annotated[
+        bool, typer.Option("--explain", help="Also print on stderr why each layout without a finding is valid.")
+    ] = False,
     json: Json = False,
 ) -> None:
     """Find layouts that cannot run in scripts, training configs and containers. Runs no code.
@@ -46,6 +49,8 @@ def command(
         raise Failed(str(error), ExitCode.USAGE) from error
     for line in found.notes:
         note(f"note: {line}")
+    for line in found.valid if explain else ():
+        note(line)
     if text := shown(found.findings, "json" if json else format):
         write(text)
     if found.findings:

@@ -53,6 +53,8 @@ def command(
 
 def _print(rows: Sequence[Found], top: int, explain: int, assumed: Mapping[str, str]) -> None:
     _print_rows(rows[:top])
+    write("\nSPEC of each row, for show, place and connect")
+    print_facts((str(number), each.spec) for number, each in enumerate(rows[:top], 1))
     _print_parts(rows[explain - 1], explain)
     write("\nassumed")
     print_facts((name.replace("_", " "), text) for name, text in assumed.items())

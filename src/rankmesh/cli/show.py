@@ -24,6 +24,7 @@ from rankmesh.cli.options import (
 )
 from rankmesh.cli.outputs import check_outputs, write_output
 from rankmesh.cli.shell import Answer
+from rankmesh.core.explain import arithmetic
 from rankmesh.core.mesh import Mesh
 from rankmesh.errors import quoted
 from rankmesh.readers.source import Source
@@ -141,6 +142,9 @@ def _print(mesh: Mesh, facts: Overview) -> None:
     write_filled(_header(facts))
     write("")
     print_table(("layout", "axis", ">size", ">stride", ""), _axes(facts))
+    write("")
+    for line in arithmetic(mesh):
+        write_filled(line)
     write("")
     if mesh.size <= _GRID_LIMIT:
         write(grid(mesh, line=console.width))

@@ -188,7 +188,7 @@ def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[
     if open_axes and total % known:
         raise LayoutError(
             f"{what} is {total}, which {_product(sizes)} does not divide, so {open_axes[0]}=* has no size; "
-            "change a size",
+            f"{_divisors(sizes, total)}",
             total=total,
             product=known,
         )
@@ -208,6 +208,19 @@ def _product(sizes: Mapping[str, int | None]) -> str:
     if len(given) == 1:
         return next(f"{name}={size}" for name, size in given.items())
     return f"{' x '.join(f'{name} {size}' for name, size in given.items()) or '1'} = {prod(given.values())}"
+
+
+_MOST = 1 << 16  # sizes that an error tries
+
+
+def _divisors(sizes: Mapping[str, int | None], total: int) -> str:
+    """Return the sizes of one axis that fit beside the others and an open one; the first axis that has some."""
+    for name, size in sizes.items():
+        rest = prod(other for axis, other in sizes.items() if other is not None and axis != name)
+        if size is not None and total % rest == 0:
+            fits = [str(each) for each in range(1, min(total // rest, _MOST) + 1) if total // rest % each == 0]
+            return f"sizes of {name} that fit: {', '.join(fits)}"
+    return "change a size"
 
 
 def _fitting(sizes: Mapping[str, int | None], total: int) -> str:

@@ -6,6 +6,8 @@ by which stride.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+from math import prod
 from typing import TYPE_CHECKING, TypedDict
 
 from rankmesh.core.local import LocalGroup
@@ -15,9 +17,45 @@ if TYPE_CHECKING:
     from rankmesh.core.mesh import Mesh
     from rankmesh.core.plan import Plan
 
-__all__ = ["GroupFacts", "RankFacts", "describe", "explain"]
+__all__ = ["GroupFacts", "RankFacts", "arithmetic", "describe", "explain"]
 
 _SHOWN = 8
+
+
+def arithmetic(mesh: Mesh) -> list[str]:
+    r"""Return why a layout is valid, a line for the mesh and one for each view that divides the same ranks otherwise.
+
+    >>> from rankmesh.core.recipes import megatron
+    >>> print(*arithmetic(megatron(world_size=16, tp=2, pp=2, ep=4, etp=1).mesh), sep="\n")
+    ranks = tp 2 x cp 1 x dp 4 x pp 2 = 16
+    expert: etp 1 x ep 4 x edp 2 x pp 2 = 16; ep 4 spans tp·dp: allowed, since etp x ep x edp = tp x cp x dp = 8
+    """
+    lines = [f"ranks = {_product(mesh.axes)} = {mesh.size:,}"]
+    for name, view in mesh.views.items():
+        other = view.axes
+        common = {axis for axis in other if mesh.axes.get(axis) == other[axis] and axis in mesh.axes}
+        ours, theirs = ([axis for axis in axes if axis not in common] for axes in (mesh.axes, other))
+        line = f"{name}: {_product(other)} = {mesh.size:,}"
+        largest = max(theirs, key=lambda axis: other[axis], default="")
+        if "ep" in theirs:
+            largest = "ep"
+        if largest and other[largest] > 1 and prod(mesh.axes[axis] for axis in ours) > 1:
+            spanned = _spanned(mesh, largest, name)
+            equal = f"{' x '.join(theirs)} = {' x '.join(ours)} = {prod(other[axis] for axis in theirs):,}"
+            line += f"; {largest} {other[largest]} spans {'·'.join(spanned)}: allowed, since {equal}"
+        lines.append(line)
+    return lines
+
+
+def _product(axes: Mapping[str, int]) -> str:
+    return " x ".join(f"{name} {size:,}" for name, size in axes.items())
+
+
+def _spanned(mesh: Mesh, axis: str, view: str) -> list[str]:
+    """Return the axes of the mesh along which the members of a view's group differ."""
+    group = mesh.groups(axis, view=view).of(mesh.offset if mesh.rank_map is None else mesh.rank_map[0])
+    first, *others = [mesh.coordinate(int(rank)) for rank in group]
+    return [name for name in mesh.axes if any(other[name] != first[name] for other in others)]
 
 
 class GroupFacts(TypedDict):

@@ -11,11 +11,13 @@ from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 
+from rankmesh.errors import at_caller
 from rankmesh.runtime.init import LiveRank, enter
 
 __all__ = ["init", "watched"]
 
 
+@at_caller
 def init(
     backend: str | None = None,
     *,

@@ -23,6 +23,7 @@ Levels may lie inside hosts, as sockets and PCIe switches do: the level named ho
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -124,6 +125,12 @@ class Cluster:
         """
         parts = [item.partition(":") for item in str(text).split(",")]
         sizes = fill(parse_axes(",".join(size for size, _, _ in parts)), world_size, "world_size")
+        if rails := [name for name in sizes if re.fullmatch(r"rails?|rail[-_]\w+", name)]:
+            raise ClusterError(
+                f"{rails[0]} in {quoted(text)}: levels are nested, and the rails of a fabric (device i of each host on "
+                "switch i) are not; leave it out: host=8,leaf=4 describes the hosts that share all of their switches",
+                received=text,
+            )
         rates = {name: rate(given, name) for name, (_, colon, given) in zip(sizes, parts, strict=True) if colon}
         levels = tuple(
             replace(level, bandwidth=rates[level.name], assumed=False) if level.name in rates else level

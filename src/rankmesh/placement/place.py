@@ -33,7 +33,7 @@ import numpy as np
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
-from rankmesh.errors import PlacementError, quoted
+from rankmesh.errors import PlacementError, at_caller, quoted
 from rankmesh.placement import report
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import BoolArray, FloatArray
@@ -195,6 +195,7 @@ class Costing:
         return broken
 
 
+@at_caller
 def place(
     plan: Plan,
     cluster: Cluster,

@@ -37,6 +37,9 @@ MICROBATCHES, RECOMPUTES = (1, 2, 4, 8), ("none", "selective", "full")
 _SHARE = 2048
 
 
+_USUAL_ORDER = ("tp", "cp", "dp", "pp")  # Megatron's
+
+
 @dataclass(frozen=True)
 class Found:
     """One layout: its sizes and order, how it is trained, the predicted step, and bytes of a device by part."""
@@ -63,10 +66,26 @@ class Found:
         """TFLOP/s of a device that the model needs; what is computed again does not count."""
         return self.flops / self.seconds / self.sizes.world / 1e12
 
+    @property
+    def spec(self) -> str:
+        """The layout as a SPEC; the order of one with experts is left to ``rankmesh place``."""
+        sizes = {name: getattr(self.sizes, name) for name in ("tp", "cp", "pp", "ep", "etp")}
+        experts = self.sizes.ep > 1
+        words = [f"world={self.sizes.world}"]
+        words += [
+            f"{name}={size}"
+            for name, size in sizes.items()
+            if (size > 1 or name == "etp") and (name not in ("ep", "etp") or experts)
+        ]
+        names = [name for name in self.order.split("-") if getattr(self.sizes, name, 1) > 1]
+        usual = [name for name in _USUAL_ORDER if name in names]
+        return f"megatron:{','.join(words)}" + (f",order={self.order}" if names != usual and not experts else "")
+
     def to_dict(self) -> dict[str, object]:
         """Plain data."""
         sizes, training, step = self.sizes, self.training, self.step
         return {
+            "spec": self.spec,
             **{name: getattr(sizes, name) for name in ("tp", "cp", "pp", "dp", "ep", "etp")},
             "order": self.order,
             "microbatch": training.microbatch,

@@ -98,11 +98,19 @@ def check_capacity(plan: Plan, cluster: Cluster, found: Sequence[Bound], machine
         if spare:
             here = machine.units[bound.level][given[bound.groups]]
             now = int((here == here[:, :1]).all(axis=1).sum())
-            raise _refused(plan, cluster, bound, largest, spare, units, now)
+            beside = [each for each in found if each.level <= bound.level and each.groups.shape[1] > 1]
+            raise _refused(plan, cluster, bound, largest, spare, units, now, beside)
 
 
 def _refused(
-    plan: Plan, cluster: Cluster, bound: Bound, largest: int, spare: Sequence[int], units: IntArray, now: int
+    plan: Plan,
+    cluster: Cluster,
+    bound: Bound,
+    largest: int,
+    spare: Sequence[int],
+    units: IntArray,
+    now: int,
+    beside: Sequence[Bound],
 ) -> PlacementError:
     level = cluster.levels[bound.level].name
     count, size = bound.groups.shape
@@ -120,10 +128,19 @@ def _refused(
     if asked is not None:
         slurm = f" (sbatch --segment={asked[1]})" if level == SEGMENTS else ""
         remedies.insert(0, f"ask for {asked[0]} segments of {asked[1]} hosts, each within one {level}{slurm}")
-    return PlacementError(
+    problem = (
         f"{bound.kind} does not fit within {level}: {fit} of {count} {bound.kind} groups fit, {now} in the order "
         f"given, as groups of {size} ranks such as {list(group[:8])}{together} cannot fill {level} {shown}, whose "
-        f"devices {largest} does not divide; {'; or '.join(remedies) or 'loosen a constraint'}",
+        f"devices {largest} does not divide"
+    )
+    single = next((each for each in beside if common % each.groups.shape[1] == 0), None)
+    if others > 1 and len(beside) > 1 and single is not None:
+        kinds, both = " and ".join(each.kind for each in beside), "both" if len(beside) == 2 else "all"
+        has = f"a {level} has {common}" if len(set(units[units > 0].tolist())) == 1 else f"{level} {shown}"
+        problem = f"{kinds} cannot {both} stay inside a {level}: together they have {largest} ranks, {has}"
+        remedies = [f"keep {single.kind}={cluster.levels[single.level].name}"]
+    return PlacementError(
+        f"{problem}; {'; or '.join(remedies) or 'loosen a constraint'}",
         kind=bound.kind,
         level=level,
         group=group,

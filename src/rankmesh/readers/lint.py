@@ -20,12 +20,13 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from math import prod
 from pathlib import Path
 from typing import Any
 
 from rankmesh.core.documents import Invalid, Unreadable, parse_json, read_text, refused_as
+from rankmesh.core.explain import arithmetic
 from rankmesh.core.source import RECIPES
 from rankmesh.errors import PlanError, cut
 from rankmesh.readers import slurm
@@ -38,6 +39,7 @@ from rankmesh.readers.models import named_counts
 from rankmesh.readers.reading import NO_LAYOUT, Entry, Reading, Table, gathered, run_it
 from rankmesh.readers.run import Run, runs_of, slurm_variables
 from rankmesh.readers.script import read_script
+from rankmesh.readers.tokens import shown
 
 __all__ = ["CODES", "Finding", "Linted", "lint_files", "lint_text"]
 
@@ -46,6 +48,7 @@ CODES = {
     "contradiction": "a size is set twice, to different values",
     "nodes": "the launcher and Slurm, or the manifest of its pods, have different node counts",
     "gpus": "a node has fewer GPUs than ranks",
+    "batch": "the batch sizes of DeepSpeed do not multiply out",
     "unset-variable": "a size is a variable that the file does not set",
     "unknown-size": "a setting looks like a parallel size, and is not one",
     "not-a-size": "a parallel size is not a whole number of at least 1",
@@ -60,7 +63,7 @@ _MOST_FILES = 100_000
 _FOREIGN = {"node_modules", "__pycache__", "venv"}
 # A file in lower case without one of these words, or a short name of an axis, states no layout.
 _HINTS = ["parallel", "torchrun", "torch.distributed", "deepspeed", "zero_optimization", "fsdp", "num_processes"]
-_HINTS += ["sglang", "vllm", "nnodes", "nproc_per_node", "accelerate launch"]
+_HINTS += ["train_batch_size", "sglang", "vllm", "nnodes", "nproc_per_node", "accelerate launch"]
 _AXIS = re.compile(r"[cdept]p(?<![a-z][cdept]p)(?![a-z])|par[a-z]{3,7}_(\w+_)?(size|degree)")
 _IGNORED = re.compile(r"^(.*?)#\s*rankmesh:\s*ignore(?:\[([\w\s,-]*)\])?\s*$", re.MULTILINE)
 # An option that is a size, in the command of a container; a key that is one, in a manifest.
@@ -120,10 +123,14 @@ class Finding:
 
 @dataclass(frozen=True)
 class Linted:
-    """What was found in one file or in several; ``notes``: why a file is not checked, or only in part."""
+    """What was found in one file or in several; ``notes``: why a file is not checked, or only in part.
+
+    ``valid``: for each layout that fits, the lines that show why.
+    """
 
     findings: tuple[Finding, ...] = ()
     notes: tuple[str, ...] = ()
+    valid: tuple[str, ...] = field(default=(), compare=False)
 
 
 def lint_files(paths: Iterable[str | os.PathLike[str]]) -> Linted:
@@ -134,6 +141,7 @@ def lint_files(paths: Iterable[str | os.PathLike[str]]) -> Linted:
     """
     findings: list[Finding] = []
     notes: list[str] = []
+    valid: list[str] = []
     for file, named in _files(paths).items():
         try:
             text = read_text(file, _LARGEST)
@@ -145,7 +153,8 @@ def lint_files(paths: Iterable[str | os.PathLike[str]]) -> Linted:
         found = lint_text(text, file)
         findings += found.findings
         notes += found.notes
-    return Linted(tuple(findings), tuple(notes))
+        valid += found.valid
+    return Linted(tuple(findings), tuple(notes), tuple(valid))
 
 
 def _files(paths: Iterable[str | os.PathLike[str]]) -> dict[str, bool]:
@@ -184,6 +193,7 @@ def lint_text(text: str, path: str) -> Linted:
     return Linted(
         tuple(each for each in found.findings if each.code not in of_file | of_lines.get(each.line or 0, set())),
         found.notes,
+        found.valid,
     )
 
 
@@ -218,7 +228,8 @@ def _read(text: str, path: str) -> Linted:
     if not runs and not is_dockerfile(path) and not is_script(text, path):
         found_here, layout = _of_layout(lambda world: read_config(text, path, world_size=world), path)
         notes = [*found_here.notes, *(notes or _ignored_kinds(text, path))]
-        return Linted((*found_here.findings, *_of_model(layout, _given(layout))), tuple(notes))
+        findings_here = (*found_here.findings, *_of_model(layout, _given(layout)))
+        return Linted(findings_here, tuple(notes), () if findings_here else found_here.valid)
     asked = slurm.counts(text) if len(runs) == 1 and "hetjob" not in text else {}
     found = [_of_run(run, container, asked, path) for run, container in runs]
     # What leaders and workers share is found once.
@@ -226,7 +237,8 @@ def _read(text: str, path: str) -> Linted:
     for finding in (finding for each in found for finding in each.findings):
         findings.setdefault((finding.line, finding.code), finding)
     notes += [note for each in found for note in each.notes]
-    return Linted(tuple(findings.values()), tuple(dict.fromkeys(notes)))
+    valid = tuple(dict.fromkeys(line for each in found if not each.findings for line in each.valid))
+    return Linted(tuple(findings.values()), tuple(dict.fromkeys(notes)), valid)
 
 
 def _ignored_options(container: Container, path: str) -> Iterator[str]:
@@ -258,7 +270,7 @@ def _of_run(run: Run, container: Container | None, asked: Mapping[str, tuple[int
     findings += _of_engine(run, layout, machine, given) if layout and layout.format in ("vllm", "sglang") else []
     left_open = [each for each in findings if container and each.code == "unset-variable" and "$(" not in each.message]
     notes = tuple(str(each) for each in left_open)
-    return Linted(tuple(each for each in findings if each not in left_open), found.notes + notes)
+    return Linted(tuple(each for each in findings if each not in left_open), found.notes + notes, found.valid)
 
 
 @dataclass(frozen=True)
@@ -318,7 +330,8 @@ def _of_layout(read: Callable[[int | None], Config], path: str) -> tuple[Linted,
         findings.append(_of_error(found, path))
     elif known and not problems and found.values.get("code") != NO_LAYOUT and not isinstance(found.__cause__, Invalid):
         notes.append(str(found))
-    return Linted(tuple(findings), tuple(notes)), layout
+    valid = tuple(f"{path}: {line}" for line in arithmetic(found.plan.mesh)) if isinstance(found, Config) else ()
+    return Linted(tuple(findings), tuple(notes), valid if known else ()), layout
 
 
 def _read_all(read: Callable[[int | None], Config], world: int | None) -> tuple[Config | PlanError, list[PlanError]]:
@@ -424,6 +437,7 @@ def _of_model(layout: _Layout | None, given: dict[str, Any]) -> Iterator[Finding
             yield _of_rule(layout, rule, value)
             given |= {} if value is None else {argument: value}
     yield from _of_rollouts(layout)
+    yield from _of_batch(layout)
 
 
 def _size(rule: _Rule, layout: _Layout) -> int:
@@ -483,6 +497,31 @@ _ROLLOUTS = {
     "--vllm_tensor_parallel_size",
 }
 _ENGINE_HEADS = (_Check("heads", "tp", "heads", _HEADS), _Check("heads", "tp", "kv_heads", _KEYS, either=True))
+
+
+_BATCH, _MICRO, _STEPS = "train_batch_size", "train_micro_batch_size_per_gpu", "gradient_accumulation_steps"
+
+
+def _of_batch(layout: _Layout) -> Iterator[Finding]:
+    """Yield a finding where DeepSpeed's batch is not micro batch x accumulation x data parallel ranks."""
+    found = {each.name: each for each in layout.stated if len(each.path) == 1 and type(each.value) is int}
+    if layout.format != "deepspeed" or not {_BATCH, _MICRO} <= found.keys():
+        return
+    batch, micro, steps = found[_BATCH], found[_MICRO], found.get(_STEPS)
+    block, shown_block = micro.value, str(micro)
+    if steps is not None:
+        block, shown_block = micro.value * steps.value, f"{micro} x {steps}"
+    shards = layout.arguments.get("tp", 1) * layout.arguments.get("sp", 1)
+    ranks = (layout.arguments["world_size"] or 1) // shards if layout.known else 1
+    wrong = batch.value != block * ranks if steps is not None and layout.known else batch.value % (block * ranks)
+    if block and wrong:
+        across = f" x {ranks} data parallel ranks" if layout.known else ""
+        message = f"{batch} is not {shown_block}{across}, nor a multiple"
+        if steps is not None and layout.known:
+            message = f"{batch} is not {shown_block}{across} = {block * ranks}"
+        value = block * ranks if layout.known else max(1, batch.value // block) * block
+        edit = written(batch.path, value, layout.path)
+        yield Finding(layout.path, _line(batch.line), "batch", message, edit, None, edit)
 
 
 def _of_rollouts(layout: _Layout) -> Iterator[Finding]:
@@ -563,6 +602,10 @@ def _machine(run: Run, container: Container | None, asked: Mapping[str, tuple[in
 
     nodes, gpus = count("nodes", "SLURM_NNODES"), next(iter(count("GPUs", "SLURM_GPUS_ON_NODE")), None)
     rule, together = "asks Slurm for", nodes[0].value if nodes else 1
+    visible = run.command.variables.get("CUDA_VISIBLE_DEVICES")
+    listed = shown(visible.words[0]) if visible is not None and visible.words else ""
+    if visible is not None and re.fullmatch(r"\d+(,\d+)*", listed):
+        gpus = Entry(("CUDA_VISIBLE_DEVICES",), len(listed.split(",")), (*visible.lines, run.command.line)[0])
     commands = str(run.command)
     if container is not None:
         nodes, gpus = tuple(replace(each, path=("pods",)) for each in container.pods), container.gpus

@@ -56,7 +56,7 @@ _IN_CONDITION = re.compile(r"([A-Za-z_]\w*)(?:=(?![=~])|\+\+|--)")
 # What a launcher takes from its environment; the last are of torchtitan's run_train.sh.
 TAKEN = (
     "WORLD_SIZE", "SLURM_NTASKS", "SLURM_NNODES", "NPROC_PER_NODE", "NNODES", "PET_NPROC_PER_NODE", "PET_NNODES",
-    "NGPU", "NNODE", "CONFIG_FILE",
+    "NGPU", "NNODE", "CONFIG_FILE", "CUDA_VISIBLE_DEVICES",
 )  # fmt: skip
 
 _OPENS, _LOOPS = {"if", "case", "for", "select", "while", "until", "{"}, {"for", "select", "while", "until"}

@@ -25,7 +25,7 @@ from rankmesh.core.documents import INDEX, Invalid, Unreadable, parse_json, read
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.source import FORMS, RECIPES, check_fits, recipe_arguments
-from rankmesh.errors import PlanError, RankmeshError, quoted, quoted_path
+from rankmesh.errors import PlanError, RankmeshError, at_caller, quoted, quoted_path
 
 if TYPE_CHECKING:
     from rankmesh.readers.config import Config
@@ -50,6 +50,7 @@ class Source(source.Source):
     hosts: tuple[str, ...] = ()
 
 
+@at_caller
 def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
     """Return the plan that is meant: a SPEC is read, a mesh gets a kind for each axis, a plan stays as it is.
 

@@ -264,6 +264,8 @@ def _short(value: object) -> str:
         return "absent"
     if isinstance(value, dict) and "name" not in value and _mapping(value.get("axes")):
         return _short(value["axes"])  # of a mesh or a view
+    if isinstance(value, dict) and "name" in value:
+        return "there"  # a group, which the others do not have
     named = _mapping(value) if isinstance(value, list) else None
     if named is None:
         return cut(json.dumps(value))

@@ -20,7 +20,7 @@ from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
 from rankmesh.core.source import read_spec
-from rankmesh.errors import ConnectError, LayoutError, PlanError, RankmeshError, UnknownAxis, quoted
+from rankmesh.errors import ConnectError, LayoutError, PlanError, RankmeshError, UnknownAxis, at_caller, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.runtime.live import LiveGroups
@@ -68,6 +68,7 @@ class LiveJob(Mapping[str, LiveGroups], AbstractContextManager["LiveJob"]):
 def connect(plan: PlanLike, *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> LiveGroups: ...
 @overload
 def connect(plan: Mapping[str, PlanLike], *, timeout: float | timedelta = DEFAULT_TIMEOUT) -> LiveJob: ...
+@at_caller
 def connect(
     plan: PlanLike | Mapping[str, PlanLike], *, timeout: float | timedelta = DEFAULT_TIMEOUT
 ) -> LiveGroups | LiveJob:

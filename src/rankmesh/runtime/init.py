@@ -118,7 +118,7 @@ def enter(
     launch, store, prefix, decision = together(launch, local, limit or _LIMIT)
     backend, device = str(decision.backend), device_of(str(decision.backend), local)
     if decision.note and launch.rank == 0:
-        warnings.warn(decision.note, RuntimeWarning, stacklevel=3)
+        warnings.warn(decision.note, RuntimeWarning, stacklevel=4)
 
     def initialise() -> None:
         if device.type == "cuda":  # each thread has a current one of its own

@@ -39,7 +39,7 @@ from rankmesh.errors import TransferError, quoted, quoted_path
 from rankmesh.transfer.files import CODES, Checkpoint, StoredTensor, load, safetensors_header
 from rankmesh.transfer.torch_checkpoint import Chunk
 
-__all__ = ["FORMATS", "convert"]
+__all__ = ["FORMATS", "beside", "convert"]
 
 BUDGET = 64 << 20
 _FILE = 5 << 30
@@ -79,11 +79,27 @@ def convert(
         for done in accumulate(FORMATS[to](checkpoint, part, whole, budget)):
             if progress is not None:
                 progress(done, sum(sizes.values()))
+        for name in beside(checkpoint.folder):
+            shutil.copyfile(Path(checkpoint.folder, name), part / name)
         part.replace(place)
     except BaseException:
         shutil.rmtree(part, ignore_errors=True)
         raise
     return sizes
+
+
+# What stands beside the tensors of a model, by which transformers loads it: configurations, tokenizer, chat template.
+_BESIDE = re.compile(
+    r"(config|generation_config|preprocessor_config|processor_config|tokenizer|tokenizer_config|special_tokens_map"
+    r"|added_tokens|vocab|chat_template)\.json|merges\.txt|vocab\.txt|tokenizer\.model|\w+\.tiktoken|chat_template\.jinja"
+)
+_LARGEST = 64 << 20
+
+
+def beside(folder: str | Path) -> list[str]:
+    """Return the names of the configuration and tokenizer files beside a checkpoint, which ``convert`` copies."""
+    files = [each for each in sorted(Path(folder).iterdir()) if _BESIDE.fullmatch(each.name)]
+    return [each.name for each in files if each.is_file() and each.stat().st_size <= _LARGEST]
 
 
 # -- what is refused --------------------------------------------------------------------------------------------------

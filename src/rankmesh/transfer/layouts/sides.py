@@ -83,7 +83,23 @@ def sizes_of(text: str) -> dict[str, int]:
         if axis in given:
             raise LayoutError(f"side {quoted(text)} has {axis} twice; give it once", side=text)
         given[axis] = int(size)
-    return given
+    return _without_world(text, given)
+
+
+def _without_world(text: str, given: dict[str, int]) -> dict[str, int]:
+    """Replace the world of ``megatron:world=8,tp=2,pp=2``, as in a SPEC, by the data parallel size: ``dp=2``."""
+    world = given.pop("world", None) if text.startswith("megatron:") else None
+    if world is None:
+        return given
+    block = given.get("tp", 1) * given.get("cp", 1) * given.get("pp", 1)
+    if not block or world % block or given.get("dp", world // block) != world // block:
+        shown = " x ".join(f"{name} {given[name]}" for name in ("tp", "cp", "pp", "dp") if name in given)
+        raise LayoutError(
+            f"world={world} of side {quoted(text)} does not go with {shown}; use a multiple of {block} ranks, or leave "
+            "dp out",
+            side=text,
+        )
+    return {**given, "dp": world // block}
 
 
 def check_options(text: str, given: Mapping[str, int], make: Callable[..., object]) -> None:
