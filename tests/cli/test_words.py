@@ -69,7 +69,7 @@ def test_rails_are_not_a_level():
         rm.Cluster.parse("host=8,rail=4")
 
 
-def test_one_axis_more_is_told_without_json():
+def test_one_axis_more_is_shown_without_json():
     """A group that one plan has and the other does not is there, or absent."""
     one, more = (json.loads(read_plan(text).to_json()) for text in ("tp=2,dp=2", "tp=2,dp=2,pp=1"))
     shown = [(left, right) for _, left, right in differences(one, more)]

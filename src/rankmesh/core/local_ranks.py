@@ -38,16 +38,16 @@ def contradictions(facts: Iterable[LocalRank]) -> Iterator[str]:
     """Yield a sentence for each host on which ranks have one local rank and the same devices."""
     for (host, _), here in grouped(((each.host, each.machine), each) for each in facts).items():
         known = [each for each in here if each.local_rank is not None]
-        alike = grouped(((each.local_rank, each.visible), each.rank) for each in known)
-        shared = [" and ".join(map(str, sorted(ranks)[:3])) for ranks in alike.values() if len(ranks) > 1]
+        same = grouped(((each.local_rank, each.visible), each.rank) for each in known)
+        shared = [" and ".join(map(str, sorted(ranks)[:3])) for ranks in same.values() if len(ranks) > 1]
         if not shared:
             continue
         more = f" and {len(shared) - _LISTED} more sets" if len(shared) > _LISTED else ""
         sizes = {each.local_world_size for each in known if each.local_world_size}
-        told = ""
+        count = ""
         if sizes and max(sizes) < len(here):
-            told = f"; {len(here)} ranks of this job are on {host}, but its local world size is {max(sizes)}"
+            count = f"; {len(here)} ranks of this job are on {host}, but its local world size is {max(sizes)}"
         yield (
             f"ranks {', '.join(shared[:_LISTED])}{more} on {host} have one local rank each, so they would share a GPU"
-            f"{told}; give each rank of a host a local rank of its own, 0 to {len(here) - 1}"
+            f"{count}; give each rank of a host a local rank of its own, 0 to {len(here) - 1}"
         )

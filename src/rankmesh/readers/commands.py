@@ -132,7 +132,10 @@ def _file_of(run: Run) -> Entry | None:
 
 def _deepspeed(run: Run, path: str) -> Settled:
     named = _file_of(run)
-    return _with_world(deepspeed.from_document(entries_of(named, path) if named else [], path), run, path)
+    found = entries_of(named, path) if named else []
+    settled = deepspeed.from_document(found, path)
+    settled.of_file = found
+    return _with_world(settled, run, path)
 
 
 def _accelerate_options(run: Run) -> list[Entry]:

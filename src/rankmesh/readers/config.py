@@ -284,6 +284,7 @@ def _made(
     world = world_size if stated is None else stated
     _check_world(title, recipe, arguments, world, path, run)
     readings, notes, table = tuple(settled.readings), tuple(settled.notes), settled.table
+    entries_stated = (*entries_stated, *settled.of_file)
     given = {"world_size": world, **arguments}
     try:
         plan = plan_of(recipe, given)

@@ -36,7 +36,7 @@ from rankmesh.readers.families import counts
 from rankmesh.readers.fixes import fitting, smaller, spelled, written
 from rankmesh.readers.megatron import FLAGS
 from rankmesh.readers.models import named_counts
-from rankmesh.readers.reading import NO_LAYOUT, Entry, Reading, Table, gathered, run_it
+from rankmesh.readers.reading import DOCUMENTS, NO_LAYOUT, Entry, Reading, Table, gathered, run_it
 from rankmesh.readers.run import Run, runs_of, slurm_variables
 from rankmesh.readers.script import read_script
 from rankmesh.readers.tokens import shown
@@ -330,8 +330,17 @@ def _of_layout(read: Callable[[int | None], Config], path: str) -> tuple[Linted,
         findings.append(_of_error(found, path))
     elif known and not problems and found.values.get("code") != NO_LAYOUT and not isinstance(found.__cause__, Invalid):
         notes.append(str(found))
-    valid = tuple(f"{path}: {line}" for line in arithmetic(found.plan.mesh)) if isinstance(found, Config) else ()
+    valid = tuple(f"{path}: {line}" for line in _valid(found, layout)) if isinstance(found, Config) and layout else ()
     return Linted(tuple(findings), tuple(notes), valid if known else ()), layout
+
+
+def _valid(found: Config, layout: _Layout) -> Iterator[str]:
+    """Yield why a layout is valid, and what of the model is not known, and so not checked."""
+    yield from arithmetic(found.plan.mesh)
+    checks = [check for check in _checks(layout) if layout.arguments.get(check.argument, 1) > 1]
+    unknown = dict.fromkeys(check.code for check in checks if _count(layout, check) is None)
+    if unknown:
+        yield f"the numbers of {', '.join(unknown)} of the model are not known, and not checked"
 
 
 def _read_all(read: Callable[[int | None], Config], world: int | None) -> tuple[Config | PlanError, list[PlanError]]:
@@ -520,7 +529,7 @@ def _of_batch(layout: _Layout) -> Iterator[Finding]:
         if steps is not None and layout.known:
             message = f"{batch} is not {shown_block}{across} = {block * ranks}"
         value = block * ranks if layout.known else max(1, batch.value // block) * block
-        edit = written(batch.path, value, layout.path)
+        edit = written(batch.path, value, layout.path if layout.path.endswith(DOCUMENTS) else ".json")
         yield Finding(layout.path, _line(batch.line), "batch", message, edit, None, edit)
 
 

@@ -170,12 +170,13 @@ class Table:
 
 @dataclass
 class Settled:
-    """What a table made of a file."""
+    """What a table made of a file; ``of_file``: what stands in another file, which it names."""
 
     arguments: dict[str, Any] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
     notes: list[tuple[int, str]] = field(default_factory=list)
     table: Table | None = None
+    of_file: Sequence[Entry] = ()
 
     def add(self, argument: str, value: object, entry: Entry, path: str) -> None:
         """Set an argument; a second, different value for it is refused."""
