@@ -166,8 +166,9 @@ def test_explain():
     """A layout without a finding is shown to be valid: the ranks, and what experts span."""
     text = "#!/bin/bash\ntorchrun --nproc_per_node 8 --nnodes 8 pretrain_gpt.py --tensor-model-parallel-size 2 \\\n"
     text += "  --pipeline-model-parallel-size 2 --expert-model-parallel-size 16 --expert-tensor-parallel-size 1\n"
-    ranks, experts = lint_text(text, "run.sh").valid
+    ranks, experts, unknown = lint_text(text, "run.sh").valid
     assert ranks == "run.sh: ranks = tp 2 x cp 1 x dp 16 x pp 2 = 64"
     assert experts.startswith("run.sh: expert: etp 1 x ep 16 x edp 2 x pp 2 = 64; ep 16 spans tp·dp: allowed, since ")
     assert experts.endswith("etp x ep x edp = tp x cp x dp = 32")
+    assert unknown == "run.sh: the numbers of heads, experts, layers of the model are not known, and not checked"
     assert lint_text(text.replace("8 --nnodes 8", "8"), "run.sh").valid == ()

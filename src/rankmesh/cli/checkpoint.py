@@ -56,7 +56,13 @@ def command(
         sizes = convert(source, target, to, leave_out=leave_out or (), progress=progress)
     total, copied = sum(sizes.values()), beside(source)
     return Answer(
-        lambda: {"target": str(target), "format": to, "tensors": len(sizes), "bytes": total, "copied": copied},
+        lambda: {
+            "target": str(target),
+            "format": to,
+            "tensors": len(sizes),
+            "bytes": total,
+            **({"copied": copied} if copied else {}),
+        },
         lambda: write(
             f"wrote {len(sizes):,} tensors, {bytes_text(total)}, to {target} ({to})"
             + (f"; copied {', '.join(copied)}" if copied else "")
