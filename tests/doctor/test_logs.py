@@ -298,7 +298,7 @@ def test_laws(tmp_path_factory, states):
         assert cause in ("behind", "missing") or not ranks
 
 
-@pytest.mark.parametrize(("ranks", "position"), [((37,), 912), ((8, 9, 10, 11), 44), ((5,), 3)])
+@pytest.mark.parametrize(("ranks", "position"), [((37,), 912), ((8, 9, 10, 11), 44), ((0,), 3)])
 def test_the_log_of_one_pod_or_host_names_no_rank_of_others(tmp_path, ranks, position):
     """Lines of 1 and 4 ranks of a larger job: these wait, nothing is known of others, whose logs are asked for."""
     lines = [line for rank in ranks for line in timed_out(rank, position)]
@@ -313,6 +313,8 @@ def test_the_log_of_one_pod_or_host_names_no_rank_of_others(tmp_path, ranks, pos
     assert (found.world_size, found.findings[0].ranks) == (256, ())
     assert f"of {in_words(ranks)} of 256 alone" in found.verdict
     assert any("256 ranks, no mismatch" in note for note in found.notes)
+    (tmp_path / "ras.txt").write_text("\n".join([HEALTHY, *lines]))
+    assert doctor(tmp_path / "ras.txt").verdict == found.verdict  # pasted into one file, as in reports
 
 
 HEALTHY = """Job summary

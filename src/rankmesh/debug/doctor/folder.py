@@ -165,11 +165,11 @@ def _watched(paths: Sequence[Path], recordings: Mapping[int, Recording]) -> str:
 
 def _evidence(file: _File) -> tuple[Evidence, ...]:
     """Return what a report or a text holds; ``RecordingError`` for a report that cannot be read."""
-    if file.is_report:
-        return (read_report(file.path),)
     if file.may_be_recording:
         return ()
     text = text_of(file.path)
+    if file.is_report:  # people paste lines of the watchdog behind it
+        return (read_report(file.path), *log_of(text))
     return (*log_of(text), *stacks_of(text), *failures_of(text), *nccl_log_of(text))
 
 

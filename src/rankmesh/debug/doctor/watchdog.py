@@ -273,9 +273,10 @@ def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None, world_size: 
     suspects = absent if is_whole and len(absent) == 1 else set[int]()
     source = first_of([log.path for log in logs])
     found = [_finding(each, suspects, source) for each in groups if each.waiting]
-    if is_whole and waiting and known and (missing := absent - known):
+    missing = absent - known
+    if is_whole and waiting and known and (missing or total == 1):
         here = f"{in_words(known & waiting)} {'waits' if len(known & waiting) == 1 else 'wait'}"
-        if 2 * len(missing) < total:
+        if missing and 2 * len(missing) < total:
             whom = tuple(missing & suspects)
             what = f"no line of torch's watchdog is of {in_words(missing)} of {total}; {here}"
             found.append(Finding("missing", whom, "world", what, "possible", source))
@@ -417,7 +418,8 @@ def _described(works: Sequence[Work]) -> str:
     sent, received = sizes.pop()
     if sizes or sent is None or received is None:
         return operation
-    return f"{operation} of {sent} elements" if sent == received else f"{operation} of {sent} to {received} elements"
+    given = "" if sent == received else f"{sent} to "
+    return f"{operation} of {given}{received} {'element' if received == 1 and not given else 'elements'}"
 
 
 def _ranks(members: Iterable[_Member]) -> tuple[int, ...]:
