@@ -388,9 +388,9 @@ def test_a_layout_that_the_program_cannot_build(when, error, caplog):
     values = sim.run(lambda: rm.survive(program, "dp=5", spares=1), 6, initialise=False)
     assert values[:5] == [(rank, "dp=5", 2) for rank in range(5)]
     assert values[5] is None
-    (said,) = [record.getMessage() for record in caplog.records if record.name == "rankmesh.survival"]
-    assert said.startswith("rankmesh: the job went back from tp=2,dp=3, since rank ")
-    assert f"raised {type(error).__name__}: {error}" in said
+    (logged,) = [record.getMessage() for record in caplog.records if record.name == "rankmesh.survival"]
+    assert logged.startswith("rankmesh: the job went back from tp=2,dp=3, since rank ")
+    assert f"raised {type(error).__name__}: {error}" in logged
 
 
 def test_what_epochs_leave_in_the_store():

@@ -317,9 +317,9 @@ def _following(
 def _refusal(members: Members, reports: Mapping[int, Report], lost: Collection[int]) -> str:
     """Return why the program fails in a layout, "" if it does not; another rank's loss may fail calls, too."""
     by_rank = [(rank, reports[member]) for rank, member in enumerate(members.ranks) if member in reports]
-    own = [(rank, report.error) for rank, report in by_rank if report.error]
+    errors = [(rank, report.error) for rank, report in by_rank if report.error]
     torn = sorted((not report.first, rank, report.torn) for rank, report in by_rank if report.torn and not lost)
-    found = [*own, *((rank, text) for _, rank, text in torn)]
+    found = [*errors, *((rank, text) for _, rank, text in torn)]
     return f"the job went back from {members.plan.mesh}, since rank {found[0][0]} raised {found[0][1]}" if found else ""
 
 
@@ -377,8 +377,8 @@ def _source(
     The third value is the last common step at which replicas were found equal, None where they are not compared. After
     a difference all go to that one, at most ``back``; an epoch that has none is not a source.
     """
-    own = [report for member, report in reports.items() if member in lost and (report.error or report.first)]
-    raised = min((report.at for report in own), default=None)
+    failed = [report for member, report in reports.items() if member in lost and (report.error or report.first)]
+    raised = min((report.at for report in failed), default=None)
     for epoch in sorted(history, reverse=True):
         there = [member for member in history[epoch].ranks if member in reports and member not in lost]
         steps = [set(reports[member].steps.get(epoch, ())) for member in there]
