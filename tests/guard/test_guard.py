@@ -214,10 +214,10 @@ def test_who_put_in_a_value_that_is_not_finite(bad, given, ranks, local, words):
 
     def program(groups):
         guard = rm.Guard(groups, {}, {})
-        own = torch.tensor(float("nan") if groups.rank in bad else 1.0)
-        total = own.clone()
+        given_here = torch.tensor(float("nan") if groups.rank in bad else 1.0)
+        total = given_here.clone()
         dist.all_reduce(total, group=groups["dp"].pg)
-        guard.finite("loss", total, own if given else None)
+        guard.finite("loss", total, given_here if given else None)
         return raised(guard.check)
 
     found = on_each(program)
@@ -262,7 +262,7 @@ def test_the_axes_over_which_replicas_drift(layout, axis, group, agree):
     assert f"differs within {group} at step 0 and is equal within {agree}" in found["message"]
 
 
-def test_experts_that_were_saved_alike_differ_within_the_experts_view():
+def test_experts_that_were_saved_as_one_differ_within_the_experts_view():
     """The axes are those of the view in which the fewest ranks differ; its ranks are named with both values."""
 
     def program(groups):

@@ -51,8 +51,8 @@ def test_groups_share_the_ports_of_a_host():
     def four(levels):
         return (levels[0], replace(levels[1], bandwidth=48e9, uplink=4 * 48e9, assumed=False))
 
-    alone, together = _gather("host=8,leaf=2", 1), _gather("host=8,leaf=2", 1, levels=four)
-    assert together == pytest.approx(2 * alone, rel=0.05)
+    one, together = _gather("host=8,leaf=2", 1), _gather("host=8,leaf=2", 1, levels=four)
+    assert together == pytest.approx(2 * one, rel=0.05)
     assert _gather("host=8,leaf=2", 8, levels=four) == pytest.approx(2 * _gather("host=8,leaf=2", 8), rel=0.1)
 
 

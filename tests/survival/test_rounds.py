@@ -160,7 +160,7 @@ def test_members_without_a_majority_end_soon(sides, on):
 
 
 @pytest.mark.parametrize(("seconds", "ended"), [(2.9, (1,)), (3.0, ())])
-def test_whoever_stood_still_proves_nothing(seconds, ended):
+def test_a_member_that_stood_still_reports_no_ends(seconds, ended):
     """The others may have gone on without it meanwhile, and what ended since says nothing about this epoch."""
     peers = SimpleNamespace(stood_still=lambda: seconds, ended=lambda _: {1})
     assert Rounds(4.0)._ended(peers, [0, 1]) == ended

@@ -127,8 +127,8 @@ class _Shifted:
 
 def _shifted(placed: npt.NDArray[np.int32]) -> _Shifted | None:
     first, pattern = placed[..., 0], placed[:, 0] - placed[:, 0, :1]
-    alike = np.array_equal(first[..., None] + pattern[:, None], placed)
-    return _Shifted(first.copy(), pattern) if alike else None
+    shifted = np.array_equal(first[..., None] + pattern[:, None], placed)
+    return _Shifted(first.copy(), pattern) if shifted else None
 
 
 class HopCounts:
