@@ -58,6 +58,7 @@ __all__ = [
     "DeviceUnits",
     "FloatArray",
     "HopCounts",
+    "bitwise",
     "devices_of",
     "seconds",
     "steps_and_volume",
@@ -80,6 +81,16 @@ class DeviceUnits:
     units: IntArray
     device: Device = DEVICES["h100"]
     widths: tuple[int, ...] | None = None
+
+    @cached_property
+    def binary(self) -> bool:
+        """Whether a unit of each level has the same power of two of consecutive devices, so that bits tell it."""
+        devices = np.arange(self.units.shape[1])
+        widths = [int(np.argmax(row != row[0])) or len(devices) for row in self.units]
+        return all(
+            width & (width - 1) == 0 and np.array_equal(row - row[0], devices // width)
+            for row, width in zip(self.units, widths, strict=True)
+        )
 
     @cached_property
     def domain(self) -> tuple[int, bool]:
@@ -129,6 +140,21 @@ def _shifted(placed: npt.NDArray[np.int32]) -> _Shifted | None:
     first, pattern = placed[..., 0], placed[:, 0] - placed[:, 0, :1]
     shifted = np.array_equal(first[..., None] + pattern[:, None], placed)
     return _Shifted(first.copy(), pattern) if shifted else None
+
+
+def bitwise(devices: IntArray) -> bool:
+    """Return whether each bit of a position changes the same bits of its device, under each of several placements.
+
+    >>> bitwise(np.array([[0, 2, 1, 3], [3, 2, 1, 0]])), bitwise(np.array([[0, 1, 2, 3, 4, 5, 7, 6]]))
+    (True, False)
+    """
+    size, bit = devices.shape[1], 1
+    while bit < size:
+        changed = devices[:, :bit] ^ (devices[:, :1] ^ devices[:, bit, None])
+        if not np.array_equal(changed, devices[:, bit : 2 * bit]):
+            return False
+        bit *= 2
+    return True
 
 
 class HopCounts:

@@ -226,13 +226,12 @@ def place(
     if not isinstance(cluster, Cluster):
         raise PlacementError(f"expected a Cluster, got {quoted(cluster)}; pass Cluster.parse('host=8')")
     links = Links(plan, cluster, backend, device)
-    known = {name: links.positions(name) for name in plan.kinds}
     work, notes = _work(plan, links.roles, model, training, traffic)
-    found = bounds(plan, cluster, within or {}, known)
+    found = bounds(plan, cluster, within or {}, links.positions)
     given, prediction = links.given, None
     check_capacity(plan, cluster, found, links.machine, given)
     if isinstance(work, Traffic):
-        check_kinds(work, known, "traffic")
+        check_kinds(work, plan.kinds, "traffic")
         sent, objective = work, _communication(work, links)
     else:
         sent = step_traffic(plan, *work)
@@ -412,5 +411,5 @@ def _moves(order: Sequence[Factor]) -> Iterator[Order]:
 def _kind(name: str, traffic: Traffic, links: Links, cluster: Cluster) -> KindCost:
     """Return a kind's seconds on its links, hidden or not; ``links``: after, before."""
     after, before = (np.zeros(2) + links.seconds(name, traffic.get(name, ()))).tolist()
-    level, was = (cluster.levels[int(number)].name for number in links.counts(name).widest)
+    level, was = (cluster.levels[int(number)].name for number in links.costs(name).widest)
     return KindCost(name, level, after, before, was)

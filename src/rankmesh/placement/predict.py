@@ -46,7 +46,7 @@ from rankmesh.core.spec import GroupSpec
 from rankmesh.core.strided import IntArray
 from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import Work, optimizer, stage_work
-from rankmesh.placement.cost import FloatArray, HopCounts, devices_of, seconds
+from rankmesh.placement.cost import FloatArray, HopCounts, bitwise, devices_of, seconds
 from rankmesh.placement.hardware import DEVICES, Device
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.steps import Roles, blocks, stage_messages
@@ -125,6 +125,7 @@ class Links:
         self.shared = any(level.uplink is not None for level in cluster.levels)
         self._positions: dict[tuple[str, int | None], IntArray] = {}
         self._devices = self.given[None]
+        self._bits: bool | None = None
         self._counts: dict[tuple[str, int | None], HopCounts] = {}
         self._only: Collection[str] | None = None
 
@@ -142,7 +143,7 @@ class Links:
     def under(self, devices: IntArray) -> Links:
         """Return the links under other placements: the device of each position, ``(placements, positions)``."""
         other = copy(self)
-        other._devices, other._counts = devices, {}
+        other._devices, other._counts, other._bits = devices, {}, None
         return other
 
     def only(self, names: Collection[str]) -> Links:
@@ -161,7 +162,7 @@ class Links:
         free = self._only is not None and name not in self._only
         if free or not messages or self._plain.groups(name).size < 2:
             return 0.0
-        found = seconds(messages, self.counts(name, stage if self.shared else None))
+        found = seconds(messages, self.costs(name, stage if self.shared else None))
         return float(found[0]) if self.many == 1 else found
 
     def counts(self, name: str, stage: int | None = None) -> HopCounts:
@@ -173,6 +174,26 @@ class Links:
                 groups, self.machine, self._devices, backend=self.backend, stages=stages
             )
         return self._counts[name, stage]
+
+    def costs(self, name: str, stage: int | None = None) -> HopCounts:
+        """Return the hops of a kind of which levels and seconds are asked: of its first group where all lie as it does.
+
+        They do where no uplink is shared, and bits tell positions, devices and units: two groups then differ in bits
+        that are the same for all of their members.
+        """
+        if not self._uniform:
+            return self.counts(name, stage)
+        if (name, -1) not in self._counts:
+            groups = self._plain.groups(name).array_of(np.zeros(1, dtype=np.int64))[:1]
+            here = self._plain.mesh.rank_range.positions(groups)
+            self._counts[name, -1] = HopCounts(here, self.machine, self._devices, backend=self.backend)
+        return self._counts[name, -1]
+
+    @property
+    def _uniform(self) -> bool:
+        if self._bits is None:
+            self._bits = not self.shared and self.machine.binary and bitwise(self._devices)
+        return self._bits
 
     def positions(self, name: str, stage: int | None = None) -> IntArray:
         """Return the groups of a kind, or its groups on one stage, as positions ``(groups, size)``."""

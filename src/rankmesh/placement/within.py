@@ -10,7 +10,7 @@ Kinds that must stay within one level, and share ranks, stay there together: tp 
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from math import gcd
 
@@ -38,13 +38,16 @@ class Bound:
 
 
 def bounds(
-    plan: Plan, cluster: Cluster, within: Mapping[str, str], groups: Mapping[str, IntArray]
+    plan: Plan, cluster: Cluster, within: Mapping[str, str], positions: Callable[[str], IntArray]
 ) -> tuple[Bound, ...]:
-    """Return the constraints by name of kind, checked against plan and cluster; innermost level first."""
+    """Return the constraints by name of kind, checked against plan and cluster; innermost level first.
+
+    ``positions(kind)`` returns the groups of a kind as positions.
+    """
     if not isinstance(within, Mapping):
         raise PlacementError(f"within is {quoted(within)}; give the level of each kind, such as {{'tp': 'host'}}")
-    check_kinds(within, groups, "within")
-    found = [Bound(kind, cluster.level(level), groups[kind]) for kind, level in within.items()]
+    check_kinds(within, plan.kinds, "within")
+    found = [Bound(kind, cluster.level(level), positions(kind)) for kind, level in within.items()]
     return tuple(sorted(found, key=lambda bound: bound.level))
 
 
