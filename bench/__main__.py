@@ -2,6 +2,7 @@
 
 ```
 live       real gloo ranks on this machine              planning   plans of large worlds: no process group at all
+large      what planning costs at a million ranks: processor time and memory, printed alone
 dry        one rank of a large world, backend "fake"    getters    what one question to a live group costs
 ```
 
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 __all__ = ["main"]
 
-SECTIONS = ("live", "dry", "planning", "getters")
+SECTIONS = ("live", "dry", "planning", "getters", "large")
 QUICK = ["--ranks", "8", "--worlds", "64", "--rounds", "1", "--limit", "30", "--loaded"]
 
 
@@ -113,6 +114,10 @@ def main(message: Sequence[str]) -> int:
     for section, rows in measured_rows(found).items():
         if rows:
             sys.stdout.write(f"{section}\n\n{rows}\n\n")
+    if "large" in given.only and not given.source and "--quick" not in message:
+        from bench.large import table
+
+        sys.stdout.write(table((131_072, 1_048_576)))
     if given.json:
         given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if given.markdown:
