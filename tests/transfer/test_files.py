@@ -14,12 +14,15 @@ import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
+from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
 from tests import limits
 from tests.transfer import brute, live
+from tests.transfer.strategies import one as one_sharding
 from tests.transfer.strategies import pairs, world_of
 
 import rankmesh as rm
+from rankmesh.core.boxes import size
 from rankmesh.core.sharding import DTYPES
 from rankmesh.errors import MissingExtra, TransferError
 from rankmesh.transfer import files
@@ -483,3 +486,20 @@ def test_a_missing_safetensors_is_named_with_its_extra(tmp_path, monkeypatch):
         with pytest.raises(MissingExtra) as caught:
             files.load(tmp_path / folder, {"w": torch.zeros(8, 4)}, WHOLE, rank=0)
         assert caught.value.extra == "files"
+
+
+@given(st.lists(one_sharding(), max_size=4))
+def test_the_index_names_every_box_of_a_rank_that_writes_it(drawn):
+    """Of each shard one copy writes the boxes that the sharding gives its rank, in turns from tensor to tensor."""
+    shardings = {f"w{number}": sharding for number, sharding in enumerate(drawn)}
+    index = json.loads(files._index(shardings, {"step": 3}, 2))
+    assert (index["number"], index["about"], list(index["tensors"])) == (2, {"step": 3}, sorted(shardings))
+    for number, (name, sharding) in enumerate(sorted(shardings.items())):
+        copies = sharding.shard_map.ranks
+        expected = [
+            [rank, [list(edges) for edges in box]]
+            for rank in copies[:, number % copies.shape[1]].tolist()
+            for box in sharding.of(rank).boxes
+            if size(box)
+        ]
+        assert index["tensors"][name] == {"shape": list(sharding.shape), "dtype": sharding.dtype, "boxes": expected}

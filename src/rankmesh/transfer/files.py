@@ -23,16 +23,19 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import product
 from math import prod
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
 
 from rankmesh.core import documents
 from rankmesh.core.boxes import Box, meet, size, uncovered
+from rankmesh.core.cuts import Cut
 from rankmesh.core.documents import Unreadable, open_regular, parse_json, read_text, refused_as
 from rankmesh.core.sharding import DTYPES, Sharding
 from rankmesh.errors import MissingExtra, TransferError, extra, first_line, quoted
@@ -147,18 +150,19 @@ def save(
 
     def write() -> None:
         for name, sharding, ranks in _writers(shardings):
-            if rank in ranks:
+            place_of = int(sharding.shard_map.shard_of(np.array([rank]))[0])
+            if place_of >= 0 and ranks[place_of] == rank:
                 shard, tensor = sharding.of(rank), local(tensors[name])
                 entries.update({_key(name, box): tensor[where(shard, box)] for box in shard.boxes if size(box)})
         (place / _file(rank, number)).unlink(missing_ok=True)
         _write(place / _file(rank, number), _safetensors_of(entries))
 
     def conclude() -> None:
-        index = _index(shardings, about or {}, number)
-        _write(place / "part", [json.dumps(index).encode()])
+        _write(place / "part", [_index(shardings, about or {}, number).encode()])
         (place / "part").replace(place / INDEX)
         _sync(place)
-        written = {_file(one, number) for _, _, ranks in _writers(shardings) for one in ranks}
+        writers = {id(ranks): ranks for _, _, ranks in _writers(shardings)}
+        written = {_file(one, number) for one in set().union(*writers.values())}
         for path in place.glob("rank-*.safetensors"):
             if _OF_A_RANK.fullmatch(path.name) and path.name not in written:
                 with suppress(OSError):  # the new checkpoint is whole
@@ -264,23 +268,44 @@ def safetensors_header(
 
 
 def _writers(shardings: Mapping[str, Sharding]) -> Iterator[tuple[str, Sharding, list[int]]]:
-    """Yield the ranks that write each tensor: one of each shard's copies, which take turns from tensor to tensor."""
+    """Yield the ranks that write each tensor, by shard: one of the copies, which take turns from tensor to tensor."""
+    known: dict[tuple[int, int], list[int]] = {}
     for number, (name, sharding) in enumerate(sorted(shardings.items())):
         copies = sharding.shard_map.ranks
-        yield name, sharding, copies[:, number % copies.shape[1]].tolist()
+        turn = number % copies.shape[1]
+        key = id(sharding.shard_map), turn
+        if key not in known:
+            known[key] = copies[:, turn].tolist()
+        yield name, sharding, known[key]
 
 
-def _index(shardings: Mapping[str, Sharding], about: Mapping[str, object], number: int) -> dict[str, object]:
-    """Return which rank writes which box; every rank computes the same."""
-    tensors = {
-        name: {
-            "shape": sharding.shape,
-            "dtype": sharding.dtype,
-            "boxes": [[rank, box] for rank in ranks for box in sharding.of(rank).boxes if size(box)],
-        }
-        for name, sharding, ranks in _writers(shardings)
-    }
-    return {"schema": _SCHEMA, "number": number, "about": dict(about), "tensors": tensors}
+def _index(shardings: Mapping[str, Sharding], about: Mapping[str, object], number: int) -> str:
+    """Return as JSON which rank writes which box; every rank computes the same.
+
+    Tensors of one class have the same boxes, whose text is made once: all ranks wait for this.
+    """
+    boxes_of: dict[tuple[int, int], str] = {}
+    tensors = []
+    for name, sharding, ranks in _writers(shardings):
+        key = id(sharding.cuts), id(ranks)
+        if key not in boxes_of:
+            rows = zip(ranks, _boxes(sharding.cuts), strict=True)
+            boxes_of[key] = ", ".join([f"[{rank}, {box}]" for rank, boxes in rows for box in boxes])
+        entry = json.dumps({"shape": sharding.shape, "dtype": sharding.dtype})
+        tensors.append(f'{json.dumps(name)}: {entry[:-1]}, "boxes": [{boxes_of[key]}]}}')
+    head = json.dumps({"schema": _SCHEMA, "number": number, "about": dict(about)})
+    return f'{head[:-1]}, "tensors": {{{", ".join(tensors)}}}}}'
+
+
+def _boxes(cuts: Sequence[Cut]) -> Iterator[list[str]]:
+    """Yield the boxes of each shard that hold something, as JSON."""
+    sides = []
+    for cut in cuts:
+        digits = product(*map(range, cut.sizes))
+        pieces = [cut.intervals(places) for places in digits]
+        sides.append([[f"[{low}, {high}]" for low, high, _ in of if low < high] for of in pieces])
+    for shard in product(*sides):
+        yield [f"[{', '.join(box)}]" for box in product(*shard)]
 
 
 def _file(rank: int, number: int) -> str:
