@@ -160,7 +160,7 @@ def choose(gathered: Sequence[Capabilities]) -> BackendDecision:
 
     >>> one = Capabilities(0, 2, "h", 1, None, 0, "x", "")
     >>> choose([one, Capabilities(1, 2, "h", 2, None, None, None, "it sees no GPU")])
-    BackendDecision(backend='gloo', why='rank 1 on h has no GPU of its own: it sees no GPU', ranks=(1,))
+    BackendDecision(backend='gloo', why='rank 1 on h has no GPU of its own: it sees no GPU', ranks=(1,), note='')
     """
     for name in ("size", "asked"):
         odd = _differing(gathered, name)
