@@ -66,12 +66,14 @@ def test_poisoned_stacks_are_none(host):
 
 def test_what_an_earlier_session_left_poisoned_ends_no_watch(host):
     """A session of which a file is a FIFO: a later one begins beside it."""
-    place = HostRanks("earlier", 0)._place
+    earlier = HostRanks("earlier", 0)
+    place = earlier._place
     os.mkfifo(place / "1.json")
     os.utime(place, (time.time() - 100,) * 2)
     started = time.monotonic()
     HostRanks("later", 0).close()
     assert time.monotonic() - started < limits.AT_ONCE
+    earlier.close()
 
 
 def test_a_folder_that_others_have_prepared_is_not_used(host, caplog):
