@@ -12,6 +12,7 @@ import pytest
 import torch
 from tests.survival import faults
 from tests.survival.deaths import place
+from tests.survival.test_going_back import losing
 from tests.sweeping import ALL
 
 import rankmesh as rm
@@ -67,24 +68,8 @@ def _installed(patched, found):
         owner, name = place(at)
         patched.setattr(owner, name, _dying(getattr(owner, name), [fault for fault in found if fault["at"] == at]))
     calls = {fault["member"]: fault["call"] for fault in found if fault["kind"] == "call"}
-    check, counts, within = Scheduler.check, Counter(), []
-
-    def checked(self, rank):
-        check(self, rank)
-        if within:
-            return
-        within.append(True)
-        try:
-            context = current_context()
-        finally:
-            within.pop()
-        if context is not None and context.rank == rank:
-            counts[rank] += 1
-            if calls.get(rank) == counts[rank]:
-                context.simulation.members.lost([rank])
-
     if calls:
-        patched.setattr(Scheduler, "check", checked)
+        patched.setattr(Scheduler, "check", losing(calls))
 
 
 def _dying(original, found):
