@@ -187,7 +187,7 @@ def _on_each(
         try:
             return work()
         except OSError as error:
-            why = "what the folder had before is unchanged; mend that, and save again"
+            why = "what the folder had before is unchanged; fix the cause, and save again"
             message = f"rank {rank} cannot write a checkpoint: {first_line(error)}; {why}"
             raise TransferError(message, rank=rank, ranks=(rank,), folder=place) from error
 
