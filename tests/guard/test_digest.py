@@ -12,13 +12,12 @@ from rankmesh.guard.digest import combined, digest, digests
 MASK = 2**64 - 1
 
 
-def numbers(count):
-    """The odd numbers of splitmix64, in Python's own arithmetic."""
-    for x in range(1, count + 1):
-        x = x * 0x9E3779B97F4A7C15 & MASK
-        x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
-        x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
-        yield (x ^ x >> 31) | 1
+def hashed(value, place):
+    """One output of splitmix64, in Python's own arithmetic."""
+    x = value + place * 0x9E3779B97F4A7C15 & MASK
+    x = (x ^ x >> 30) * 0xBF58476D1CE4E5B9 & MASK
+    x = (x ^ x >> 27) * 0x94D049BB133111EB & MASK
+    return x ^ x >> 31
 
 
 def signed(total):
@@ -27,15 +26,19 @@ def signed(total):
     return total - 2**64 if total >> 63 else total
 
 
-def word(data):
-    """Four bytes as a signed number, as torch reads them."""
-    return int.from_bytes(data.ljust(4, b"\0"), "little", signed=True)
+def of_values(values):
+    """The digest of sums."""
+    return signed(sum(hashed(value, place) for place, value in enumerate(values, 1)))
 
 
-def of_bytes(data):
-    """The digest of a piece, word by word."""
-    words = [word(data[start : start + 4]) for start in range(0, len(data), 4)]
-    return sum(one * number for one, number in zip(words, numbers(len(words)), strict=True))
+def of_bytes(data, row, size):
+    """The digest of bytes, word by word, with rows and blocks of these sizes."""
+    words = [int.from_bytes(data[start : start + 8], "little") for start in range(0, len(data), 8)]
+    rows, values = len(data) // 8 // row, []
+    for start in range(0, rows, size):
+        block = [words[number * row : (number + 1) * row] for number in range(start, min(start + size, rows))]
+        values += [sum(each) for each in block] + [sum(each) for each in zip(*block, strict=True)]
+    return of_values([value & MASK for value in values + words[rows * row :]])
 
 
 def raw(dtype, size, seed):
@@ -69,28 +72,40 @@ def test_several_flipped_bits_show(size, seed, data):
     assert digest(one) != digest(other)
 
 
-@given(size=st.integers(1, 40), seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "int8", "complex64"]))
-def test_it_is_a_sum_of_products(size, seed, dtype):
-    """A tensor of one piece: words times odd numbers."""
-    tensor = raw(dtype, size, seed)
-    data = bytes(tensor.view(torch.uint8).tolist())
-    assert int(digest(tensor)) == signed(of_bytes(data))
+@given(
+    size=st.integers(1, 90), seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "int8", "complex64"]),
+    row=st.integers(1, 9), block=st.integers(1, 5), start=st.integers(0, 8),
+)  # fmt: skip
+def test_it_is_what_its_page_describes(size, seed, dtype, row, block, start):
+    """Rows, columns and what is left, with rows and blocks of any size, wherever in memory the tensor begins."""
+    tensor = raw(dtype, size + start, seed)[start:]
+    data = bytes(tensor.contiguous().view(torch.uint8).tolist())
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_ROW", row)
+        patch.setattr(module, "_CPU", block)
+        assert int(digest(tensor)) == of_bytes(data, row, block)
 
 
 @given(shape=st.lists(st.integers(0, 9), max_size=4), seed=st.integers(0, 2**32), data=st.data())
-def test_strides_and_pieces_change_nothing(shape, seed, data):
-    """A tensor has the digest of its contiguous copy, in pieces of any size."""
+def test_strides_change_nothing_and_places_do(shape, seed, data):
+    """A tensor has the digest of its contiguous copy, and another one than with its elements elsewhere."""
     tensor = torch.rand(shape, generator=torch.Generator().manual_seed(seed))
     order = data.draw(st.permutations(range(len(shape))))
     strided = tensor.permute(order).contiguous().permute([order.index(dim) for dim in range(len(shape))])
     assert strided.shape == tensor.shape
-    words = data.draw(st.sampled_from([1, 2, 8, 64]))
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(module, "_CPU", words)
+        patch.setattr(module, "_ROW", data.draw(st.sampled_from([1, 2, 8, 1024])))
         assert digest(strided) == digest(tensor)
         if tensor.numel() > 1:
             rolled = tensor.reshape(-1).roll(1).reshape(shape)
             assert digest(rolled) != digest(tensor) or torch.equal(rolled, tensor)
+
+
+@given(st.lists(st.integers(0, 5000), max_size=6), st.integers(0, 2**32))
+def test_several_at_once(sizes, seed):
+    """Each tensor has the digest that it has by itself, whatever is beside it."""
+    tensors = [raw("float32", size, seed + size) for size in sizes]
+    assert digests(tensors, torch.device("cpu")).tolist() == [int(digest(one)) for one in tensors]
 
 
 def test_a_view_into_memory_that_is_not_aligned():
@@ -118,8 +133,7 @@ def test_conjugates_and_negatives_are_what_they_stand_for():
 def test_several_digests_are_one(given):
     """Whose order counts."""
     parts = torch.tensor(given, dtype=torch.int64)
-    found = sum(part * number for part, number in zip(given, numbers(len(given)), strict=True))
-    assert int(combined(parts, parts.device)) == signed(found)
+    assert int(combined(parts, parts.device)) == of_values(given)
 
 
 def test_none_at_all():

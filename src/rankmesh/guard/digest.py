@@ -1,32 +1,35 @@
 """Digests of tensors: 64 bits by which two ranks compare what they hold, computed where the tensor is.
 
-A digest is a sum of the tensor's 32-bit words, each times an odd number of its own, modulo 2^64:
+A tensor is read as words of 64 bits, in blocks of rows, which are summed modulo 2^64 in both directions:
 
 ```
-word 0 · c0 + word 1 · c1 + ...          a piece of at most 2^16 words (on a CPU)
-piece 0 · d0 + piece 1 · d1 + ...        a tensor of several; tensors make one digest in the same way
+word 0     word 1     ... ─> sum of row 0        a block of 128 rows of 1024 words, which fits a core's cache
+word 1024  word 1025  ... ─> sum of row 1
+  │          │
+sum of     sum of                                the words after the last whole row count as sums themselves
+column 0   column 1
 ```
 
-Odd numbers have an inverse modulo 2^64, so a difference in one word always shows, whichever bits of it differ; one in
-several words is missed with a probability of about 2^-32. All bits count: the payload of a NaN, the sign of a zero, and
-where a word is.
+The digest is the sum of a hash of each of these sums and its place (splitmix64). All bits count: the payload of a NaN,
+the sign of a zero, and where a word is. A difference in one word, or in a few, is missed with a probability of 2^-64.
+Changes that leave the sum of each row and column are not seen: at least four words, at the corners of a rectangle in a
+block, changed by the same number with alternating signs.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from functools import lru_cache
-from math import prod
 
 import torch
 from torch import Tensor
 
+from rankmesh.core.grouped import grouped
 from rankmesh.transfer.live.shards import flat
 
 __all__ = ["combined", "digest", "digests"]
 
-# Words of a piece: what a core's cache holds, and what keeps a GPU busy.
-_CPU, _GPU = 2**16, 2**22
+# Words of a row, and rows of a block: what a core's cache holds, and what keeps a GPU busy.
+_ROW, _CPU, _GPU = 2**10, 2**7, 2**13
 # Of a generator whose outputs look random (splitmix64): its step, and what it multiplies by, as signed numbers.
 _STEP, _FIRST, _SECOND = (one - 2**64 for one in (0x9E3779B97F4A7C15, 0xBF58476D1CE4E5B9, 0x94D049BB133111EB))
 
@@ -38,21 +41,23 @@ def digest(tensor: Tensor) -> Tensor:
     >>> bool(digest(one) == digest(torch.tensor([-0.0, 1.0]))), bool(digest(one) == digest(one.clone()))
     (False, True)
     """
-    size = _CPU if tensor.device.type == "cpu" else _GPU
-    numbers = _numbers(size, tensor.device)
-    product = torch.empty(min(size, -(-tensor.nbytes // 4)), dtype=torch.int64, device=tensor.device)
-    parts = []
-    for words in _pieces(tensor.detach(), 4 * size):
-        count = len(words)
-        parts.append(torch.sum(torch.mul(words, numbers[:count], out=product[:count])))
-    return parts[0] if len(parts) == 1 else combined(parts, tensor.device)
+    return digests([tensor], tensor.device)[0]
 
 
 def digests(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the digest of each tensor, as one int64 tensor on ``device``."""
-    if not tensors:
-        return torch.zeros(0, dtype=torch.int64, device=device)
-    return torch.stack([digest(tensor).to(device) for tensor in tensors])
+    found = torch.zeros(len(tensors), dtype=torch.int64, device=device)
+    for there, numbers in grouped((tensor.device, number) for number, tensor in enumerate(tensors)).items():
+        sums = [list(_sums(tensors[number].detach())) for number in numbers]
+        counts = [sum(map(len, each)) for each in sums]
+        if any(counts):
+            values = torch.cat([part for each in sums for part in each])
+            owners = torch.arange(len(counts), device=there)
+            owners = owners.repeat_interleave(torch.tensor(counts, device=there), output_size=len(values))
+            places = torch.cat([torch.arange(1, count + 1, device=there) for count in counts])
+            each = torch.zeros(len(counts), dtype=torch.int64, device=there)
+            found[numbers] = each.scatter_add_(0, owners, _hashed(values, places)).to(device)
+    return found
 
 
 def combined(parts: Sequence[Tensor] | Tensor, device: torch.device) -> Tensor:
@@ -60,49 +65,37 @@ def combined(parts: Sequence[Tensor] | Tensor, device: torch.device) -> Tensor:
     if not len(parts):
         return torch.zeros((), dtype=torch.int64, device=device)
     stacked = parts if isinstance(parts, Tensor) else torch.stack(tuple(parts))
-    return torch.sum(stacked * _numbers(2 ** (len(stacked) - 1).bit_length(), device)[: len(stacked)])
+    return torch.sum(_hashed(stacked, torch.arange(1, len(stacked) + 1, device=device)))
 
 
-def _pieces(tensor: Tensor, limit: int) -> Iterator[Tensor]:
-    """Return the tensor as words of 32 bits, in pieces of bounded size that depend on its shape alone."""
+def _sums(tensor: Tensor) -> Iterator[Tensor]:
+    """Return the sums of a tensor's rows and columns, and the words after its last row."""
     if tensor.is_complex():
         tensor = torch.view_as_real(tensor.resolve_conj())
-    elif tensor.is_neg():
-        tensor = tensor.resolve_neg()
-    row = prod(tensor.shape[1:]) * tensor.element_size()
-    if not tensor.numel():
-        return
-    if tensor.dim() == 0 or row * len(tensor) <= limit:
-        yield _words(tensor)
-    elif row > limit:
-        for part in tensor:
-            yield from _pieces(part, limit)
-    else:
-        for part in tensor.split(limit // row):
-            yield _words(part)
+    content = flat(tensor.resolve_neg().contiguous()).view(torch.uint8)
+    rows, size = len(content) // (8 * _ROW), _CPU if tensor.device.type == "cpu" else _GPU
+    for start in range(0, rows, size):
+        block = _as_words(content[start * 8 * _ROW : min(start + size, rows) * 8 * _ROW]).view(-1, _ROW)
+        # Rows first, which brings the block into the cache: columns alone are read at half the speed.
+        yield from (torch.sum(block, 1), torch.sum(block, 0))
+    yield _as_words(content[rows * 8 * _ROW :])
 
 
-def _words(piece: Tensor) -> Tensor:
-    found = flat(piece.contiguous()).view(torch.uint8)
-    left = -len(found) % 4
-    if left:
-        found = torch.nn.functional.pad(found, (0, left))
-    elif found.storage_offset() % 4:
-        found = found.clone()
-    return found.view(torch.int32)
+def _as_words(content: Tensor) -> Tensor:
+    """Return bytes as words of 64 bits, the last one filled with zeros."""
+    if missing := -len(content) % 8:
+        content = torch.nn.functional.pad(content, (0, missing))
+    return (content.clone() if content.storage_offset() % 8 else content).view(torch.int64)
 
 
-@lru_cache(maxsize=32)
-def _numbers(count: int, device: torch.device) -> Tensor:
-    """So many odd numbers, the same on every rank."""
-    x = torch.arange(1, count + 1, device=device) * _STEP
-    x = (x ^ _shifted(x, 30)) * _FIRST
-    x = (x ^ _shifted(x, 27)) * _SECOND
-    found: Tensor = (x ^ _shifted(x, 31)) | 1
-    return found
+def _hashed(values: Tensor, places: Tensor) -> Tensor:
+    """Return 64 bits that look random for each value and its place."""
+    x = places.mul_(_STEP).add_(values)
+    for bits, factor in ((30, _FIRST), (27, _SECOND)):
+        x = x.bitwise_xor_(_shifted(x, bits)).mul_(factor)
+    return x.bitwise_xor_(_shifted(x, 31))
 
 
 def _shifted(x: Tensor, bits: int) -> Tensor:
     """Shift to the right, as of numbers without a sign."""
-    found: Tensor = (x >> bits) & (2 ** (64 - bits) - 1)
-    return found
+    return (x >> bits).bitwise_and_(2 ** (64 - bits) - 1)
