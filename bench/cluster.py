@@ -30,8 +30,9 @@ import torch.distributed as dist
 import rankmesh as rm
 from bench.emulated import Emulated, emulated, problem
 from bench.report import record
+from rankmesh.core.measured import Measurement
 from rankmesh.placement import Traffic, Training, Transformer, place, step_traffic
-from rankmesh.placement.measured import Measurement, calibrated
+from rankmesh.placement.calibrated import calibrated
 
 __all__ = ["fastest", "kendall", "main", "placements", "study", "train"]
 

@@ -25,8 +25,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.host_names import natural
-from rankmesh.placement import Cluster
 
 __all__ = ["Emulated", "emulated", "problem"]
 

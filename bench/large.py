@@ -12,11 +12,12 @@ import sys
 import time
 from collections.abc import Callable, Sequence
 
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron_core import megatron
 from rankmesh.core.sharding import Sharding
-from rankmesh.placement import Cluster, Training, Transformer, place
+from rankmesh.placement import Training, Transformer, place
 from rankmesh.placement.search import search
 from rankmesh.readers.source import read
 from rankmesh.transfer import Transfer

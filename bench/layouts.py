@@ -33,9 +33,11 @@ import rankmesh as rm
 from bench.cluster import load_example
 from bench.emulated import emulated, problem
 from bench.report import record
-from rankmesh.placement import Cluster, Training, Transformer
-from rankmesh.placement.hardware import DEVICES
-from rankmesh.placement.measured import Measurement, calibrated
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.hardware import DEVICES
+from rankmesh.core.measured import Measurement
+from rankmesh.placement import Training, Transformer
+from rankmesh.placement.calibrated import calibrated
 from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, predict
 

@@ -16,9 +16,10 @@ from typing import Any
 import rankmesh as rm
 from bench.report import record
 from rankmesh.cli.console import note
-from rankmesh.placement import Cluster, Host, Level, Message, Training, Transformer
+from rankmesh.core.clusters.cluster import Cluster, Host, Level
+from rankmesh.core.clusters.hardware import SHARE, Device, device
+from rankmesh.placement import Message, Training, Transformer
 from rankmesh.placement.compute import flops
-from rankmesh.placement.hardware import SHARE, Device, device
 from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links
 from rankmesh.placement.search import Found, evaluate, search

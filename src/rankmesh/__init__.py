@@ -36,10 +36,11 @@ from rankmesh.errors import (
 
 if TYPE_CHECKING:
     from rankmesh.core import Job, Sharding, recipes
+    from rankmesh.core.clusters.cluster import Cluster
     from rankmesh.debug.joined import init
     from rankmesh.debug.verification.check import check
     from rankmesh.guard import Guard
-    from rankmesh.placement import Cluster, Placed, Traffic, place
+    from rankmesh.placement import Placed, Traffic, place
     from rankmesh.readers.source import read_plan as read
     from rankmesh.runtime import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.runtime.connect import connect
@@ -105,7 +106,7 @@ PROVIDED["dtensors"] = "rankmesh.transfer.dtensors"
 
 # Where each name is that is loaded when it is first used; of those below, torch is too.
 _LAZY = {
-    "Cluster": "rankmesh.placement:Cluster",
+    "Cluster": "rankmesh.core.clusters.cluster:Cluster",
     "Job": "rankmesh.core.job:Job",
     "Placed": "rankmesh.placement:Placed",
     "Sharding": "rankmesh.core.sharding:Sharding",

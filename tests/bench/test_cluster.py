@@ -9,7 +9,7 @@ import rankmesh as rm
 from bench import cluster
 from bench.emulated import emulated, problem
 from rankmesh.placement import place
-from rankmesh.placement.measured import calibrated
+from rankmesh.placement.calibrated import calibrated
 
 PROBLEM = problem() if "RANKMESH_CLUSTER" in os.environ else "emulated clusters are `make test-cluster`'s"
 emulates = pytest.mark.skipif(PROBLEM is not None, reason=str(PROBLEM))

@@ -9,11 +9,12 @@ from tests.browser.conftest import PAGE
 
 from rankmesh.cli.options import source_of
 from rankmesh.core import presets
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.communicators import communicators
 from rankmesh.core.difference import difference
 from rankmesh.core.saved import contents
 from rankmesh.errors import RankmeshError
-from rankmesh.placement import Cluster, crossings, widest
+from rankmesh.placement import crossings, widest
 from rankmesh.readers.source import RECIPES, read, recipe_arguments
 from rankmesh.testing.strategies import plans
 

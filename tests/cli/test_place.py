@@ -5,7 +5,8 @@ import json
 import pytest
 
 import rankmesh as rm
-from rankmesh.placement import Cluster, crossings
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.placement import crossings
 
 BLOCKS = (
     "".join(f"BlockName=block{n} Nodes=node[{18 * n + 1:03}-{18 * n + 18:03}]\n" for n in range(4)) + "BlockSizes=18\n"

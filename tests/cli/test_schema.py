@@ -16,7 +16,8 @@ from tests.docs.pages import ROOT
 from rankmesh import Mesh, Plan, RankmeshError, ends
 from rankmesh.cli.schema import Document, schema
 from rankmesh.core import GroupSpec, presets
-from rankmesh.placement import Cluster, Traffic
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.placement import Traffic
 from rankmesh.placement.traffic import COLLECTIVES
 from rankmesh.readers.source import read
 from rankmesh.transfer.planning.tensors_file import read_tensors

@@ -3,7 +3,7 @@
 from collections import Counter
 from math import ceil, floor, inf, log2, pi, sqrt
 
-from rankmesh.placement.hardware import DEVICES
+from rankmesh.core.clusters.hardware import DEVICES
 
 OUTSIDE = ("leaf", "spine", "core", "rack", "network", "cluster", "everything")
 H100 = DEVICES["h100"]

@@ -7,9 +7,10 @@ import pytest
 
 import rankmesh as rm
 from bench.published import FIGURES, collectives
-from rankmesh.placement import Cluster, Message
-from rankmesh.placement.hardware import DEVICES
-from rankmesh.placement.levels import in_words
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.hardware import DEVICES
+from rankmesh.core.clusters.levels import in_words
+from rankmesh.placement import Message
 from rankmesh.placement.predict import Links
 
 

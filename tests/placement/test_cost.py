@@ -8,8 +8,9 @@ import pytest
 from tests.placement.dumb import turns
 
 import rankmesh as rm
-from rankmesh.placement import Cluster, Level, Message, Training, Transformer
-from rankmesh.placement.hardware import DEVICES
+from rankmesh.core.clusters.cluster import Cluster, Level
+from rankmesh.core.clusters.hardware import DEVICES
+from rankmesh.placement import Message, Training, Transformer
 from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, predict, search_plan
 

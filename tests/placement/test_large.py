@@ -5,8 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.recipes.megatron_core import megatron
-from rankmesh.placement import Cluster, place
+from rankmesh.placement import place
 from rankmesh.placement.cost import DeviceUnits, HopCounts, bitwise
 from rankmesh.placement.predict import Links
 

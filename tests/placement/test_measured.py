@@ -6,8 +6,10 @@ from hypothesis import strategies as st
 from tests.placement.dumb import cost
 
 import rankmesh as rm
-from rankmesh.placement import Cluster, Level, Message
-from rankmesh.placement.measured import HOP, GroupTime, Measured, Measurement, calibrated, measurement
+from rankmesh.core.clusters.cluster import Cluster, Level
+from rankmesh.core.measured import HOP, GroupTime, Measured, Measurement, measurement
+from rankmesh.placement import Message
+from rankmesh.placement.calibrated import calibrated
 
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2, pp=2), [rm.GroupSpec(name) for name in ("tp", "dp", "pp")])
 CLUSTER = Cluster.parse("host=2,leaf=2,spine=2", hosts="node[1-4]")

@@ -11,9 +11,10 @@ from tests.placement.test_place import speeds
 from tests.topology.strategies import clusters
 
 import rankmesh as rm
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.hardware import DEVICES
 from rankmesh.errors import PlacementError
-from rankmesh.placement import Cluster, Training, Transformer, place
-from rankmesh.placement.hardware import DEVICES
+from rankmesh.placement import Training, Transformer, place
 from rankmesh.placement.model import OVERLAP, Sizes
 from rankmesh.placement.place import WORTH
 from rankmesh.placement.predict import Links, Prediction, predict, search_plan

@@ -10,8 +10,9 @@ from tests.placement.dumb import cost
 from tests.topology.strategies import clusters
 
 import rankmesh as rm
+from rankmesh.core.clusters.cluster import Cluster, Host, Level
 from rankmesh.errors import ClusterError, PlacementError
-from rankmesh.placement import Cluster, Host, Level, Message, Traffic, place
+from rankmesh.placement import Message, Traffic, place
 from rankmesh.placement.place import WORTH
 from rankmesh.placement.traffic import COLLECTIVES
 

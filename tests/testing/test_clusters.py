@@ -3,8 +3,8 @@ from hypothesis import given
 from tests.topology.strategies import clusters
 
 from rankmesh import LayoutError
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.launch import started_by
-from rankmesh.placement import Cluster
 from rankmesh.testing import environment
 
 

@@ -2,7 +2,7 @@
 
 from hypothesis import strategies as st
 
-from rankmesh.placement import Cluster, Host, Level
+from rankmesh.core.clusters.cluster import Cluster, Host, Level
 
 _NAMES = ("host", "nvlink", "leaf", "spine")
 

@@ -6,9 +6,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 from tests.topology.strategies import clusters
 
+from rankmesh.core.clusters.cluster import Cluster, Host, Level
 from rankmesh.core.host_names import natural
 from rankmesh.errors import ClusterError, LayoutError
-from rankmesh.placement import Cluster, Host, Level
 
 
 def _place(cluster, rank):

@@ -6,7 +6,8 @@ from tests.layout.strategies import kinds, meshes
 
 from rankmesh import LayoutError, Mesh
 from rankmesh.core import recipes
-from rankmesh.placement import Cluster, Crossings, Host, Level, crossings
+from rankmesh.core.clusters.cluster import Cluster, Host, Level
+from rankmesh.placement import Crossings, crossings
 
 
 @given(st.data(), st.integers(1, 9))

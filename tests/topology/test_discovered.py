@@ -3,7 +3,7 @@ from dataclasses import replace
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.placement.discovered import Witness, discovered
+from rankmesh.core.clusters.discovered import Witness, discovered
 
 
 def _output(*hosts):

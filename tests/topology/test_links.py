@@ -5,9 +5,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.links import is_links, read_links
 from rankmesh.errors import ClusterError
-from rankmesh.placement import Cluster
-from rankmesh.placement.links import is_links, read_links
 
 NEAR = ("NV4", "PIX", "PXB", "PHB", "NODE", "SYS")
 LEVELS = {"NV4": "nvlink", "PIX": "pix", "PXB": "pxb", "PHB": "phb", "NODE": "numa"}
@@ -45,10 +45,10 @@ def test_units_are_the_devices_that_share_a_link(tree):
              for here in range(len(units))]  # fmt: skip
     text = _table(cells)
     assert is_links(text)
-    cluster = read_links(text, ["a", "b"], None)
+    cluster = read_links(Cluster, text, ["a", "b"], None)
     stripped = "\n".join(line.replace("\x1b[4m", "").replace("\t", " ").strip() for line in text.splitlines())
     assert is_links(stripped)
-    assert read_links(stripped, ["a", "b"], None) == cluster
+    assert read_links(Cluster, stripped, ["a", "b"], None) == cluster
     present = sorted({cell for row in cells for cell in row} - {"X"}, key=NEAR.index)
     names = [level.name for level in cluster.levels]
     assert names == [*(LEVELS[kind] for kind in present[:-1]), "host", "network"]
@@ -67,7 +67,7 @@ def test_units_are_the_devices_that_share_a_link(tree):
 )
 def test_a_host_has_the_bandwidth_of_its_links(link, bandwidth):
     """Where all devices have one kind of link there is no level inside the host; NVLinks count."""
-    cluster = read_links(_table([["X", link], [link, "X"]]), None, None)
+    cluster = read_links(Cluster, _table([["X", link], [link, "X"]]), None, None)
     assert [(level.name, level.bandwidth) for level in cluster.levels] == [("host", bandwidth)]
     assert "one host" in cluster.notes[0]
 
@@ -76,10 +76,12 @@ def test_links_that_join_through_others_are_one_unit():
     """Of a ring of NVLinks every device is in one unit, the outermost."""
     ring = [["X", "NV2", "SYS", "NV2"], ["NV2", "X", "NV2", "SYS"], ["SYS", "NV2", "X", "NV2"],
             ["NV2", "SYS", "NV2", "X"]]  # fmt: skip
-    assert [(level.name, level.bandwidth) for level in read_links(_table(ring), None, None).levels] == [("host", 50e9)]
+    assert [(level.name, level.bandwidth) for level in read_links(Cluster, _table(ring), None, None).levels] == [
+        ("host", 50e9)
+    ]
     pairs = [["X", "NV4", "NV2", "NV2"], ["NV4", "X", "NV2", "NV2"], ["NV2", "NV2", "X", "NV4"],
              ["NV2", "NV2", "NV4", "X"]]  # fmt: skip
-    levels = read_links(_table(pairs), None, None).levels
+    levels = read_links(Cluster, _table(pairs), None, None).levels
     assert [(level.name, level.bandwidth) for level in levels] == [("nv4", 100e9), ("host", 50e9)]
 
 
@@ -96,7 +98,7 @@ def test_links_that_join_through_others_are_one_unit():
 def test_tables_that_cannot_be(text, gpus_per_node, line):
     """Another number of devices, an unknown link, a row that was cut: the line is in the error."""
     with pytest.raises(ClusterError) as error:
-        read_links(text, None, gpus_per_node)
+        read_links(Cluster, text, None, gpus_per_node)
     assert error.value.values.get("line") == line
 
 

@@ -2,9 +2,9 @@ import json
 
 import pytest
 
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.discovered import slurm_job
 from rankmesh.errors import ClusterError
-from rankmesh.placement import Cluster
-from rankmesh.placement.slurm import slurm_job
 
 TREE = """\
 # two racks
@@ -316,7 +316,7 @@ def test_the_environment_of_a_job(tmp_path):
     with pytest.raises(ClusterError, match="SLURM_JOB_NODELIST is not set"):
         slurm_job({})
     (tmp_path / "topology.conf").write_text("SwitchName=a Nodes=node2\nSwitchName=b Nodes=node10\n")
-    from rankmesh.placement.read import machine_of
+    from rankmesh.core.clusters.read import machine_of
 
     placed = slurm_job(job, machine_of(tmp_path / "topology.conf"))
     assert [(host.devices, host.places[0]) for host in placed.hosts] == [(2, "a"), (1, "b")]

@@ -8,7 +8,7 @@ from tests.transfer.strategies import pairs, world_of
 
 import rankmesh as rm
 from rankmesh.errors import PlanError
-from rankmesh.transfer.planning.cost import links, seconds
+from rankmesh.placement.transfer_cost import links, seconds
 
 
 @st.composite

@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmesh.core import Mesh
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.sharding import Sharding
-from rankmesh.placement import Cluster
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.planning import flows
 from rankmesh.transfer.planning.repeats import ByteRange, Repeated, Repeats

@@ -13,13 +13,13 @@ from rankmesh.cli.console import note, write
 from rankmesh.cli.options import GpusPerNode, Hosts, Timeout, cluster_of
 from rankmesh.cli.shell import Answer
 from rankmesh.cli.training import DEVICE_HELP
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.discovered import slurm_job
+from rankmesh.core.clusters.hardware import device
+from rankmesh.core.clusters.levels import in_words
 from rankmesh.errors import ClusterError, MissingExtra, extra
 from rankmesh.launch.started import Launch, started_by
-from rankmesh.placement import Cluster
-from rankmesh.placement.hardware import device
-from rankmesh.placement.levels import in_words
 from rankmesh.placement.report import speed
-from rankmesh.placement.slurm import slurm_job
 
 __all__ = ["command"]
 

@@ -10,10 +10,10 @@ import typer
 from rankmesh.cli.console import note, write_json
 from rankmesh.cli.options import Cluster, GpusPerNode, Json, Reading, Spec, cluster_of, source_of
 from rankmesh.cli.outputs import check_outputs, write_output
+from rankmesh.core.clusters.cluster import Cluster as Machine
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.debug.doctor import doctor
 from rankmesh.errors import PlacementError, quoted_path
-from rankmesh.placement import Cluster as Machine
 from rankmesh.readers.source import Source
 from rankmesh.viz.explorer import fragment, given, page
 

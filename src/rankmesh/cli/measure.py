@@ -16,11 +16,12 @@ from rankmesh.cli.console import progress_bar, write
 from rankmesh.cli.options import CLUSTER_HELP, Backend, Kinds, Reading, Spec, Timeout, cluster_of, noted, words_of
 from rankmesh.cli.shell import Answer
 from rankmesh.cli.shell import save as write_file
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.measured import Measurement
 from rankmesh.core.plan import Plan
 from rankmesh.errors import extra, quoted
 from rankmesh.launch.started import started_by
-from rankmesh.placement import Cluster
-from rankmesh.placement.measured import Measurement, calibrated
+from rankmesh.placement.calibrated import calibrated
 from rankmesh.placement.report import duration, speed
 
 __all__ = ["command", "sizes_of"]
@@ -90,7 +91,7 @@ def _machine(text: str | None, found: Measurement, plan: Plan) -> Cluster:
     """Return the cluster to calibrate: as it is given, else the hosts as the ranks call them."""
     if text is not None:
         return cluster_of(text, plan.world_size)
-    from rankmesh.placement.discovered import Witness, discovered
+    from rankmesh.core.clusters.discovered import Witness, discovered
 
     return discovered([Witness(rank, host, "", rank) for rank, host in enumerate(found.hosts)])
 

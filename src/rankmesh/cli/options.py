@@ -18,7 +18,7 @@ from rankmesh.errors import ClusterError, LayoutError, quoted
 from rankmesh.readers.source import Source, read
 
 if TYPE_CHECKING:
-    from rankmesh import placement
+    from rankmesh.core.clusters.cluster import Cluster as Machine
 
 # Whole-world arrays of every kind stay below a gigabyte up to here.
 LIMIT = 2**22
@@ -151,7 +151,7 @@ def cluster_of(
     gpus_per_node: int | None = None,
     *,
     placed_on: Sequence[str] = (),
-) -> placement.Cluster:
+) -> Machine:
     """Return the cluster of a string or a file; of None, the one of this process's Slurm job. Raises ``ClusterError``.
 
     A string fills a ``*`` with what the world leaves. A topology file inside a Slurm job is read for the hosts of the
@@ -160,8 +160,8 @@ def cluster_of(
     >>> str(cluster_of("host=2,leaf=*", 8))
     '8 devices, 4 hosts of 2, levels host leaf'
     """
-    from rankmesh.placement.read import machine_of
-    from rankmesh.placement.slurm import slurm_job
+    from rankmesh.core.clusters.discovered import slurm_job
+    from rankmesh.core.clusters.read import machine_of
 
     if text is None:
         return slurm_job(os.environ)
@@ -178,10 +178,8 @@ def cluster_of(
     return _cluster(text, world_size, hosts, gpus_per_node)
 
 
-def _cluster(
-    text: str, world_size: int, hosts: str | Sequence[str] | None, gpus_per_node: int | None
-) -> placement.Cluster:
-    from rankmesh.placement import Cluster
+def _cluster(text: str, world_size: int, hosts: str | Sequence[str] | None, gpus_per_node: int | None) -> Machine:
+    from rankmesh.core.clusters.cluster import Cluster
 
     if "=" in text and not Path(text).is_file():
         if gpus_per_node is not None:

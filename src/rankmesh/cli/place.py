@@ -12,15 +12,15 @@ from rankmesh.cli.options import GpusPerNode, Hosts, Reading, RequiredCluster, S
 from rankmesh.cli.shell import Answer
 from rankmesh.cli.shell import save as write_file
 from rankmesh.cli.training import MODEL_HELP, Trained, TrainingOptions, trained
+from rankmesh.core.clusters.hardware import device
 from rankmesh.errors import quoted
 from rankmesh.placement import Traffic, place
-from rankmesh.placement.hardware import device
 from rankmesh.placement.report import lines
 from rankmesh.placement.search import settled
 
 if TYPE_CHECKING:
+    from rankmesh.core.clusters.cluster import Cluster
     from rankmesh.core.plan import Plan
-    from rankmesh.placement import Cluster
 
 __all__ = ["command", "within_of"]
 

@@ -20,10 +20,10 @@ from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError, MissingExtra, quoted, quoted_path
+from rankmesh.placement.transfer_cost import links, seconds
 from rankmesh.transfer.layouts.known import KNOWN, known
 from rankmesh.transfer.layouts.layout import Layout
 from rankmesh.transfer.layouts.sides import layout
-from rankmesh.transfer.planning.cost import links, seconds
 from rankmesh.transfer.planning.tensors_file import read_tensors
 from rankmesh.transfer.planning.transfer import Transfer
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-from rankmesh.placement.cluster import Cluster
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.hardware import Device
+from rankmesh.core.clusters.levels import in_words, reached
 from rankmesh.placement.compute import ATTENTION, LAUNCH, MATRIX, MOVING
-from rankmesh.placement.hardware import Device
-from rankmesh.placement.levels import in_words, reached
 from rankmesh.placement.memory import FRAGMENTS, LIBRARIES, LOGITS
 from rankmesh.placement.model import Training, Transformer
 from rankmesh.placement.predict import CONTENTION

@@ -24,7 +24,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from math import ceil
 
-from rankmesh.placement.hardware import Device
+from rankmesh.core.clusters.hardware import Device
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.steps import blocks, parameters
 

@@ -42,13 +42,13 @@ from math import ceil, log2
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh.core.clusters.cluster import Cluster, Level
+from rankmesh.core.clusters.hardware import DEVICES, Device
+from rankmesh.core.clusters.levels import domain, reached
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, quoted
-from rankmesh.placement.cluster import Cluster, Level
 from rankmesh.placement.crossings import hops
-from rankmesh.placement.hardware import DEVICES, Device
-from rankmesh.placement.levels import domain, reached
 from rankmesh.placement.nccl import Cost, cost
 from rankmesh.placement.traffic import Message
 

@@ -22,9 +22,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from rankmesh.core.clusters.cluster import Cluster, Level
 from rankmesh.core.groups import Groups
 from rankmesh.core.strided import IntArray
-from rankmesh.placement.cluster import Cluster, Level
 
 __all__ = ["Crossings", "crossings", "hops", "reach", "widest"]
 

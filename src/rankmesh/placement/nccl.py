@@ -35,7 +35,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh.placement.hardware import NCCL
+from rankmesh.core.clusters.hardware import NCCL
 
 if TYPE_CHECKING:
     from rankmesh.placement.cost import HopCounts

@@ -30,15 +30,15 @@ from math import factorial
 
 import numpy as np
 
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.hardware import DEVICES, Device
+from rankmesh.core.clusters.levels import in_words
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, at_caller, quoted
 from rankmesh.placement import report
-from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import BoolArray, FloatArray
-from rankmesh.placement.hardware import DEVICES, Device
-from rankmesh.placement.levels import in_words
 from rankmesh.placement.model import Training, Transformer, check_sizes
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
 from rankmesh.placement.predict import Links, Prediction, Step

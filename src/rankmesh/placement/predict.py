@@ -39,15 +39,15 @@ from typing import TypeVar
 
 import numpy as np
 
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.hardware import DEVICES, Device
 from rankmesh.core.picks import ends
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron_core import megatron_mesh
 from rankmesh.core.spec import GroupSpec
 from rankmesh.core.strided import IntArray
-from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import Work, optimizer, stage_work
 from rankmesh.placement.cost import FloatArray, HopCounts, bitwise, devices_of, seconds
-from rankmesh.placement.hardware import DEVICES, Device
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.steps import Roles, blocks, stage_messages
 from rankmesh.placement.traffic import Message

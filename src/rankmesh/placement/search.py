@@ -18,11 +18,11 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from heapq import nsmallest
 
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.hardware import DEVICES, Device
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlacementError
-from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.compute import flops
-from rankmesh.placement.hardware import DEVICES, Device
 from rankmesh.placement.memory import LIBRARIES, memory
 from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.place import place

@@ -16,10 +16,10 @@ from math import gcd
 
 import numpy as np
 
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, quoted
-from rankmesh.placement.cluster import Cluster
 from rankmesh.placement.cost import DeviceUnits
 
 __all__ = ["SEGMENTS", "Bound", "bounds", "check_capacity", "check_kinds", "joined", "packing", "segments"]

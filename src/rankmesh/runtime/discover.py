@@ -19,12 +19,12 @@ from typing import Any
 import torch
 
 from rankmesh.backend.default import default_group
+from rankmesh.core.clusters.cluster import Cluster
+from rankmesh.core.clusters.discovered import Witness, discovered
 from rankmesh.core.options import time_limit
 from rankmesh.errors import ConnectError
 from rankmesh.launch.started import host_name
 from rankmesh.launch.table import LAUNCHERS
-from rankmesh.placement.cluster import Cluster
-from rankmesh.placement.discovered import Witness, discovered
 from rankmesh.rendezvous import gather_work
 from rankmesh.runtime.world import World
 

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from torch.distributed import ProcessGroup
     from torch.distributed.device_mesh import DeviceMesh
 
-    from rankmesh.placement.measured import Measurement
+    from rankmesh.core.measured import Measurement
     from rankmesh.runtime.report import Report
 
 __all__ = ["LiveGroups"]

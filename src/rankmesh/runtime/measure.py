@@ -7,7 +7,7 @@ ep       all-to-all                               hop      |==|      to the next
 others   all-reduce, all-gather, reduce-scatter
 ```
 
-Each rank times its own calls; a group takes as long as its slowest member (`rankmesh.placement.measured`).
+Each rank times its own calls; a group takes as long as its slowest member (`rankmesh.core.measured`).
 """
 
 from __future__ import annotations
@@ -22,10 +22,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from rankmesh.core.measured import HOP, Measurement, measurement
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import PlanError, quoted
 from rankmesh.launch.started import host_name
-from rankmesh.placement.measured import HOP, Measurement, measurement
 from rankmesh.rendezvous import gather, gather_results
 from rankmesh.runtime.handles import LiveGroup
 

@@ -1,6 +1,6 @@
 """The variables that a launcher sets for each rank of a cluster that is not there.
 
->>> from rankmesh.placement import Cluster
+>>> from rankmesh.core.clusters.cluster import Cluster
 >>> cluster = Cluster.parse("host=2,leaf=2", hosts="node[9-10]")
 >>> environment(cluster, 3)["LOCAL_RANK"], environment(cluster, 3)["MASTER_ADDR"]
 ('1', 'node9')
@@ -10,9 +10,9 @@ from __future__ import annotations
 
 import numpy as np
 
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.errors import LayoutError, quoted
 from rankmesh.launch.table import srun_variables, torchrun_variables
-from rankmesh.placement import Cluster
 
 __all__ = ["environment"]
 

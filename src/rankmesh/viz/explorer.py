@@ -22,10 +22,10 @@ from collections.abc import Iterator, Mapping
 from importlib.resources import files
 from urllib.parse import quote
 
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.saved import contents
 from rankmesh.debug.doctor import Diagnosis
 from rankmesh.errors import PlacementError, RankmeshError
-from rankmesh.placement import Cluster
 from rankmesh.readers.source import Source, read
 
 __all__ = ["fragment", "given", "page", "spec_of"]

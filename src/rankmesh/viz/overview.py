@@ -26,7 +26,8 @@ from rankmesh.core.strided import Strided
 from rankmesh.readers.source import Source
 
 if TYPE_CHECKING:
-    from rankmesh.placement import Cluster, Crossings
+    from rankmesh.core.clusters.cluster import Cluster
+    from rankmesh.placement import Crossings
 
 __all__ = ["AxisRow", "KindRow", "LayoutRow", "Origin", "Overview", "nodes_text", "overview"]
 
@@ -140,7 +141,7 @@ def overview(
         gpus_per_node = preset.gpus_per_node
     given = cluster is not None
     if cluster is None and gpus_per_node is not None:
-        from rankmesh.placement import Cluster
+        from rankmesh.core.clusters.cluster import Cluster
 
         cluster = Cluster.of_nodes(gpus_per_node, plan.world_size)
     integer(members, "members", least=1)
@@ -167,7 +168,7 @@ def overview(
 def nodes_text(facts: Overview) -> str:
     """Return how many nodes the world has, of how many ranks, and how many the last one has if it is not full.
 
-    >>> from rankmesh.placement import Cluster
+    >>> from rankmesh.core.clusters.cluster import Cluster
     >>> from rankmesh.readers.source import read
     >>> nodes_text(overview(read("dp=20"), gpus_per_node=8))
     '3 nodes of 8, the last with 4'

@@ -26,7 +26,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.viz.sheet import Block, Part, Sheet, colours, part_of, sheet
 
 if TYPE_CHECKING:
-    from rankmesh.placement import Cluster
+    from rankmesh.core.clusters.cluster import Cluster
 
 __all__ = ["LIMIT", "picture", "pictured_kinds"]
 
@@ -45,7 +45,7 @@ def picture(
     """
     part = part_of(plan.mesh, LIMIT)
     if cluster is None and gpus_per_node is not None:
-        from rankmesh.placement import Cluster
+        from rankmesh.core.clusters.cluster import Cluster
 
         cluster = Cluster.of_nodes(gpus_per_node, plan.mesh.rank_range.stop)
     panels = [_panel(plan, name, cluster, part) for name in names or pictured_kinds(plan)]

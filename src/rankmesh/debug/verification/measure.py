@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from datetime import timedelta
 
+from rankmesh.core.measured import Measurement
 from rankmesh.core.plan import Plan
 from rankmesh.debug.verification.check import is_single_process
 from rankmesh.debug.verification.ranks import Progress, check_size, run_here
 from rankmesh.errors import ConnectError
 from rankmesh.launch.started import Launch, started_by
-from rankmesh.placement.measured import Measurement
 from rankmesh.runtime.connect import connect
 from rankmesh.runtime.init import enter
 from rankmesh.runtime.measure import SIZES

@@ -5,7 +5,6 @@ classes       tensors with the same shape and shardings, planned once
 flows         everything that travels, laid end to end and cut among the senders
 balance       how much each sender sends
 local         one rank's part, as boxes
-cost          bytes over each link, and seconds
 tensors_file  shardings of both sides as JSON or YAML
 transfer      the value
 ```

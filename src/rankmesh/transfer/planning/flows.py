@@ -33,7 +33,7 @@ from rankmesh.transfer.planning.classes import TensorClass
 from rankmesh.transfer.planning.repeats import Repeated, Repeats
 
 if TYPE_CHECKING:
-    from rankmesh.placement import Cluster
+    from rankmesh.core.clusters.cluster import Cluster
 
 __all__ = ["Flows", "Shares"]
 

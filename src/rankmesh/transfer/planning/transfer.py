@@ -44,7 +44,7 @@ if TYPE_CHECKING:
     from torch import Tensor
     from torch.distributed import ProcessGroup
 
-    from rankmesh.placement import Cluster
+    from rankmesh.core.clusters.cluster import Cluster
     from rankmesh.transfer.live.bridge import Bridge
     from rankmesh.transfer.live.run import Moved
     from rankmesh.transfer.live.shards import Shards

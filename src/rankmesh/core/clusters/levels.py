@@ -12,8 +12,8 @@ from dataclasses import dataclass, replace
 from itertools import takewhile
 from math import isfinite
 
+from rankmesh.core.clusters.hardware import DEVICES, SHARE, Device
 from rankmesh.errors import ClusterError, quoted
-from rankmesh.placement.hardware import DEVICES, SHARE, Device
 
 __all__ = [
     "BUS",

@@ -36,12 +36,11 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from rankmesh.core.axes import fill, integer, parse_axes
+from rankmesh.core.clusters.hosts import Host, HostRange
+from rankmesh.core.clusters.levels import OTHER_WORDS, Level, host_level, is_word, rate
 from rankmesh.core.host_names import host_list, natural
-from rankmesh.core.lazy import provided
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import ClusterError, LayoutError, cut, quoted
-from rankmesh.placement.hosts import Host, HostRange
-from rankmesh.placement.levels import OTHER_WORDS, Level, host_level, is_word, rate
 
 if TYPE_CHECKING:
     import numpy.typing as npt
@@ -181,10 +180,11 @@ class Cluster:
 
         ``hosts`` are the job's hosts in the launcher's order, as names or as a list (``node[1-4,7]``); without, all
         hosts of the file. ``gpus_per_node`` is for files without the number of devices of a host.
-        See `rankmesh.placement.read`.
+        See `rankmesh.core.clusters.read`.
         """
-        found: Cluster = provided("cluster files").read(Path(path), hosts=hosts, gpus_per_node=gpus_per_node)
-        return found
+        from rankmesh.core.clusters.read import read
+
+        return read(cls, Path(path), hosts, gpus_per_node)
 
     # -- what it is -----------------------------------------------------------------------------------------------
 

@@ -11,7 +11,8 @@ GPU3    SYS   SYS   PIX    X                    NV18 is 18 NVLinks; NODE is leve
 A level is one kind of link: its units are the devices that links of this kind, or nearer ones, join. The outermost is
 the host. Source: the legend below the table; an NVLink has 25 GB/s each way (NVLink 2 to 4).
 
->>> cluster = read_links("GPU0 X NV18\nGPU1 NV18 X\n", ("node1", "node2"), None)
+>>> from rankmesh.core.clusters.cluster import Cluster
+>>> cluster = read_links(Cluster, "GPU0 X NV18\nGPU1 NV18 X\n", ("node1", "node2"), None)
 >>> str(cluster), cluster.levels[0].bandwidth / 1e9
 ('4 devices, 2 hosts of 2, levels host network', 450.0)
 """
@@ -22,14 +23,18 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby
+from typing import TYPE_CHECKING
 
 import numpy as np
 
+from rankmesh.core.clusters.hosts import Host
+from rankmesh.core.clusters.levels import BUS, PROCESSORS, Level
 from rankmesh.core.grouped import grouped
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import ClusterError, quoted
-from rankmesh.placement.cluster import Cluster, Host, Level
-from rankmesh.placement.levels import BUS, PROCESSORS
+
+if TYPE_CHECKING:
+    from rankmesh.core.clusters.cluster import Cluster
 
 __all__ = ["is_links", "read_links"]
 
@@ -58,7 +63,7 @@ def is_links(text: str) -> bool:
     return _TABLE.search(text) is not None
 
 
-def read_links(text: str, hosts: Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
+def read_links(kind: type[Cluster], text: str, hosts: Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
     """Return hosts with these links inside them, in the launcher's order; one host if none is named.
 
     Raises ``ClusterError`` for a table with unknown links, and for another number of devices than its own.
@@ -74,7 +79,7 @@ def read_links(text: str, hosts: Iterable[str] | None, gpus_per_node: int | None
     names = ("node0",) if hosts is None else tuple(hosts)
     note = f"the file describes the {count} GPUs of one host; name the hosts that are like it with --hosts"
     notes = (*((note,) if hosts is None else ()), *_unlinked(levels, inside))
-    return Cluster(levels, tuple(Host(name, count, (), inside) for name in names), notes=notes)
+    return kind(levels, tuple(Host(name, count, (), inside) for name in names), notes=notes)
 
 
 def _unlinked(levels: Sequence[Level], inside: Sequence[Sequence[int]]) -> Iterator[str]:

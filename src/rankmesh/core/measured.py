@@ -1,4 +1,4 @@
-"""Measured: what live groups took, in the words of nccl-tests; the slow hosts; and a cluster calibrated by it.
+"""Measured: what live groups took, in the words of nccl-tests; and the slow hosts.
 
 ```
 size S of nccl-tests    all-reduce, reduce-scatter, all-to-all: what a rank holds      all-gather: n times that
@@ -13,23 +13,16 @@ as its slowest member. Source: nccl-tests, doc/PERFORMANCE.md.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from math import sqrt
+from dataclasses import dataclass
 
 import numpy as np
 
 from rankmesh.core.plan import Plan
-from rankmesh.placement.cluster import Cluster, Level
-from rankmesh.placement.cost import steps_and_volume
-from rankmesh.placement.crossings import hops as hops_of
-from rankmesh.placement.predict import Links
 
-__all__ = ["HOP", "GroupTime", "Measured", "Measurement", "calibrated", "measurement"]
+__all__ = ["HOP", "GroupTime", "Measured", "Measurement", "measurement"]
 
 # A group counts as slow from so many times the quicker ones of its kind; a host when nearly all of its groups are.
 _SLOW, _MOST = 1.4, 0.9
-# Links count as shared when all devices at once get less than this part of what each gets alone.
-_FREE = 0.8
 # The time of a message from the member before: of a pair of ranks, not of a group of the plan.
 HOP = "hop"
 _FACTORS = {"all-reduce": 2.0, "broadcast": 0.0}
@@ -179,8 +172,8 @@ def measurement(
 def _hops(
     plan: Plan, name: str, collective: str, size: int, times: Mapping[int, tuple[float, float | None]]
 ) -> Measured:
-    start, end = hops_of(plan.groups(name).array)
-    pairs = zip(start.reshape(-1).tolist(), end.reshape(-1).tolist(), strict=True)
+    starts = plan.groups(name).array
+    pairs = zip(starts.reshape(-1).tolist(), np.roll(starts, -1, axis=-1).reshape(-1).tolist(), strict=True)
     return Measured(name, collective, size, tuple(GroupTime(pair, times[pair[1]][0], None) for pair in pairs))
 
 
@@ -193,68 +186,3 @@ def _row(
         isolated = [found for rank in ranks if (found := times[rank][1]) is not None]
         groups.append(GroupTime(tuple(ranks), max(together), max(isolated) if isolated else None))
     return Measured(name, collective, size, tuple(groups))
-
-
-def calibrated(cluster: Cluster, plan: Plan, measured: Measurement) -> Cluster:
-    """Set the latency, bandwidth and uplink of each level that was measured; others stay as they were.
-
-    Of each level: ``latency`` by the smallest messages of groups that end there, ``bandwidth`` the most that one
-    device sent, ``uplink`` the most that all groups at once sent through one unit below, where that is less than their
-    devices could send.
-    """
-    links = Links(plan, cluster, measured.backend)
-    seen = [_Seen.of(links, row) for row in measured.rows if row.size > 1]
-    return cluster.with_levels(
-        _level(level, number, [each for each in seen if each.widest == number])
-        for number, level in enumerate(cluster.levels)
-    )
-
-
-@dataclass(frozen=True)
-class _Seen:
-    """One row on the cluster: steps, bytes over each hop, and the hops that share one unit's uplink at each level.
-
-    ``hop``: latencies that one more chunk of NCCL's pipeline takes.
-    """
-
-    widest: int
-    steps: float
-    volume: float
-    hop: float
-    together: float
-    isolated: float
-    edges: tuple[int, ...]
-
-    @classmethod
-    def of(cls, links: Links, row: Measured) -> _Seen:
-        counts, levels = links.counts(row.name), links.machine.levels
-        widest, hop = int(counts.widest[0]), 0.0
-        if links.backend == "nccl":
-            # What NCCL takes over the levels as they are known, as if each step had the latency of the widest one.
-            model = counts.nccl(row.collective, row.bytes)
-            latency, volume = levels[widest].latency, float(model.transfer[0]) * levels[widest].bandwidth
-            steps, hop = (float(part[0]) / latency for part in (model.start, model.hop))
-        else:
-            steps, volume = steps_and_volume(row.collective, row.size, row.bytes)
-        edges = tuple(int(counts.edges(row.collective, level)[0]) for level in range(len(levels) - 1))
-        return cls(widest, steps, volume, hop, row.seconds, row.isolated, edges)
-
-    def rate(self, seconds: float, latency: float) -> float:
-        """Bytes/s over one hop, with the latencies taken off: at most half of the time."""
-        left = max(seconds - self.steps * latency, seconds / 2)
-        chunk = self.hop * latency
-        return self.volume / (sqrt(chunk + left) - sqrt(chunk)) ** 2
-
-
-def _level(level: Level, number: int, seen: Sequence[_Seen]) -> Level:
-    if not seen:
-        return level
-    least = min(each.volume for each in seen)
-    latency = min(each.isolated / each.steps for each in seen if each.volume <= 2 * least)
-    large = [each for each in seen if 4 * each.volume >= max(other.volume for other in seen)]
-    bandwidth = max(each.rate(each.isolated, latency) for each in large)
-    found = replace(level, latency=latency, bandwidth=bandwidth, uplink=None, assumed=False)
-    shared = [(each.edges[number - 1], each.rate(each.together, latency)) for each in large if number]
-    most = max((edges * rate for edges, rate in shared), default=0.0)
-    crowd = max((edges for edges, _ in shared), default=0)
-    return replace(found, uplink=most) if crowd > 1 and most < _FREE * crowd * found.bandwidth else found

@@ -15,8 +15,8 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import Any
 
+from rankmesh.core.clusters.machine import Machine, Site, outward
 from rankmesh.errors import ClusterError
-from rankmesh.placement.machine import Machine, Site, outward
 
 __all__ = ["is_nodes", "read_aws", "read_nodes", "read_switches"]
 

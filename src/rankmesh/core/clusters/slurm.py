@@ -1,4 +1,4 @@
-"""Slurm: its topology files, and the environment of its jobs.
+"""Slurm: its topology files.
 
 ```
 topology.conf, tree                        topology.conf, block
@@ -12,23 +12,21 @@ What ``scontrol show topology`` prints is read alike. Switches that have the sam
 tori have no levels, and are refused.
 
 ``topology.yaml`` is read alike; of several topologies the one with ``cluster_default: true`` is read, else the first.
-Source: topology.conf(5), topology.yaml(5), scontrol(1) of Slurm 22.05 and of 26.05, and the output variables of
-srun(1).
+Source: topology.conf(5), topology.yaml(5), scontrol(1) of Slurm 22.05 and of 26.05.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from graphlib import CycleError, TopologicalSorter
 
-from rankmesh.core.host_names import host_list, task_counts
+from rankmesh.core.clusters.machine import Machine, Site, network
+from rankmesh.core.host_names import host_list
 from rankmesh.errors import ClusterError, quoted
-from rankmesh.placement.cluster import Cluster, Host, Level
-from rankmesh.placement.machine import Machine, Site, network
 
-__all__ = ["is_conf", "read_conf", "read_yaml", "slurm_job"]
+__all__ = ["is_conf", "read_conf", "read_yaml"]
 
 _CONF = re.compile(
     r"^[^\S\n]*(SwitchName|BlockName|BlockSizes|AggregatedBlock|RingName|TorusName)\s*=", re.IGNORECASE | re.MULTILINE
@@ -270,53 +268,3 @@ def _sizes(values: Iterable[object], line: int) -> tuple[int, ...]:
 
 def _refused(line: int, what: str, **values: object) -> ClusterError:
     return ClusterError(f"{what}; fix the file", line=line or None, **values)
-
-
-def slurm_job(environment: Mapping[str, str], machine: Machine | None = None) -> Cluster:
-    """Return the hosts of a Slurm job by its environment, in ``machine`` where there is a topology file.
-
-    Devices are the tasks of each host, which hold the ranks in Slurm's order: by host (block), or dealt out (cyclic).
-
-    >>> job = {"SLURM_JOB_NODELIST": "node[9-10]", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_DISTRIBUTION": "cyclic"}
-    >>> slurm_job(job).rank_map, str(slurm_job(job))
-    ((0, 2, 1, 3), '4 devices, 2 hosts of 2, levels host network')
-    """
-    nodes = _first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
-    if not nodes:
-        raise ClusterError("SLURM_JOB_NODELIST is not set; run this inside a Slurm job")
-    names = host_list(nodes)
-    tasks = task_counts(_first(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
-    if len(tasks) != len(names):
-        raise ClusterError(
-            f"the environment has {len(tasks)} counts of tasks for the {len(names)} hosts of {quoted(nodes)}; "
-            "start the ranks with srun",
-            hosts=names,
-        )
-    if machine is None:
-        hosts, levels = tuple(map(Host, names, tasks)), Level.all_unmeasured(["host"])
-        return Cluster(levels, hosts, _dealt(environment, tasks))
-    found = machine.cluster(names, 1)
-    counts = dict(zip(names, tasks, strict=True))
-    places = {host.name: host.places for host in found.hosts}
-    hosts = tuple(Host(name, counts[name], places[name]) for name in names)
-    return Cluster(found.levels, hosts, _dealt(environment, tasks), found.notes)
-
-
-def _first(environment: Mapping[str, str], *names: str) -> str:
-    return next((environment[name] for name in names if environment.get(name)), "")
-
-
-def _dealt(environment: Mapping[str, str], tasks: Sequence[int]) -> tuple[int, ...] | None:
-    """Return the rank at each task, host by host; None where hosts are filled one after the other."""
-    how = environment.get("SLURM_DISTRIBUTION", "block").split(":")[0].split(",")[0].lower()
-    if how in ("block", ""):
-        return None
-    if how != "cyclic":
-        raise ClusterError(
-            f"SLURM_DISTRIBUTION is {quoted(how)}, but only block and cyclic can be read from the environment; let the "
-            "ranks say where they are: rankmesh cluster inside the job, or rm.discover()",
-            received=how,
-        )
-    rounds = [(cycle, host) for cycle in range(max(tasks)) for host, count in enumerate(tasks) if cycle < count]
-    rank = {place: number for number, place in enumerate(rounds)}
-    return tuple(rank[cycle, host] for host, count in enumerate(tasks) for cycle in range(count))

@@ -18,16 +18,20 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rankmesh.core.axes import parse_axes
+from rankmesh.core.clusters.clouds import is_nodes, read_aws, read_nodes, read_switches
+from rankmesh.core.clusters.links import is_links, read_links
+from rankmesh.core.clusters.machine import Machine
+from rankmesh.core.clusters.slurm import is_conf, read_conf, read_yaml
 from rankmesh.core.documents import INDEX, Unreadable, parse, read_text, refused_as
 from rankmesh.core.host_names import HOST_LIST, host_list, listed_hosts
 from rankmesh.errors import ClusterError, LayoutError, RankmeshError, quoted
-from rankmesh.placement.clouds import is_nodes, read_aws, read_nodes, read_switches
-from rankmesh.placement.cluster import Cluster, Host
-from rankmesh.placement.links import is_links, read_links
-from rankmesh.placement.machine import Machine
-from rankmesh.placement.slurm import is_conf, read_conf, read_yaml
+
+if TYPE_CHECKING:
+    from rankmesh.core.clusters.cluster import Cluster
+    from rankmesh.core.clusters.hosts import Host
 
 __all__ = ["machine_of", "read"]
 
@@ -37,22 +41,22 @@ _FORMS = (
 )
 
 
-def read(path: Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node: int | None = None) -> Cluster:
-    """Return the cluster of a file; see ``Cluster.read``."""
+def read(kind: type[Cluster], path: Path, hosts: str | Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
+    """Return the cluster of a file, of the class ``kind``; see ``Cluster.read``."""
     hosts = None if hosts is None else host_list(hosts)
     text, data = _document(path)
     try:
         with refused_as(ClusterError, "the file", _FORMS):
             if isinstance(data, Mapping) and "levels" in data and "hosts" in data:
-                cluster = Cluster.from_dict(data)
+                cluster = kind.from_dict(data)
                 known: dict[str, Host] = {host.name: host for host in cluster.hosts}
                 if hosts is None:
                     return cluster
                 chosen = tuple(known[name] for name in listed_hosts(hosts, known))
-                return Cluster(cluster.levels, chosen, notes=cluster.notes)
+                return kind(cluster.levels, chosen, notes=cluster.notes)
             if is_links(text):
-                return read_links(text, hosts, gpus_per_node)
-            return _machine(text, data).cluster(hosts, gpus_per_node)
+                return read_links(kind, text, hosts, gpus_per_node)
+            return _machine(text, data).cluster(kind, hosts, gpus_per_node)
     except RankmeshError as error:
         if error.values.get("of") == HOST_LIST:  # the list is wrong, not the file
             raise

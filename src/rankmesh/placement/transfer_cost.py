@@ -12,14 +12,27 @@ slowest of these decides: nothing waits for anything else.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Protocol
 
 import numpy as np
 
+from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.strided import IntArray
-from rankmesh.placement import Cluster
-from rankmesh.transfer.planning.flows import Flows
 
 __all__ = ["Link", "links", "seconds"]
+
+
+class Flows(Protocol):
+    """The flows of a transfer, ``rankmesh.transfer.planning.flows.Flows``: parallel arrays."""
+
+    @property
+    def source(self) -> IntArray: ...
+    @property
+    def target(self) -> IntArray: ...
+    @property
+    def level(self) -> IntArray: ...
+    @property
+    def bytes(self) -> IntArray: ...
 
 
 @dataclass(frozen=True)

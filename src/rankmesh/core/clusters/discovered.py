@@ -1,4 +1,4 @@
-"""A cluster from the reports of its ranks.
+"""A cluster from the reports of its ranks, or from the variables of their Slurm job.
 
 ```
 rank 0   host node10  boot 5e..  slot 0         hosts     node2 (ranks 2, 3), node10 (ranks 0, 1): natural order
@@ -21,12 +21,14 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from rankmesh.core.clusters.cluster import Cluster, Host, Level
+from rankmesh.core.clusters.machine import NETWORK, Machine
 from rankmesh.core.grouped import grouped
+from rankmesh.core.host_names import host_list, task_counts
 from rankmesh.core.local_ranks import LocalRank, contradictions
-from rankmesh.placement.cluster import Cluster, Host, Level
-from rankmesh.placement.machine import NETWORK
+from rankmesh.errors import ClusterError, quoted
 
-__all__ = ["Witness", "discovered"]
+__all__ = ["Witness", "discovered", "slurm_job"]
 
 _Identity = tuple[str, str, str]
 
@@ -118,3 +120,54 @@ def _levels(
         for number, (identity, each) in enumerate(first.items())
     }
     return names, chains, tuple(notes)
+
+
+def slurm_job(environment: Mapping[str, str], machine: Machine | None = None) -> Cluster:
+    """Return the hosts of a Slurm job by its environment, in ``machine`` where there is a topology file.
+
+    Devices are the tasks of each host, which hold the ranks in Slurm's order: by host (block), or dealt out (cyclic).
+    Source: the output variables of srun(1).
+
+    >>> job = {"SLURM_JOB_NODELIST": "node[9-10]", "SLURM_TASKS_PER_NODE": "2(x2)", "SLURM_DISTRIBUTION": "cyclic"}
+    >>> slurm_job(job).rank_map, str(slurm_job(job))
+    ((0, 2, 1, 3), '4 devices, 2 hosts of 2, levels host network')
+    """
+    nodes = _first(environment, "SLURM_STEP_NODELIST", "SLURM_JOB_NODELIST", "SLURM_NODELIST")
+    if not nodes:
+        raise ClusterError("SLURM_JOB_NODELIST is not set; run this inside a Slurm job")
+    names = host_list(nodes)
+    tasks = task_counts(_first(environment, "SLURM_STEP_TASKS_PER_NODE", "SLURM_TASKS_PER_NODE") or f"1(x{len(names)})")
+    if len(tasks) != len(names):
+        raise ClusterError(
+            f"the environment has {len(tasks)} counts of tasks for the {len(names)} hosts of {quoted(nodes)}; "
+            "start the ranks with srun",
+            hosts=names,
+        )
+    if machine is None:
+        hosts, levels = tuple(map(Host, names, tasks)), Level.all_unmeasured(["host"])
+        return Cluster(levels, hosts, _dealt(environment, tasks))
+    found = machine.cluster(Cluster, names, 1)
+    counts = dict(zip(names, tasks, strict=True))
+    places = {host.name: host.places for host in found.hosts}
+    hosts = tuple(Host(name, counts[name], places[name]) for name in names)
+    return Cluster(found.levels, hosts, _dealt(environment, tasks), found.notes)
+
+
+def _first(environment: Mapping[str, str], *names: str) -> str:
+    return next((environment[name] for name in names if environment.get(name)), "")
+
+
+def _dealt(environment: Mapping[str, str], tasks: Sequence[int]) -> tuple[int, ...] | None:
+    """Return the rank at each task, host by host; None where hosts are filled one after the other."""
+    how = environment.get("SLURM_DISTRIBUTION", "block").split(":")[0].split(",")[0].lower()
+    if how in ("block", ""):
+        return None
+    if how != "cyclic":
+        raise ClusterError(
+            f"SLURM_DISTRIBUTION is {quoted(how)}, but only block and cyclic can be read from the environment; let the "
+            "ranks say where they are: rankmesh cluster inside the job, or rm.discover()",
+            received=how,
+        )
+    rounds = [(cycle, host) for cycle in range(max(tasks)) for host, count in enumerate(tasks) if cycle < count]
+    rank = {place: number for number, place in enumerate(rounds)}
+    return tuple(rank[cycle, host] for host, count in enumerate(tasks) for cycle in range(count))

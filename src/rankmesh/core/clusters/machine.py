@@ -9,10 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
+from rankmesh.core.clusters.hosts import Host
+from rankmesh.core.clusters.levels import Level
 from rankmesh.core.host_names import listed_hosts, natural
 from rankmesh.errors import ClusterError
-from rankmesh.placement.cluster import Cluster, Host, Level
+
+if TYPE_CHECKING:
+    from rankmesh.core.clusters.cluster import Cluster
 
 __all__ = ["NETWORK", "Machine", "Site", "network", "outward"]
 
@@ -39,7 +44,7 @@ class Machine:
     sites: Mapping[str, Site] = field(default_factory=dict)
     notes: tuple[str, ...] = ()
 
-    def cluster(self, hosts: str | Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
+    def cluster(self, kind: type[Cluster], hosts: str | Iterable[str] | None, gpus_per_node: int | None) -> Cluster:
         """Return the cluster of the job's hosts in the launcher's order, or of all hosts in natural order."""
         listed = sorted(self.sites, key=natural) if hosts is None else listed_hosts(hosts, self.sites)
         chosen = [(name, self.sites[name]) for name in listed]
@@ -52,7 +57,7 @@ class Machine:
         made = [Host(name, usual if site.devices is None else site.devices, site.places) for name, site in chosen]
         levels = Level.all_unmeasured(("host", *self.levels))
         try:
-            return Cluster(levels, tuple(made), notes=(*notes, *self.notes))
+            return kind(levels, tuple(made), notes=(*notes, *self.notes))
         except ClusterError as error:
             line = self.sites[str(error.values["host"])].line if error.values.get("host") in self.sites else None
             raise ClusterError(error.message, **{**error.values, "line": line}) from error
