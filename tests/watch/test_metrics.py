@@ -3,6 +3,7 @@
 import re
 import stat
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,8 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from rankmesh.debug.doctor import doctor
-from rankmesh.debug.watch.metrics import FILE, metrics_of, send_trace, write_prometheus
+from rankmesh.debug.slow import Finding, SlowReport
+from rankmesh.debug.watch.metrics import FILE, metrics_of, send_slow, send_trace, write_prometheus, write_slow
 
 RECORDINGS = Path(__file__).parents[1] / "hangs" / "recordings"
 _SAMPLE = re.compile(r'(\w+)\{((?:\w+="(?:[^"\\]|\\.)*",?)*)\} (\S+)')
@@ -128,3 +130,44 @@ def test_nothing_is_sent_where_nothing_hangs(found, sent):
     """A diagnosis on demand of a job that works has no spans."""
     send_trace(type(found)(**{**vars(found), "cause": {}}))
     assert sent() == []
+
+
+# -- a slow job --------------------------------------------------------------------------------------
+
+
+@pytest.fixture
+def slow():
+    """A report on a job of 2 ranks on 2 hosts, of which rank 1 computes for too long."""
+    finding = Finding("computes", (1,), "dp@tp0", "dp", None, ("b",), 0.1, 0.2, 0.5, 1, 1e9, "it computes for longer")
+    names, zeros = ("a", "b"), (0.0, 0.0)
+    return SlowReport(1e9 + 60, 60.0, 120, 0.5, 0.1, (finding,), names, (0, 1), (0, 0), (0.0, 0.1), zeros, zeros, ())
+
+
+def test_the_file_of_a_slow_job(found, slow, tmp_path):
+    """Step, share, each rank and each finding, beside what hangs; each writer leaves what the other one wrote."""
+    for _ in range(2):
+        write_prometheus(tmp_path, found, hangs=True)
+        write_slow(tmp_path, slow, found.run)
+    text = (tmp_path / FILE).read_text(encoding="utf-8")
+    samples = _samples(text)
+    assert _values(samples, "step_seconds") == {(): 0.5}
+    assert _values(samples, "lost_share") == {(): 0.1}
+    assert _values(samples, "rank_caused_seconds") == {("a", "0"): 0.0, ("b", "1"): 0.1}
+    assert _values(samples, "slow") == {("computes", "dp@tp0", "dp", "", "1"): 0.1}
+    assert {dict(labels)["run"] for name, labels in samples} == {found.run}
+    assert _values(samples, "hang") == {(): 1.0}
+    assert text.count("# TYPE rankmesh_hang ") == text.count("# TYPE rankmesh_slow ") == 1
+    write_slow(tmp_path, replace(slow, findings=()), found.run)
+    assert _values(_samples((tmp_path / FILE).read_text(encoding="utf-8")), "slow") == {}
+    write_slow(tmp_path, slow, "another run")
+    assert _values(_samples((tmp_path / FILE).read_text(encoding="utf-8")), "hang") == {}
+
+
+def test_what_is_sent_of_a_slow_job(slow, sent):
+    """One for each finding, since it began."""
+    send_slow(slow)
+    trace.get_tracer_provider().force_flush()
+    (found,) = sent()
+    assert (found.name, found.start_time, found.end_time) == ("rankmesh.slow", 10**18, 10**18 + 60 * 10**9)
+    assert (found.attributes["rankmesh.cause"], found.attributes["rankmesh.ranks"]) == ("computes", (1,))
+    assert found.attributes["rankmesh.sentence"] == slow.findings[0].sentence

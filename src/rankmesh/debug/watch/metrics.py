@@ -1,28 +1,34 @@
-"""What monitoring reads of a diagnosis: a file in the format of Prometheus, and spans of OpenTelemetry.
+"""What monitoring reads of a diagnosis and of a slow job: a file of Prometheus, and spans of OpenTelemetry.
 
 ```
-rankmesh.prom    rankmesh_hang 1   rankmesh_rank_state{rank="3",state="late"} 1   rankmesh_rank_calls_behind{...} 1
+rankmesh.prom    rankmesh_hang 1   rankmesh_rank_state{rank="3",state="late"} 1   rankmesh_step_seconds 0.61
 spans            rankmesh.hang ──> rankmesh.wait, one for each call that ranks wait in; an event rankmesh.diagnosis
+                 rankmesh.slow, one for each finding
 ```
 
-The rank that diagnoses writes both. No span is sent without OpenTelemetry's API and a provider that the program sets.
+The rank that diagnoses or evaluates writes both. No span is sent without OpenTelemetry's API and a provider of the
+program.
 """
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
+from rankmesh.core.documents import INDEX, Unreadable, read_text
 from rankmesh.core.grouped import grouped
 from rankmesh.core.private import write_whole
 from rankmesh.debug.doctor.diagnosis import Diagnosis
 from rankmesh.debug.doctor.history import History, PendingCall
+from rankmesh.debug.slow import SlowReport
 
-__all__ = ["FILE", "Metrics", "metrics_of", "send_trace", "write_prometheus"]
+__all__ = ["FILE", "Metrics", "metrics_of", "send_slow", "send_trace", "write_prometheus", "write_slow"]
 
 FILE = "rankmesh.prom"
+_Samples = dict[str, list[tuple[dict[str, object], float]]]
 _Key = TypeVar("_Key", bound=Hashable)
 _Number = TypeVar("_Number", int, float)
 # Calls of which a span is sent, and milliseconds that sending may take: the program may be ended next.
@@ -35,6 +41,10 @@ _HELP = {
     "rank_calls_behind": "Calls by which a rank is behind the first member of a group, at most, by kind of group.",
     "rank_waiting_seconds": "Since when a rank waits in a call.",
     "kind_waiting_seconds": "Since when a rank waits in a call of a group, by kind of group.",
+    "step_seconds": "Seconds of a training step, the median of the last window.",
+    "lost_share": "Share of the ranks' time that they wait for late ranks.",
+    "rank_caused_seconds": "Seconds of each step that a rank makes others wait.",
+    "slow": "Seconds of each step that the job waits because of a finding.",
 }
 
 
@@ -111,26 +121,47 @@ def _behind(diagnosis: Diagnosis) -> dict[tuple[int, str], int]:
 
 
 def write_prometheus(folder: Path, found: Metrics, *, hangs: bool) -> None:
-    """Write the file whole; unlike a recording it is for other users, too: what collects it is another one."""
-    samples: dict[str, list[tuple[dict[str, object], float]]] = {
+    """Write the numbers of a diagnosis."""
+    samples: _Samples = {
         "hang": [({}, float(hangs))],
         "diagnosis_timestamp_seconds": [({}, found.time / 1e9)],
-        "diagnosis_info": [(_first(found) | {"slowest_kind": found.slowest, "verdict": found.verdict}, 1)],
+        "diagnosis_info": [(_about(found.cause) | {"slowest_kind": found.slowest, "verdict": found.verdict}, 1)],
         "rank_state": [({"rank": rank, "state": state}, 1) for rank, state in enumerate(found.states)],
         "rank_calls_behind": [({"rank": rank, "kind": kind}, n) for (rank, kind), n in sorted(found.behind.items())],
         "rank_waiting_seconds": [({"rank": rank}, seconds) for rank, seconds in sorted(found.waiting.items())],
         "kind_waiting_seconds": [({"kind": kind}, seconds) for kind, seconds in sorted(found.kinds.items())],
     }
-    lines = []
+    _write(folder / FILE, samples, found.run)
+
+
+def write_slow(folder: Path, report: SlowReport, run: str) -> None:
+    """Write the numbers of a job's speed; ``run`` is the launcher's number of the job."""
+    ranks = enumerate(zip(report.hosts, report.caused, strict=True))
+    samples: _Samples = {
+        "step_seconds": [({}, report.step)],
+        "lost_share": [({}, report.lost)],
+        "rank_caused_seconds": [({"rank": rank, "host": report.host_names[at]}, value) for rank, (at, value) in ranks],
+        "slow": [(_about(finding.to_dict()), finding.seconds) for finding in report.findings],
+    }
+    _write(folder / FILE, samples, run)
+
+
+def _write(path: Path, samples: _Samples, run: str) -> None:
+    """Write these metrics, beside what the file has of others of this run; other users may read it."""
+    lines = list[str]()
+    with suppress(Unreadable, FileNotFoundError):
+        metrics = f"\n{read_text(path, INDEX.size)}".rstrip().split("\n# HELP rankmesh_")[1:]
+        ours = (text for text in metrics if _labels({"run": run})[1:-1] in text)
+        lines += [f"# HELP rankmesh_{text}" for text in ours if text.partition(" ")[0] not in samples]
     for name, rows in samples.items():
         lines += [f"# HELP rankmesh_{name} {_HELP[name]}", f"# TYPE rankmesh_{name} gauge"]
-        lines += [f"rankmesh_{name}{_labels({'run': found.run} | labels)} {value:.15g}" for labels, value in rows]
-    write_whole(folder / FILE, "".join(f"{line}\n" for line in lines).encode(), mode=0o644)
+        lines += [f"rankmesh_{name}{_labels({'run': run} | labels)} {value:.15g}" for labels, value in rows]
+    write_whole(path, "".join(f"{line}\n" for line in lines).encode(), mode=0o644)
 
 
-def _first(found: Metrics) -> dict[str, object]:
-    ranks = ",".join(map(str, found.cause.get("ranks", ())))
-    return {"ranks": ranks} | {name: found.cause.get(name, "") for name in ("cause", "kind", "group", "operation")}
+def _about(cause: Mapping[str, Any]) -> dict[str, object]:
+    ranks = ",".join(map(str, cause.get("ranks", ())))
+    return {"ranks": ranks} | {name: cause.get(name) or "" for name in ("cause", "kind", "group", "operation")}
 
 
 def _labels(labels: Mapping[str, object]) -> str:
@@ -178,3 +209,16 @@ def send_trace(found: Metrics) -> None:
     # A provider of the API alone has nothing to send.
     if (flush := getattr(trace.get_tracer_provider(), "force_flush", None)) is not None:
         flush(_FLUSH)
+
+
+def send_slow(report: SlowReport) -> None:
+    """Send a span of each finding, since it began."""
+    with suppress(ImportError):
+        from opentelemetry import trace
+        from opentelemetry.context import Context
+
+        tracer, now = trace.get_tracer("rankmesh"), int(report.time * 1e9)
+        for one in report.findings:
+            about = {f"rankmesh.{name}": value for name, value in one.to_dict().items() if value is not None}
+            began = int(one.since * 1e9)
+            tracer.start_span("rankmesh.slow", context=Context(), attributes=about, start_time=began).end(now)
