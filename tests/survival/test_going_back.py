@@ -13,13 +13,13 @@ from tests.sweeping import ALL
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.guard import guard
-from rankmesh.sim.members import SimulatedWorld
 from rankmesh.sim.scheduler import Scheduler
 from rankmesh.sim.simulation import current_context
 from rankmesh.survival.agreement import Report, Suspicion, conclude
 from rankmesh.survival.guarding import are_equal
 from rankmesh.survival.machine import Machine
 from rankmesh.survival.members import Members
+from rankmesh.survival.simulated import SimulatedWorld
 
 STEPS, EVERY = 9, 3
 RIGHT = [float(sum(range(STEPS)))] * 4

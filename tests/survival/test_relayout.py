@@ -401,7 +401,7 @@ def test_what_epochs_leave_in_the_store():
         numbers = Numbers(job)
         job.hold(numbers.tensors, numbers.shardings)
         if job.rank == 0:
-            keys = sim.simulation.current_context().simulation.members.stores[0]
+            keys = sim.simulation.current_context().simulation.stores[0]
             epochs[job.epoch] = {int(number) for key in keys for number in re.findall(r"epoch/(\d+)", key)}
         if job.step < 8:
             numbers.step(job.step)

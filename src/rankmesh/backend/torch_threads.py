@@ -102,9 +102,6 @@ class Rank(Protocol):
     def refuse(self, operation: str) -> None:
         """Raise for a call on a group that this rank is not in."""
 
-    def peers(self, reply: Callable[..., Any]) -> Any:
-        """How this rank, as a member of a job that survives, reaches the others: a ``survival.transport.Transport``."""
-
 
 def this_rank() -> Rank | None:
     """Return the rank that this thread is, None for any other thread."""

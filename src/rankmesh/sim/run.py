@@ -102,7 +102,7 @@ def run(
     losses = _losses(lose or {}, size)
     process = Process(size, seed, per_node, modules)
     simulation = Simulation(size, order, backend, process, observer)
-    simulation.members.lose.update(losses)
+    simulation.lose.update(losses)
     threads_before = torch.get_num_threads()
 
     def program() -> object:
@@ -117,8 +117,8 @@ def run(
             torch.set_num_threads(threads_before)
     for rank, error in simulation.left_over().items():
         simulation.failures.setdefault(rank, error)
-    if not simulation.failures and simulation.members.lose:
-        raise _not_lost(simulation.members.lose)
+    if not simulation.failures and simulation.lose:
+        raise _not_lost(simulation.lose)
     if return_exceptions:
         return [simulation.failures.get(rank, simulation.values.get(rank)) for rank in range(size)]
     if simulation.failures:

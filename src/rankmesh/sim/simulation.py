@@ -10,9 +10,9 @@ rank's thread ── torch.distributed ── SimulatedGroup ── join, post �
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, field
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from rankmesh.backend import torch_threads
 from rankmesh.debug.doctor.calls import difference
@@ -20,11 +20,9 @@ from rankmesh.sim.calls import Call, call_site
 from rankmesh.sim.channel import Channel, Failure, Observer, PendingOperation
 from rankmesh.sim.failures import DivergenceError, divergence, mismatch, stuck, unmatched
 from rankmesh.sim.group import SimulatedGroup
-from rankmesh.sim.members import SimulatedMembers, SimulatedPeers
 from rankmesh.sim.process import Process
-from rankmesh.sim.scheduler import Order, Scheduler, Waiting
-from rankmesh.sim.store import Keys, SimulatedStore
-from rankmesh.survival.heartbeat import Message
+from rankmesh.sim.scheduler import Abandoned, Order, Scheduler, Waiting
+from rankmesh.sim.store import Keys, ServedStore, SimulatedStore, unreachable
 
 __all__ = ["RankContext", "Simulation", "current_context"]
 
@@ -89,10 +87,6 @@ class RankContext:
             sites={self.rank: site.place},
         )
 
-    def peers(self, reply: Callable[[Message], Message]) -> SimulatedPeers:
-        """Return the other members of a job that survives, of which this rank is one."""
-        return self.simulation.members.join(self, reply)
-
 
 def current_context() -> RankContext | None:
     """Return the rank that this thread is; None outside, ``Abandoned`` for a rank that was given up."""
@@ -116,7 +110,11 @@ class Simulation:
         self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
         # Who waits for each key of a store.
         self._awaited: dict[str, dict[int, Keys]] = {}
-        self.members = SimulatedMembers(self)
+        # Of a job that survives: the step that each of these ranks is lost at, the store that each member serves, and
+        # the members, which `rankmesh.survival.simulated` knows.
+        self.lose: dict[int, int] = {}
+        self.stores: dict[int, dict[str, bytes]] = {}
+        self.members: Any = None
 
     # -- process groups -----------------------------------------------------------------------------------------
 
@@ -202,6 +200,29 @@ class Simulation:
         for rank, awaited in list(self._awaited.get(key, {}).items()):
             if awaited.here:
                 self.scheduler.wake(rank)
+
+    # -- ranks that are lost ------------------------------------------------------------------------------------
+
+    def client(self, server: int, client: int) -> ServedStore:
+        """Return a connection of one rank to the store that another one serves."""
+        return ServedStore(self, server, client)
+
+    def unreach(self, ranks: Collection[int]) -> None:
+        """End the stores that these ranks serve, which are about to be lost: who waits for their keys gets an error."""
+        for rank in ranks:
+            self.lose.pop(rank, None)
+            self.stores.pop(rank, None)
+        for other, waiting in list(self.scheduler.waiting.items()):
+            store = waiting.what.store if isinstance(waiting.what, Keys) else None
+            if isinstance(store, ServedStore) and store.server in ranks:
+                self.scheduler.wake(other, unreachable(store.server))
+
+    def end(self, ranks: Collection[int], running: int | None) -> None:
+        """End ranks as if their processes were killed, with ``Abandoned`` here if the one that is running is lost."""
+        for rank in ranks:
+            self.scheduler.lose(rank)
+        if running in ranks:
+            raise Abandoned
 
     # -- the end ------------------------------------------------------------------------------------------------
 

@@ -1,4 +1,4 @@
-"""The store of a simulated world: a dictionary that lets other ranks run where a real store would wait."""
+"""The stores of a simulated world: dictionaries that let other ranks run where a real store would wait."""
 
 # torch's stubs lack what its Python subclasses override.
 # mypy: disable-error-code="override"
@@ -14,7 +14,7 @@ import torch.distributed as dist
 if TYPE_CHECKING:
     from rankmesh.sim.simulation import Simulation
 
-__all__ = ["Keys", "SimulatedStore"]
+__all__ = ["Keys", "ServedStore", "SimulatedStore", "unreachable"]
 
 
 class Keys:
@@ -104,3 +104,33 @@ class SimulatedStore(dist.Store):  # type: ignore[name-defined, misc]  # absent 
     def _has(self, keys: Sequence[str]) -> bool:
         data = self._reached()
         return all(key in data for key in keys)
+
+
+class ServedStore(SimulatedStore):
+    """A connection of a rank to the store that another rank serves, which ends with that one, or where it is cut."""
+
+    def __init__(self, simulation: Simulation, server: int, client: int) -> None:
+        super().__init__(simulation, simulation.stores.setdefault(server, {}))
+        self.server, self._client = server, client
+        self._is_cut = False
+
+    @property
+    def store(self) -> ServedStore:
+        return self
+
+    def cut(self) -> None:
+        self._is_cut = True
+        scheduler = self._simulation.scheduler
+        waiting = scheduler.waiting.get(self._client)
+        if waiting is not None and isinstance(waiting.what, Keys) and waiting.what.store is self:
+            scheduler.wake(self._client, unreachable(self.server))
+
+    def _reached(self) -> dict[str, bytes]:
+        if self._is_cut or self._simulation.stores.get(self.server) is not self.data:
+            raise unreachable(self.server)
+        return self.data
+
+
+def unreachable(server: int) -> Exception:
+    """Return what torch raises where a store is gone."""
+    return dist.DistNetworkError(f"the connection to the store of member {server} was closed")

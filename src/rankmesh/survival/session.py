@@ -42,6 +42,7 @@ from rankmesh.survival.members import Members, PlanLike, Sizes, plan_of
 from rankmesh.survival.peers import Peers
 from rankmesh.survival.redundancy import checked
 from rankmesh.survival.rounds import Rounds
+from rankmesh.survival.simulated import joined
 from rankmesh.survival.state import EpochState, Load, load_all, restore
 from rankmesh.survival.state_layout import StateLayout
 from rankmesh.survival.transport import Connection, Transport
@@ -110,7 +111,7 @@ class Session:
         self._left = Left()
         simulated = torch_threads.this_rank()
         self._peers: Transport
-        self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else simulated.peers(self._reply)
+        self._peers = Peers(self._reply, _LIMIT, join) if simulated is None else joined(simulated, self._reply)
         self.device = self._peers.device
         self._evict = (_STUCK if self._unlimited else False) if evict is None else evict
         if self._evict:

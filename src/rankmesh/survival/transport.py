@@ -2,7 +2,7 @@
 
 ```
 Peers              heartbeats and stores over TCP, threads, the clock of the system
-SimulatedPeers     of rankmesh.sim: messages are calls, time is simulated
+SimulatedPeers     simulated ranks: messages are calls, time is simulated
 ```
 """
 

@@ -4,14 +4,11 @@ A rank that is lost gets ``Abandoned`` where it is, and makes no call any more. 
 as where the connections of a process close that was killed.
 """
 
-# torch's stubs lack what its Python subclasses override.
-# mypy: disable-error-code="override"
-
 from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import TYPE_CHECKING, TypeVar
+from typing import Any, TypeAlias, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -19,18 +16,18 @@ import torch.distributed as dist
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
-from rankmesh.sim.scheduler import Abandoned
-from rankmesh.sim.store import Keys, SimulatedStore
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import Message, Presence
 from rankmesh.survival.joining import Contact
 from rankmesh.survival.members import Members
+from rankmesh.survival.transport import Connection
 from rankmesh.survival.world import EpochWorld, old_keys
 
-if TYPE_CHECKING:
-    from rankmesh.sim.simulation import RankContext, Simulation
+__all__ = ["SimulatedEvent", "SimulatedMembers", "SimulatedPeers", "SimulatedWorld", "joined"]
 
-__all__ = ["MemberStore", "SimulatedEvent", "SimulatedMembers", "SimulatedPeers", "SimulatedWorld"]
+# A ``RankContext`` and the ``Simulation`` of `rankmesh.sim.simulation`, which nothing of a job that survives imports.
+_Context: TypeAlias = Any
+_Simulation: TypeAlias = Any
 
 _Result = TypeVar("_Result")
 
@@ -41,15 +38,13 @@ _LONG = 3600.0
 
 
 class SimulatedMembers:
-    """The members of the job of a simulation, what their stores hold, and which to ``lose`` at which step."""
+    """The members of the job of a simulation, which has what their stores hold, and which to lose at which step."""
 
-    def __init__(self, simulation: Simulation) -> None:
+    def __init__(self, simulation: _Simulation) -> None:
         self.simulation = simulation
         self.living: dict[int, SimulatedPeers] = {}
-        self.stores: dict[int, dict[str, bytes]] = {}
-        self.lose: dict[int, int] = {}
 
-    def join(self, context: RankContext, reply: Callable[[Message], Message]) -> SimulatedPeers:
+    def join(self, context: _Context, reply: Callable[[Message], Message]) -> SimulatedPeers:
         """Make a rank a member, as soon as all have joined."""
         peers = self.living[context.rank] = SimulatedPeers(self, context, reply)
         everyone = range(self.simulation.size)
@@ -59,7 +54,7 @@ class SimulatedMembers:
 
     def committed(self, rank: int, step: int) -> None:
         """Lose the ranks that do not survive a step that one has committed."""
-        due = {other: last for other, last in self.lose.items() if step >= last}
+        due = {other: last for other, last in self.simulation.lose.items() if step >= last}
         now = [
             other
             for other, last in due.items()
@@ -70,22 +65,13 @@ class SimulatedMembers:
 
     def lost(self, ranks: Collection[int]) -> None:
         """Ranks end, as if their processes were killed; on whichever rank's thread this is called."""
-        scheduler = self.simulation.scheduler
-        running = scheduler.holder
+        running = self.simulation.scheduler.holder
         for rank in ranks:
-            self.lose.pop(rank, None)
             self.living.pop(rank, None)
-            self.stores.pop(rank, None)
-        for other, waiting in list(scheduler.waiting.items()):
-            server = getattr(waiting.what.store, "server", None) if isinstance(waiting.what, Keys) else None
-            if server is not None and server in ranks:
-                scheduler.wake(other, unreachable(server))
+        self.simulation.unreach(ranks)
         for rank in ranks:
             self.left(rank)
-        for rank in ranks:
-            scheduler.lose(rank)
-        if running in ranks:
-            raise Abandoned
+        self.simulation.end(ranks, running)
 
     def left(self, rank: int) -> None:
         """Remove a rank, which replies no more, and tell those that watch it."""
@@ -97,7 +83,7 @@ class SimulatedMembers:
 class SimulatedPeers:
     """The other members, which are ranks of the same simulation, as this one reaches them."""
 
-    def __init__(self, members: SimulatedMembers, context: RankContext, reply: Callable[[Message], Message]) -> None:
+    def __init__(self, members: SimulatedMembers, context: _Context, reply: Callable[[Message], Message]) -> None:
         self.member, self.device, self.key = context.rank, torch.device("cpu"), ""
         self._members, self._context, self._reply = members, context, reply
         self._scheduler = context.simulation.scheduler
@@ -161,25 +147,26 @@ class SimulatedPeers:
     def start_over(self) -> None:
         """Do nothing: no seconds are counted."""
 
-    def client(self, server: int, seconds: float) -> MemberStore:
+    def client(self, server: int, seconds: float) -> Connection:
         if server not in self._members.living:
             raise ConnectError(
                 f"member {self.member}: the store of member {server} does not answer (it is lost)",
                 rank=self.member,
                 missing=(server,),
             )
-        return MemberStore(self._members, server, self.member)
+        made: Connection = self._members.simulation.client(server, self.member)
+        return made
 
     def prepare(self, servers: Collection[int], seconds: float) -> None:
         """Do nothing: to connect takes no time."""
 
     def forget(self, before: int) -> None:
         """Delete what epochs before this number have left in the store of this rank."""
-        kept = self._members.stores.get(self.member, {})
+        kept = self._members.simulation.stores.get(self.member, {})
         for key in old_keys(kept, before):
             del kept[key]
 
-    def world(self, connection: MemberStore, epoch: Epoch, members: Members, seconds: float) -> SimulatedWorld:
+    def world(self, connection: Connection, epoch: Epoch, members: Members, seconds: float) -> SimulatedWorld:
         self._world = SimulatedWorld(connection, epoch, members, self._context)
         return self._world
 
@@ -188,7 +175,7 @@ class SimulatedPeers:
 
     def now(self) -> float:
         """Return the simulated seconds."""
-        return self._scheduler.clock
+        return float(self._scheduler.clock)
 
     def committed(self, step: int) -> None:
         """Report a step that this member has committed, and may not survive."""
@@ -202,7 +189,7 @@ class SimulatedPeers:
 class SimulatedEvent:
     """An event for which one rank waits, and which another one sets."""
 
-    def __init__(self, context: RankContext) -> None:
+    def __init__(self, context: _Context) -> None:
         self._rank, self._scheduler = context.rank, context.simulation.scheduler
         self._set = False
 
@@ -224,40 +211,10 @@ class SimulatedEvent:
         return "the end of the epoch"
 
 
-class MemberStore(SimulatedStore):
-    """A connection of a member to the store of a member, which ends with that one, or where it is cut."""
-
-    def __init__(self, members: SimulatedMembers, server: int, client: int) -> None:
-        super().__init__(members.simulation, members.stores.setdefault(server, {}))
-        self._members, self.server, self._client = members, server, client
-        self._is_cut = False
-
-    @property
-    def store(self) -> MemberStore:
-        return self
-
-    def cut(self) -> None:
-        self._is_cut = True
-        scheduler = self._simulation.scheduler
-        waiting = scheduler.waiting.get(self._client)
-        if waiting is not None and isinstance(waiting.what, Keys) and waiting.what.store is self:
-            scheduler.wake(self._client, unreachable(self.server))
-
-    def _reached(self) -> dict[str, bytes]:
-        if self._is_cut or self._members.stores.get(self.server) is not self.data:
-            raise unreachable(self.server)
-        return self.data
-
-
-def unreachable(server: int) -> Exception:
-    """Return what torch raises where a store is gone."""
-    return dist.DistNetworkError(f"the connection to the store of member {server} was closed")
-
-
 class SimulatedWorld(EpochWorld):
     """The world of one epoch, for one simulated rank."""
 
-    def __init__(self, connection: MemberStore, epoch: Epoch, members: Members, context: RankContext) -> None:
+    def __init__(self, connection: Connection, epoch: Epoch, members: Members, context: _Context) -> None:
         backend, device = context.simulation.backend, torch.device("cpu")
         super().__init__(connection, epoch, members, context.rank, backend=backend, device=device, seconds=_LONG)
         self._standing, self._context = (str(epoch), members.all), context
@@ -271,7 +228,7 @@ class SimulatedWorld(EpochWorld):
         self._context.groups.clear()
         started = self._context.simulation.scheduler.clock
         self._install()
-        return self._context.simulation.scheduler.clock - started
+        return float(self._context.simulation.scheduler.clock - started)
 
     def wait_for(self, call: Callable[[], _Result]) -> _Result:
         """Return what a call returns, on the thread of this rank: what it waits for ends with an abort."""
@@ -288,6 +245,13 @@ class SimulatedWorld(EpochWorld):
         if self._context.standing is self._standing:
             for pg in self._context.groups:
                 pg.channel.abort()
+
+
+def joined(rank: _Context, reply: Callable[[Message], Message]) -> SimulatedPeers:
+    """Return the other members of the job of a simulation, of which this rank is one."""
+    simulation = rank.simulation
+    simulation.members = simulation.members or SimulatedMembers(simulation)
+    return simulation.members.join(rank, reply)  # type: ignore[no-any-return]
 
 
 def _plain(message: Message) -> Message:
