@@ -211,13 +211,19 @@ def place(
 ) -> Placed:
     """Return the placement of a plan on a cluster that costs least; the plan's own rank map is the launcher's order.
 
-    ``within``    the level that each group of a kind must stay inside, by name: ``{"tp": "host"}``
-    ``model``     and its ``training``: the predicted step is the least, as ``search`` predicts it: what hides behind
-                  computation costs nothing. Default: a usual transformer on the same axes
-    ``device``    what computes; ``speed``: FLOP/s that it reaches, in place of the model of its kernels
-    ``traffic``   in place of a model, what a step sends in each kind: all of it costs, as nothing is known to hide it
-    ``backend``   nccl or gloo: how the collectives are done
-    ``exact``     whether all placements are tried where the cluster is small enough
+    Args:
+        plan: the groups to place.
+        cluster: the hosts and links.
+        within: the level that each group of a kind must stay inside, by name: ``{"tp": "host"}``. Default: none.
+        traffic: bytes that a step sends in each kind, in place of a model: all of it costs time, since it is not known
+            what hides it.
+        model: the placement with the least predicted step of this model is found, as ``search`` predicts it:
+            communication that computation hides costs nothing. Default: a usual transformer on the same axes.
+        training: how ``model`` is trained.
+        device: the accelerator that computes (default h100).
+        speed: FLOP/s that the device reaches, in place of the model of its kernels.
+        backend: the library that runs the collectives: nccl (default) or gloo.
+        exact: whether all placements are tried if the cluster is small enough (default True).
 
     Raises ``PlacementError`` for a constraint that cannot be met, with the group, the hosts, how many groups fit and
     what would do, for traffic of kinds that the plan has not, and for a batch that its replicas do not divide;

@@ -114,9 +114,15 @@ def search(
 ) -> tuple[Found, ...]:
     """Return the ``top`` quickest layouts that fit into the memory of a device; predicted, not measured.
 
-    ``device``    what computes
-    ``free``      fields of ``training`` that are chosen for each layout; the others are as given
-    ``progress``  is called with the layouts done and all
+    Args:
+        world_size: the number of ranks.
+        cluster: the hosts and links.
+        model: the transformer that is trained.
+        training: how it is trained.
+        top: how many layouts are returned (default 20).
+        device: the accelerator that computes (default h100).
+        free: the fields of ``training`` that the search chooses for each layout; the others stay as given.
+        progress: called with the number of layouts done and the number of all (default None).
 
     Raises ``PlacementError`` where none fits, with the least memory that one needs.
     """

@@ -70,20 +70,23 @@ def run(
 ) -> list[Any]:
     """Call ``function`` on every rank of a simulated world, and return what each returned, by rank.
 
-    ``ranks``              the size of the world, or a plan (also a mesh, or a SPEC such as ``"tp=2,dp=2"``): then the
-                           groups are connected, and ``function`` gets the rank's ``LiveGroups`` before ``args``
-    ``order``              ``"deterministic"``, or a seed: then any rank may run next, at every call
-    ``timeout``            seconds that one rank may run without a call that lets others run
-    ``seed``               of torch, random and numpy, which are each rank's own
-    ``modules``            modules whose globals are each rank's own (names or modules)
-    ``ranks_per_node``     for LOCAL_RANK and LOCAL_WORLD_SIZE; default: all ranks on one node
-    ``backend``            what ``torch.distributed.get_backend()`` returns
-    ``initialise``         False: ``function`` calls ``init_process_group`` itself, with any backend, as a program does
-    ``return_exceptions``  True: the list has an error in place of its rank's value
-    ``observer``           sees every collective, one-rank groups included, and may change it (``sim.channel.Observer``)
-    ``lose``               ranks that end as if their processes were killed, each with the step whose ``commit`` it
-                           does not survive, in a job that goes on (``rm.survive``). Ranks with the same step end at
-                           once, a spare when any rank commits it. The result of a lost rank is None
+    Args:
+        function: the program of one rank.
+        ranks: the size of the world, or a plan, a mesh, or a SPEC such as ``"tp=2,dp=2"``. With a plan the groups are
+            connected, and ``function`` gets the rank's ``LiveGroups`` before ``args``.
+        args: further arguments of ``function``, the same for every rank.
+        order: ``"deterministic"`` (default), or a seed: then any rank may run next, at every call.
+        timeout: seconds that one rank may run without a call that lets others run (default 10).
+        seed: the seed of torch, random and numpy, whose generators are each rank's own (default 0).
+        modules: modules, or their names, whose globals are each rank's own (default none).
+        ranks_per_node: sets LOCAL_RANK and LOCAL_WORLD_SIZE. Default None: all ranks are on one node.
+        backend: the name that ``torch.distributed.get_backend()`` returns (default gloo).
+        initialise: False if ``function`` calls ``init_process_group`` itself, with any backend (default True).
+        return_exceptions: True: the list has an error in place of its rank's value (default False).
+        observer: sees every collective, also in groups of one rank, and may change it (``sim.channel.Observer``).
+        lose: ranks that end as if their processes were killed in a job that goes on (``rm.survive``), each with the
+            step whose ``commit`` it does not survive. Ranks with the same step end at once, a spare when any rank
+            commits that step. The result of a lost rank is None.
 
     Raises ``RanksFailed``, whose cause is the first failure. Ranks that cannot go on get a ``DivergenceError``.
     """

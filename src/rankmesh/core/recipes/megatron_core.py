@@ -141,13 +141,28 @@ def megatron(
 ) -> Plan:
     """Plan every group that Megatron-Core makes.
 
-    ``dp`` and ``world_size`` follow from each other; ``etp`` defaults to ``tp``. ``order`` names the axes, fastest
-    first; axes of size 1 may be left out. ``optimizer_instances`` divides the data-parallel groups into that many
-    optimizer instances, ``hierarchical_cp`` gives the sizes of the levels of the context-parallel groups, adjacent
-    first; ``hybrid_cp`` adds groups of each power of two inside ``dp_cp``; ``all_gather`` a second ``dp_cp``
-    communicator for overlapping gathers; ``gloo`` the CPU counterparts of the data-parallel groups, except groups of
-    sharded weights.  ``embedding`` and ``position_embedding`` pick the pipeline stages that hold these tables. ``gtp``
-    and ``egtp`` shard weights further, of dense layers and of experts; they go with one optimizer instance.
+    Args:
+        world_size: ranks. Default None: the product of the other sizes.
+        tp: ranks of a tensor-parallel group (default 1).
+        cp: ranks of a context-parallel group (default 1).
+        dp: ranks of a data-parallel group. Default None: what the other sizes leave of ``world_size``.
+        pp: pipeline stages (default 1).
+        ep: ranks of an expert-parallel group (default 1).
+        etp: ranks of an expert's tensor-parallel group. Default None: ``tp``.
+        gtp: ranks over which dense weights are sharded further (default 1). More than 1 needs one optimizer instance.
+        egtp: ranks over which the experts' weights are sharded further (default 1), under the same condition.
+        order: the axes, fastest first (default tp-cp-ep-dp-pp). Axes of size 1 may be left out.
+        optimizer_instances: instances of the distributed optimizer in the data-parallel groups (default 1).
+        hierarchical_cp: sizes of the levels of the context-parallel groups, adjacent ranks first (default None).
+        hybrid_cp: add groups of each power of two inside ``dp_cp`` (default False).
+        all_gather: add a second ``dp_cp`` communicator for overlapping gathers (default False).
+        gloo: add the CPU counterparts of the data-parallel groups, except of sharded weights (default False).
+        embedding: picks the pipeline stages that hold the embedding (default: the first and the last).
+        position_embedding: picks the pipeline stages that hold the position embedding (default: the first).
+        pp_backend: the backend of the pipeline groups. Default None: that of the world.
+        timeout: seconds that a collective may take. Default None: the world's limit.
+        rank_offset: the first rank of the mesh (default 0).
+        options: further options of every group.
     """
     remat = {"gtp": gtp} if gtp != 1 else {}
     expert_remat = {"egtp": egtp} if egtp != 1 else {}

@@ -35,11 +35,15 @@ def compare(
 ) -> Comparison:
     """Run a program under every layout and compare what it sees with a run on one process.
 
-    ``program``    SPMD code: called as ``program(groups)`` on every simulated rank, it calls ``sim.see``
-    ``layouts``    SPECs, meshes or plans with the same kinds of group; an axis that a SPEC or a mesh lacks has size 1
-    ``tolerance``  in units of a value's largest element; noisier values may differ by more, which the report states
-    ``seconds``    for how long repairs are tried
-    ``timeout, seed, modules``    as in ``sim.run``
+    Args:
+        program: SPMD code, called as ``program(groups)`` on every simulated rank, which calls ``sim.see``.
+        layouts: SPECs, meshes or plans with the same kinds of group. An axis that a SPEC or a mesh lacks has size 1.
+        tolerance: the largest difference, in units of a value's largest element (default 1e-6). Noisier values may
+            differ by more, which the report states.
+        seconds: for how long repairs are tried (default 60).
+        timeout: seconds that one rank may run without a call that lets others run (default 30).
+        seed: the seed of torch, random and numpy (default 0).
+        modules: modules, or their names, whose globals are each rank's own (default none).
 
     torch's default dtype is float64 in the program where it runs with that, else what it is outside. Raises
     ``LayoutError`` for layouts that do not go together and for a program that sees nothing, ``RanksFailed`` where the

@@ -74,12 +74,18 @@ def see(
 ) -> None:
     """Have a comparison look at a value here; nothing outside ``sim.compare``.
 
-    ``value``      a tensor, an array or a number: without a ``cut`` the same on every rank that sees it
-    ``cut``        for each dimension the axes that cut it, as in ``rm.Sharding``, with its ``view``, ``at``, ``parts``
-                   and ``padded``; of a DTensor its placements count. ``at`` does not count for axes of size 1.
-    ``module``     see every parameter and its gradient instead, as ``name.weight`` and ``name.weight.grad``
-    ``optimizer``  see what it keeps for each parameter of ``module``, as ``name.weight.exp_avg``
-    ``table``      cuts (or Shardings) by parameter name or pattern, ``{"*.up": ("tp", None)}``; others are whole
+    Args:
+        name: the name of the value in the report.
+        value: a tensor, an array or a number.
+        cut: for each dimension the axes that cut it, as in ``rm.Sharding``. A DTensor has placements instead. Default
+            None: the value is the same on every rank that sees it.
+        view: the view of the mesh whose axes cut the value, as in ``rm.Sharding``.
+        at: the ranks that have the value, by axis, as in ``rm.Sharding``. It is ignored for axes of size 1.
+        parts: uneven sizes of the parts, as in ``rm.Sharding``.
+        padded: elements of padding by dimension, as in ``rm.Sharding``.
+        module: see each of its parameters and gradients instead, as ``name.weight`` and ``name.weight.grad``.
+        optimizer: see the state that it keeps for each parameter of ``module``, as ``name.weight.exp_avg``.
+        table: cuts (or Shardings) by parameter name or pattern, ``{"*.up": ("tp", None)}``. Other parameters are whole.
 
     Raises ``LayoutError`` for a value or a cut that cannot be read.
     """
@@ -211,8 +217,15 @@ def random(
 ) -> torch.Tensor:
     """Return this rank's shard of a random tensor: each element has the value that it has on one process.
 
-    The whole tensor is drawn from a generator that ``name`` seeds; ``draw`` is ``torch.randn`` or ``torch.rand``, of
-    which a dropout mask is made.
+    Args:
+        groups: the live groups of this rank.
+        name: seeds the generator of the whole tensor.
+        shape: the shape of the whole tensor.
+        cut: for each dimension the axes that cut it, as in ``rm.Sharding``. Default None: every rank has all of it.
+        view: the view of the mesh whose axes cut the tensor, as in ``rm.Sharding``.
+        parts: uneven sizes of the parts, as in ``rm.Sharding``.
+        draw: ``torch.randn`` (default), or ``torch.rand``, from which a program makes a dropout mask.
+        dtype: the dtype of the shard. Default None: torch's default dtype.
     """
     source = torch.Generator().manual_seed(zlib.crc32(name.encode()))
     whole = draw(tuple(shape), generator=source, dtype=torch.float64)

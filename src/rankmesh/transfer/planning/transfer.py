@@ -244,12 +244,18 @@ class Transfer:
         progress: Callable[[int, int], object] | None = None,
         kept: Mapping[int, Mapping[str, Tensor]] | None = None,
     ) -> Moved:
-        """Move the tensors: ``tensors`` are this rank's shards under the source, ``into`` those under the target.
+        """Move the tensors from the source to the target; every rank of ``group`` calls it, also ranks without a part.
 
-        Every rank of ``group`` (None: of the world) calls it, ranks without a part too. ``budget`` is how many bytes of
-        memory this may take beside the tensors; ``timeout`` (seconds) bounds every wait; ``progress`` is called with
-        the bytes received so far and in all; ``kept`` are the copies of other ranks' shards that this rank has by
-        ``copies``, by rank and name. See `rankmesh.transfer.live.run`.
+        Args:
+            tensors: this rank's shards under the source, by name.
+            into: this rank's shards under the target, by name. They are written.
+            budget: bytes of memory that this may take beside the tensors (default 256 MiB).
+            group: the process group whose ranks take part. Default None: the world.
+            timeout: seconds, or a timedelta, that any wait may take (default 300).
+            progress: called with the bytes received so far and the bytes of all (default None).
+            kept: the copies of other ranks' shards that this rank has by ``copies``, by rank and name (default None).
+
+        See `rankmesh.transfer.live.run`.
         """
         with extra("torch"):
             from rankmesh.transfer.live.run import run

@@ -74,18 +74,22 @@ class Received:
 class Sync:
     """The weights of a trainer for engines: ``publish`` on all ranks of the trainer, ``receive`` on all of an engine.
 
-    Both sides give both layouts, shardings by name as `Transfer` takes them, in the ranks of each side's own world.
-    ``tensors`` are the shards of this rank under its own side: each ``publish`` reads a trainer's; an engine's change
-    with each version that ``receive`` brings.
+    Both sides give both layouts. In a folder, versions are files, which engines read when they like. Over a store the
+    weights travel through a group for each engine: the first ``publish`` waits until ``engines`` of them ask, each
+    further one for the engines that took the version before, and it serves every engine that has asked.
 
-    ``at`` is where the sides meet: a folder that they share (``"/dev/shm/NAME"`` is shared memory), or ``"host:port"``,
-    where rank 0 of the trainer serves a store, or a store of torch's. In a folder versions are files, which engines
-    read when they like. Over a store the weights travel through a gloo group for each engine, or what ``connect`` makes
-    (`rankmesh.transfer.sync.direct`); the first ``publish`` then waits until ``engines`` of them ask, each further one
-    for those that took the version before, and it serves whoever has asked.
-
-    ``budget`` (bytes) bounds the buffers of a rank, ``timeout`` (seconds) every wait. ``connect`` makes the
-    transports of a store: ``direct.GlooGroup``, or ``direct.NcclGroup`` between GPUs, the same on both sides.
+    Args:
+        trainer: the trainer's shardings by name, as `Transfer` takes them, in the ranks of the trainer's own world.
+        engine: the engine's shardings by name, in the ranks of the engine's own world.
+        tensors: the shards of this rank under its own side. ``publish`` reads those of a trainer; ``receive`` changes
+            those of an engine.
+        at: the place where the sides meet: a folder that they share (``"/dev/shm/NAME"`` is shared memory),
+            ``"host:port"``, where rank 0 of the trainer serves a store, or a store of torch's.
+        engines: the engines that the first ``publish`` over a store waits for (default 1).
+        budget: bytes of the buffers of a rank (default 256 MiB).
+        timeout: seconds, or a timedelta, that any wait may take (default 60).
+        connect: makes the transports of a store: ``direct.GlooGroup`` (default), or ``direct.NcclGroup`` between GPUs.
+            Both sides give the same (`rankmesh.transfer.sync.direct`).
 
     Raises ``PlanError`` for layouts or options that do not fit.
     """
