@@ -16,6 +16,7 @@ from rankmesh import sim
 from rankmesh.errors import LayoutError
 from rankmesh.sim.comparison.layouts import layouts_of, reference_of
 from rankmesh.sim.comparison.repairs import formula_of
+from rankmesh.sim.comparison.result import Difference
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
 
@@ -539,3 +540,16 @@ def test_result_as_data_and_table():
     assert rows[0][0] == "total"
     assert all(cell.endswith("!") for cell in rows[0][1:])
     assert not result
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.integers(0, 2**32 - 1))
+def test_rounding_does_not_choose_the_element_that_is_shown(rows, columns, seed):
+    """Of elements that differ equally, but for rounding, the first is shown; NaN and infinity differ most."""
+    draw = torch.Generator().manual_seed(seed)
+    expected = torch.randn(rows, columns, dtype=torch.float64, generator=draw)
+    rounding = 1e-12 * torch.randn(rows, columns, dtype=torch.float64, generator=draw)
+    difference = Difference("out", "tp=2", (0,), expected, expected + 0.85 + rounding, "train.py:1")
+    assert difference.worst[0] == [0, 0]
+    got = expected.clone()
+    got[-1, -1] = float("nan")
+    assert Difference("out", "tp=2", (0,), expected, got, "train.py:1").worst[0] == [rows - 1, columns - 1]

@@ -37,16 +37,16 @@ def survive(
         train: the program of one rank. It is called with the ``Job`` of each epoch, and its result is returned.
         layout: a SPEC, a mesh or a plan.
         spares: this many of the started processes are kept to replace lost ranks (default 0).
-        shrink: the axis that loses the replica of a lost rank if there is no spare. Default None: without a spare, a
-            loss ends the job.
+        shrink: the axis that loses the replica of a lost rank when all spares are used. Default None: such a loss ends
+            the job.
         redundancy: this many other ranks, on other hosts if possible, keep a copy of each shard without a replica
             (default 0). The copies are sent while the program continues after a ``commit``, which every rank then
             calls in each step. Two snapshots of such shards take (1 + redundancy) times the memory.
-        restore: ``restore(name, box, step)`` loads a box, (start, stop) by dimension, of a tensor that no rank holds any
-            more. Each rank that needs the box calls it. It returns a tensor of the box's shape and the held dtype, with
-            the values at the beginning of ``step``, and raises if there is no checkpoint of that step. If no remaining
-            member held anything, ``step`` is the first step of the last epoch, 0 in the first one. Default None: every
-            rank raises ``LostState`` instead.
+        restore: ``restore(name, box, step)`` loads a box, (start, stop) by dimension, of a tensor that no rank holds
+            any more. Each rank that needs the box calls it. It returns a tensor of the box's shape and the held dtype,
+            with the values at the beginning of ``step``, and raises if there is no checkpoint of that step. If no
+            remaining member held anything, ``step`` is the first step of the last epoch, 0 in the first one. Default
+            None: every rank raises ``LostState`` instead.
         join: the ``job.address`` of a rank of a running job: this process becomes a further spare of that job. Give the
             other arguments as in that job. If axis ``shrink`` has lost replicas, it grows back after the next commit
             when there are enough members. Default None: this process starts a job.

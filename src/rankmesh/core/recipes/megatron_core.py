@@ -159,7 +159,7 @@ def megatron(
         gloo: add the CPU counterparts of the data-parallel groups, except of sharded weights (default False).
         embedding: picks the pipeline stages that hold the embedding (default: the first and the last).
         position_embedding: picks the pipeline stages that hold the position embedding (default: the first).
-        pp_backend: the backend of the pipeline groups. Default None: that of the world.
+        pp_backend: the backend of the pipeline groups. Default None: the world's backend.
         timeout: seconds that a collective may take. Default None: the world's limit.
         rank_offset: the first rank of the mesh (default 0).
         options: further options of every group.

@@ -6,9 +6,9 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from math import isfinite
 
 import torch
 
@@ -17,6 +17,8 @@ from rankmesh.errors import in_words
 __all__ = ["Comparison", "Difference"]
 
 _LINES = 12
+# Differences that are equal but for rounding.
+_EQUALLY = 1e-6
 
 
 @dataclass(frozen=True)
@@ -103,7 +105,8 @@ class Difference:
     def worst(self) -> tuple[list[int], float, float] | None:
         """The element that differs most: where it is, what one process has there, what the rank got.
 
-        None where the shapes differ, a side is missing, or the values are complex.
+        It is the first of those that differ equally: rounding, which depends on the machine, does not choose. None
+        where the shapes differ, a side is missing, or the values are complex.
         """
         expected, got = (
             torch.tensor(one, dtype=torch.float64) if isinstance(one, float) else one
@@ -114,7 +117,8 @@ class Difference:
         if not expected.numel() or expected.is_complex():
             return None
         left, right = expected.double().flatten(), got.double().flatten()
-        index = int((left - right).abs().argmax())
+        apart = (left - right).abs().nan_to_num(nan=torch.inf)
+        index = int((apart >= apart.max() * (1 - _EQUALLY)).to(torch.uint8).argmax())
         where = list(map(int, torch.unravel_index(torch.tensor(index), expected.shape))) if expected.dim() else []
         return where, float(left[index]), float(right[index])
 
@@ -177,7 +181,7 @@ def _values(count: int) -> str:
 
 def _finite(value: float | None) -> float | None:
     """Return a number that JSON has, else None."""
-    return value if value is not None and isfinite(value) else None
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _shape(value: object) -> list[int]:
@@ -241,9 +245,11 @@ class Comparison:
         return lines
 
     def _noise(self) -> str:
+        # A power of ten, as the digits depend on the machine.
+        spread = 10.0 ** math.ceil(math.log10(max(self.spread, torch.finfo(getattr(torch, self.dtype)).eps)))
         text = (
             f"tolerance {self.tolerance:g} of a value's largest element; in {self.dtype} one process moves by "
-            f"{self.spread:.1g} when it sums in another order"
+            f"less than {spread:.0e} when it sums in another order"
         )
         text += f"; with float64 as default dtype the program fails ({self.refused})" if self.refused else ""
         noisy = [f"{name} {most:.1g}" for name, most in list(self.raised.items())[:_LINES]]

@@ -81,8 +81,8 @@ class Sync:
     Args:
         trainer: the trainer's shardings by name, as `Transfer` takes them, in the ranks of the trainer's own world.
         engine: the engine's shardings by name, in the ranks of the engine's own world.
-        tensors: the shards of this rank under its own side. ``publish`` reads those of a trainer; ``receive`` changes
-            those of an engine.
+        tensors: the shards of this rank under its own side. ``publish`` reads a trainer's shards, ``receive`` changes
+            an engine's.
         at: the place where the sides meet: a folder that they share (``"/dev/shm/NAME"`` is shared memory),
             ``"host:port"``, where rank 0 of the trainer serves a store, or a store of torch's.
         engines: the engines that the first ``publish`` over a store waits for (default 1).
