@@ -28,6 +28,7 @@ from rankmesh.debug.doctor.roots import roots
 from rankmesh.debug.doctor.stacks import Place, findings_of_stacks, places_of
 from rankmesh.debug.doctor.waits import Waits, waits_of
 from rankmesh.debug.doctor.watchdog import Log, findings_of_logs, size_of_job
+from rankmesh.debug.slow import SlowReport
 from rankmesh.errors import in_words
 
 __all__ = ["Diagnosis", "diagnose", "doctor", "report", "summary"]
@@ -51,6 +52,7 @@ class Diagnosis:
 
     ``findings`` are of reports, logs, stacks and errors: they explain a hang of which no recording has the cause.
     ``remark`` is about a job that does not seem to hang: what the watch found before, or that counts are equal.
+    ``slow`` is what the watch last found of its speed.
     """
 
     causes: tuple[Cause, ...]
@@ -61,6 +63,7 @@ class Diagnosis:
     waits: Waits
     findings: tuple[Finding, ...] = ()
     remark: str = ""
+    slow: SlowReport | None = None
 
     @property
     def verdict(self) -> str:
@@ -79,6 +82,9 @@ class Diagnosis:
                 return f"no rank waits, but {in_words(sorted(failed))} failed ({error}); the cause is not known"
             if self.remark:
                 return self.remark
+            if self.slow:
+                sentences = (f"slow: {finding.sentence}" for finding in self.slow.findings)
+                return next(sentences, "no rank waits, and nothing is slow")
             if not any(map(self.history.has, self.history.recordings)):
                 return "no rank left a recording: the cause is not known"
             return "no rank waits: nothing in these recordings hangs"
@@ -137,6 +143,7 @@ class Diagnosis:
             "world_size": self.world_size,
             "recordings": sorted(rank for rank in self.history.recordings if self.history.has(rank)),
             "findings": [finding.to_dict() for finding in self.findings],
+            "slow": [finding.to_dict() for finding in self.slow.findings] if self.slow else [],
             "notes": list(self.notes),
         }
 
@@ -154,9 +161,10 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
     found = read_paths([Path(path) for path in given])
     diagnosis = diagnose(found.recordings, plan)
     reports, logs, places = found.of(Report), found.of(Log), found.of(Place)
+    slow = max(found.of(SlowReport), key=lambda report: report.time, default=None)
     size, reported = diagnosis.world_size, max((report.total for report in reports), default=0)
     if not found.recordings:
-        size = max(size, found.size, size_of_job(logs, plan), reported)
+        size = max(size, found.size, size_of_job(logs, plan), reported, len(slow.places) if slow else 0)
     known = places_of(places, size)[0]
     every = (
         *findings_of_failures(found.of(Failure), size),
@@ -171,7 +179,7 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
     counted = equal_counts(reports)
     if counted and (findings or diagnosis.causes):
         notes = (*notes, f"{reports[0].path}: {counted}")
-    return replace(diagnosis, findings=findings, world_size=size, notes=notes, remark=watched or counted)
+    return replace(diagnosis, findings=findings, world_size=size, notes=notes, remark=watched or counted, slow=slow)
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
@@ -310,6 +318,8 @@ def report(diagnosis: Diagnosis) -> str:
         lines += ["", *(line for finding in diagnosis.findings[:_SHOWN] for line in _finding_lines(finding, first))]
     if (unrecorded := diagnosis.unrecorded) and diagnosis.history.recordings:
         lines.append(f"{'unknown':10} {in_words(unrecorded)} left no recording")
+    for finding in diagnosis.slow.findings[:_SHOWN] if diagnosis.slow else ():
+        lines += [] if finding.sentence in first else [f"{'slow':10} {finding.sentence}"]
     if diagnosis.waiting:
         lines.append(f"{'waiting':10} {in_words(diagnosis.waiting)} of {diagnosis.world_size}")
     return "\n".join(lines)

@@ -34,6 +34,7 @@ from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.stacks import Place, stacks_of
 from rankmesh.debug.doctor.texts import head_of, origin_of, text_of
 from rankmesh.debug.doctor.watchdog import Log, log_of
+from rankmesh.debug.slow import FILE, SlowReport
 from rankmesh.errors import RecordingError, first_of, in_words
 
 __all__ = ["Found", "chosen", "is_evidence", "read_paths"]
@@ -51,12 +52,12 @@ _SHOWN, _DEPTH, _FILES = 4, 6, 1 << 16
 _KNOWN = "reports of ncclras, logs with lines of torch's watchdog or of NCCL, dumps of stacks, errors of torchrun"
 
 
-# What a watch writes beside its recordings: its diagnosis, and that as metrics.
+# What a watch writes beside its recordings: its diagnosis, metrics, and what is slow.
 DIAGNOSIS = "verdict.json"
-_OURS = (DIAGNOSIS, "rankmesh.prom")
+_OURS = (DIAGNOSIS, "rankmesh.prom", FILE)
 
 # What is read of a report or a text.
-Evidence = Report | Log | Place | Failure | NcclLog
+Evidence = Report | Log | Place | Failure | NcclLog | SlowReport
 _Kind = TypeVar("_Kind", bound=Evidence)
 
 
@@ -165,6 +166,8 @@ def _watched(paths: Sequence[Path], recordings: Mapping[int, Recording]) -> str:
 
 def _evidence(file: _File) -> tuple[Evidence, ...]:
     """Return what a report or a text holds; ``RecordingError`` for a report that cannot be read."""
+    if file.path.name == FILE:
+        return (slow,) if (slow := SlowReport.read(file.path.parent)) else ()
     if file.may_be_recording:
         return ()
     text = text_of(file.path)
@@ -204,7 +207,7 @@ def _files(path: Path) -> list[_File]:
     named = next((files for files in map(_recordings_in, inside) if files), [])
     taken = {file.path for file in named}
     others = (_File(each) for each in _below(path) if each not in taken)
-    return [*named, *(file for file in others if file.path.parent == path or file.is_text or file.is_report)]
+    return [*named, *(f for f in others if f.path.parent == path or f.path.name == FILE or f.is_text or f.is_report)]
 
 
 def _recordings_in(folder: Path) -> list[_File]:
