@@ -86,7 +86,7 @@ def _devices(published: Collection[bytes]) -> dict[int, int]:
 
 
 def _polled(descriptor: int) -> list[_Polled]:
-    """Return what an epoll descriptor polls; nothing for another kind of descriptor."""
+    """Return the descriptors that an epoll descriptor polls; none for another kind of descriptor."""
     try:
         lines = Path(f"/proc/self/fdinfo/{descriptor}").read_bytes().splitlines()
     except OSError:
@@ -100,14 +100,14 @@ def _polled(descriptor: int) -> list[_Polled]:
 
 
 def _connections(devices: Mapping[int, int]) -> dict[int, _Polled]:
-    """Return what devices poll besides, by inode; nothing for one that is gone, as its number may be another's."""
+    """Return the other descriptors that devices poll, by inode, without closed ones, whose numbers may be reused."""
     found = [(listening, {one.inode: one for one in _polled(poll)}) for poll, listening in devices.items()]
     there = {inode: one for listening, polled in found if listening in polled for inode, one in polled.items()}
     return {inode: one for inode, one in there.items() if inode not in devices.values()}
 
 
 def _listens_at(polled: _Polled, published: Collection[bytes]) -> bool:
-    """Whether this is a socket that listens at one of the addresses, each in a ``struct sockaddr``."""
+    """Return whether this is a socket that listens at one of the addresses, each in a ``struct sockaddr``."""
     with suppress(OSError), duplicate_of(polled.descriptor, polled.inode) or nullcontext() as one:
         if one and one.family in _FLOW and one.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN):
             host, port = one.getsockname()[:2]
@@ -137,7 +137,7 @@ def _end_receives(found: Mapping[int, _Polled], waited: float, still: float) -> 
 
 
 def _is_in_use(one: socket.socket, waits_to_write: bool, waited: float, still: float) -> bool:
-    """Whether a message is under way: written, to be read, or received in a moment; and still moving, in the end."""
+    """Return whether a message is under way (written, to be read, or about to be), and still moves in the end."""
     with suppress(OSError):
         one.getpeername()  # raises where it is not connected
         known = one.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)

@@ -47,13 +47,13 @@ def _sockets() -> set[tuple[int, int]]:
 
 
 def _place(host: str, port: int) -> tuple[IPv4Address | IPv6Address, int]:
-    """Return where a socket leads to, by IPv4 where IPv6 only wraps it."""
+    """Return the address that a socket is connected to, as IPv4 if IPv6 only wraps it."""
     address = ip_address(host.partition("%")[0])
     return getattr(address, "ipv4_mapped", None) or address, port
 
 
 def _leads_to(place: tuple[IPv4Address | IPv6Address, int], descriptor: int, inode: int) -> bool:
-    """Whether a socket leads to a place: another thread may connect to the same port of another host meanwhile."""
+    """Return whether a socket leads to a place; another thread may have connected to this port of another host."""
     one = duplicate_of(descriptor, inode)
     if one is None:
         return False

@@ -33,16 +33,16 @@ class DefaultGroup:
 
     @property
     def splits(self) -> bool:
-        """Whether NCCL groups are split from the world's communicator, in which every rank of it takes part."""
+        """True if NCCL groups are split from the world's communicator, in which every rank of it takes part."""
         return self.bound_device is not None and "nccl" in self.backend
 
     def splits_for(self, backend: str | None) -> bool:
-        """Whether a group of this backend, the world's by default, is split from the world's communicator."""
+        """Return whether a group of this backend, the world's by default, is split from the world's communicator."""
         return self.splits and "nccl" in (backend or self.backend)
 
     @property
     def dry(self) -> bool:
-        """Whether this is a dry run: one process that plays one rank of a world that is not there."""
+        """True in a dry run: one process plays one rank of a world that does not exist."""
         return self.backend == "fake"
 
 
@@ -58,7 +58,7 @@ os.register_at_fork(after_in_child=_keep_inherited)
 
 
 def is_inherited() -> bool:
-    """Whether this process is a forked child, and the world that is initialised is its parent's."""
+    """Return whether this process is a forked child whose initialised world is its parent's."""
     return dist.is_initialized() and any(pg is c10d._get_default_group() for pg in _inherited)
 
 
@@ -83,7 +83,7 @@ def default_pg(*, inherited: bool = False) -> dist.ProcessGroup:
 
 
 def default_group() -> DefaultGroup:
-    """Return what the initialised world is like; ``ConnectError`` where there is none."""
+    """Describe the initialised world; raise ``ConnectError`` if there is none."""
     default = default_pg()
     backend, store = c10d._world.pg_map[default]
     if backend == dist.Backend.UNDEFINED:  # a world that was asked for no backend has torch's choice for each device
@@ -108,5 +108,5 @@ def _timeout_of(pg: dist.ProcessGroup, backend: str) -> timedelta:
 
 
 def is_torch_function(function: str) -> bool:
-    """Whether a function of torch.distributed is the one that torch defines."""
+    """Return whether a function of torch.distributed is the one that torch defines."""
     return getattr(dist, function) is getattr(c10d, function)

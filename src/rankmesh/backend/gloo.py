@@ -154,7 +154,7 @@ def put_gloo_under(
 
 
 def _addresses(store: Store) -> Store:
-    """Where the members of a group write their addresses, in the group's part of the world's store."""
+    """Keys of the members' addresses, in the group's part of the world's store."""
     return PrefixStore("gloo/", store)
 
 
@@ -187,5 +187,5 @@ def delete_address(store: Store, position: int) -> bool:
 
 
 def _asked(call: Callable[[], _Made], seconds: float = 0.0) -> _Made:
-    """Return what a call of a store gives that takes so many seconds; ``ChannelLost`` where it takes longer."""
+    """Call a store and return its result; raise ``ChannelLost`` after this many seconds."""
     return answered_within(submit(call, "rankmesh-store"), seconds + PATIENCE)

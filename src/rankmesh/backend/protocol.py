@@ -72,7 +72,7 @@ class Backend(Protocol):
 
     @property
     def shares(self) -> bool:
-        """Whether kinds of group with equal members and options are one process group."""
+        """True if kinds of group with equal members and options share one process group."""
         return True
 
     def check(self, kind: Kind) -> None:

@@ -80,7 +80,7 @@ class PublicBackend(Backend):
         return found
 
     def _splits(self, kind: Kind, groups: Iterable[list[int]]) -> bool:
-        """Whether torch can split the kind from the world; it keeps the world's backend, and sorts the members."""
+        """Return whether torch can split the kind from the world: it keeps the world's backend and sorts members."""
         return (
             hasattr(dist, "split_group")
             and self._default.splits
@@ -103,5 +103,5 @@ class PublicBackend(Backend):
 
 
 def _keeps_order() -> bool:
-    """Whether ``new_group`` can keep the order of the members; before torch 2.13 it sorts them."""
+    """Return whether ``new_group`` can keep the order of the members; before torch 2.13 it sorts them."""
     return "sort_ranks" in inspect.signature(dist.new_group).parameters

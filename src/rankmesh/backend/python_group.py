@@ -90,7 +90,7 @@ class PythonGroup(dist.ProcessGroup):
 
 
 class PythonWork(dist.Work):
-    """What a call on such a group returns; ``source_rank`` is the position of who sent what was received."""
+    """The work of a call on such a group; ``source_rank`` is the position of the sender of a received tensor."""
 
     def _source_rank(self) -> int:
         return self.source_rank()

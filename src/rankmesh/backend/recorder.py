@@ -1,4 +1,4 @@
-"""What torch knows of the calls of this rank: its flight recorders, its counters, and the frames of its functions."""
+"""Torch's records of this rank's calls: its flight recorders, its counters, and the frames of its functions."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def recorded() -> tuple[bytes, ...]:
 
 
 class _Compiler(ModuleType):
-    """What ``torch._inductor`` is until it is loaded: any name in it but ``codecache`` loads it."""
+    """Stand for ``torch._inductor`` until it is loaded: any name in it but ``codecache`` loads it."""
 
     def __getattr__(self, name: str) -> Any:
         if name == "codecache" and "torch._inductor.codecache" not in sys.modules:
@@ -80,14 +80,14 @@ def _calls_kept(*, active: bool) -> list[dict[str, Any]]:
 
 
 def _recorders(*, calls: bool, active: bool) -> list[dict[str, Any]]:
-    """Return what the flight recorders of gloo and of NCCL hold of their groups and, where asked, of calls."""
+    """Return the groups and, if wanted, the calls in the flight recorders of gloo and of NCCL."""
     nccl = getattr(c10d_native, "_dump_nccl_trace_json", None)
     generic = c10d_native._dump_fr_trace_json(calls, active)  # type: ignore[attr-defined]
     return [json.loads(data) for data in ((generic,) if nccl is None else (generic, nccl(calls, active)))]
 
 
 def calls_made(group: str = "") -> int:
-    """How many calls this rank has made on the group of this name, or on all, as far as backends count them.
+    """Return the number of calls of this rank on the group of this name, or on all, as far as backends count them.
 
     Gloo counts what two members exchange as well, NCCL collectives alone.
     """
@@ -105,7 +105,7 @@ def _calls_made(pg: dist.ProcessGroup) -> int:
 
 
 def last_call() -> int:
-    """When this rank made the last call that the recorders have, in nanoseconds since the epoch; 0 for none."""
+    """Return the time of this rank's last recorded call, in nanoseconds since the epoch; 0 without one."""
     return max((int(entry["time_created_ns"]) for entry in _calls_kept(active=False)), default=0)
 
 

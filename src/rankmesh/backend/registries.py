@@ -83,7 +83,7 @@ def unregister(pg: dist.ProcessGroup) -> None:
 
 
 def registries() -> dict[str, int]:
-    """How many entries each of torch's registries of process groups has."""
+    """Return the number of entries in each of torch's registries of process groups."""
     named = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "pg_to_tag", "pg_coalesce_state")
     sizes = {name: len(getattr(c10d._world, name)) for name in named}
     sizes["tags_to_pg"] = sum(1 + len(groups) for groups in c10d._world.tags_to_pg.values())

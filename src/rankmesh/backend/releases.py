@@ -68,7 +68,7 @@ def backend_of(default: DefaultGroup) -> Backend:
 
 @cache
 def missing() -> str | None:
-    """Which private piece of this torch is missing or behaves otherwise, None where all are as they should be."""
+    """Return the private piece of this torch that is missing or behaves otherwise; None if all are as expected."""
     if _NOT_IMPORTED or os.environ.get(_PUBLIC):
         return _NOT_IMPORTED or f"{_PUBLIC} is set"
     places: list[tuple[str, object, tuple[str, ...]]] = [

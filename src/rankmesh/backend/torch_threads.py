@@ -55,12 +55,12 @@ __all__ = [
 
 
 def version(tensor: torch.Tensor) -> int:
-    """How often a tensor was written to, as torch counts; 0 where it does not."""
+    """Return torch's count of writes to a tensor; 0 if torch does not count them."""
     return 0 if tensor.is_inference() else tensor._version
 
 
 class RankWorld(c10d._World):
-    """What torch registers for one rank, where several live in one process: torch's own, without its globals."""
+    """Torch's registries for one of several ranks in one process: torch's own class, without its globals."""
 
     # Properties over globals of the process in torch, attributes of each rank here.
     group_count: Any = 0
@@ -87,11 +87,11 @@ class Rank(Protocol):
 
     @property
     def identity(self) -> object:
-        """What tells this rank's device meshes from the others' meshes."""
+        """Return the key that separates this rank's device meshes from the others' meshes."""
 
     @property
     def is_observed(self) -> bool:
-        """Whether someone observes the calls: then each kind of group has its own process group, also on one rank."""
+        """Return whether an observer sees the calls: then each kind has its own process group, also on one rank."""
 
     def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> dist.ProcessGroup:
         """Return a process group of these ranks; with ``meet`` its members wait for each other."""
@@ -110,7 +110,7 @@ def this_rank() -> Rank | None:
 
 
 def is_rank() -> bool:
-    """Whether this thread is a rank."""
+    """Return whether this thread is a rank."""
     return this_rank() is not None
 
 
@@ -174,7 +174,7 @@ class _Worlds:
 
 
 def _is_being_imported(property_: FrameType) -> bool:
-    """Whether the body of a module, or of a class in it, asks for the world while the module is imported."""
+    """Return whether the body of a module, or of a class in it, uses the world while the module is imported."""
     caller = property_.f_back
     return property_.f_code.co_name == "WORLD" and any(
         frame is not None

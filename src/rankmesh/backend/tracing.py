@@ -1,4 +1,4 @@
-"""What rankmesh sees of a running program: its operators, its backward pass, its frames, the memory of its tensors."""
+"""Observe a running program: its operators, its backward pass, its frames, the memory of its tensors."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ def autograd_node() -> Any:
 
 
 def values_of(frame: FrameType, names: Iterable[str]) -> list[object]:
-    """Return what these names stand for in a frame, None for one that it does not have now."""
+    """Return the values of these names in a frame; None for a name that has no value now."""
     return [frame.f_locals.get(name) for name in names]
 
 
 def storage_key(tensor: torch.Tensor) -> int:
-    """Return what names the memory that a tensor is a view of, a meta tensor's too; valid while some tensor has it."""
+    """Return a number for the memory that a tensor is a view of, also a meta tensor's; valid while a tensor has it."""
     return int(tensor.untyped_storage()._cdata)

@@ -150,7 +150,7 @@ class _Replaced:
 
 
 def _refusing_meshes(calling: int, make: Callable[..., None]) -> Callable[..., None]:
-    """Return what makes a ``DeviceMesh``: one of all the world takes the default group, and makes none."""
+    """Return a function that makes a ``DeviceMesh``: a mesh of all the world uses the default group."""
 
     @wraps(make)
     def refused(mesh: DeviceMesh, /, *args: object, **named: object) -> None:

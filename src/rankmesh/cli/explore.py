@@ -29,7 +29,7 @@ def explored(
     measured: str | Path | None = None,
     recordings: str | Path | None = None,
 ) -> dict[str, Any]:
-    """Return what the page of a layout is given; `rankmesh.viz.explorer.page` makes the page of it.
+    """Return the data of the page of a layout, from which `rankmesh.viz.explorer.page` makes the page.
 
     >>> explored("tp=2,dp=4", cluster="host=4,leaf=2")["state"]
     {'spec': 'tp=2,dp=4', 'cluster': 'host=4,leaf=2'}

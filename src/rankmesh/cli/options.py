@@ -140,7 +140,7 @@ def noted(source: Source) -> Source:
 
 
 def config_of(source: Source | None, name: str = "config") -> dict[str, object]:
-    """Return what was read of a training config as data under a key; nothing for another SPEC."""
+    """Return, as data under a key, the lines that were read from a training config; empty for another SPEC."""
     return {} if source is None or source.config is None else {name: source.config.to_dict()}
 
 

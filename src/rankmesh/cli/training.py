@@ -85,7 +85,7 @@ class Trained:
 
 
 def trained(model: str, options: TrainingOptions) -> Trained:
-    """Return what a model and the options of its training mean."""
+    """Read a model and the options of its training."""
     fields = dict(vars(options))
     vocabulary, name, memory, speed = (fields.pop(key) for key in ("vocabulary", "device_name", "memory", "speed"))
     if fields["overlap"] is not None:
@@ -99,7 +99,7 @@ def trained(model: str, options: TrainingOptions) -> Trained:
 
 
 def _training(stated: Mapping[str, Any], given: Mapping[str, Any]) -> tuple[Training, tuple[str, ...]]:
-    """Return how the model is trained, options before its file; and what the search is free to choose."""
+    """Return the training, whose options win over its file, and the fields that the search may choose."""
     chosen = {**stated, **{name: value for name, value in given.items() if value is not None}}
     missing = [name for name in ("batch", "sequence") if name not in chosen]
     if missing:

@@ -55,7 +55,7 @@ class Whereabouts:
 
 
 def where(environment: Mapping[str, str] = os.environ) -> Whereabouts:
-    """Return where this process is. ``ConnectError`` for variables that contradict each other or tell too little.
+    """Locate this process in its job. Raise ``ConnectError`` if variables contradict each other or are missing.
 
     >>> where({"RANK": "1", "WORLD_SIZE": "2", "MASTER_ADDR": "127.0.0.1"}).launch.meeting
     '127.0.0.1:29500'

@@ -121,7 +121,7 @@ def items_of(values: Any) -> tuple[Any, ...] | None:
 
 
 def _listed(axes: object) -> tuple[str, ...]:
-    """Return what was given as axes, if it is a string or a sequence of names."""
+    """Return the names of the given axes, if it is a string or a sequence of names."""
     given = axes.split("-") if isinstance(axes, str) else axes
     listed = items_of(given)
     listed = (given,) if listed is None else listed

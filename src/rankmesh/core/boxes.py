@@ -24,18 +24,18 @@ Box = tuple[tuple[int, int], ...]
 
 
 def size(box: Box) -> int:
-    """Return how many elements a box has; the box of a scalar, without dimensions, has one."""
+    """Return the number of elements of a box; the box of a scalar, without dimensions, has one."""
     return prod(stop - start for start, stop in box)
 
 
 def meet(one: Box, other: Box) -> Box | None:
-    """Return what two boxes share; None where they do not meet."""
+    """Return the intersection of two boxes; None if they do not meet."""
     shared = tuple((max(a, c), min(b, d)) for (a, b), (c, d) in zip(one, other, strict=True))
     return shared if all(start < stop for start, stop in shared) else None
 
 
 def minus(box: Box, other: Box) -> list[Box]:
-    """Return what of a box is not in another one, as boxes that do not meet.
+    """Return a box without another one, as boxes that do not meet.
 
     >>> minus(((0, 4), (0, 4)), ((1, 2), (2, 6)))
     [((0, 1), (0, 4)), ((2, 4), (0, 4)), ((1, 2), (0, 2))]
@@ -52,7 +52,7 @@ def minus(box: Box, other: Box) -> list[Box]:
 
 
 def uncovered(box: Box, parts: Iterable[Box]) -> int:
-    """Return how many elements of a box are in none of the parts, which lie inside of it and may overlap.
+    """Count the elements of a box that are in none of the parts, which lie inside of it and may overlap.
 
     >>> uncovered(((0, 4),), [((0, 2),), ((0, 2),)])
     2

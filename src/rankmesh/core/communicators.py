@@ -50,7 +50,7 @@ class KindUse:
 
 @dataclass(frozen=True)
 class Communicators:
-    """What a whole plan needs.
+    """The communicators of a whole plan.
 
     ``least``, ``most``   the communicators of one rank, over all ranks of the mesh
     ``total``             the communicators of the job

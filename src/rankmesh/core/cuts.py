@@ -44,7 +44,7 @@ class Cut:
 
     @property
     def length(self) -> int:
-        """How many elements the dimension has, without padding."""
+        """Number of elements of the dimension, without padding."""
         return sum(self.parts)
 
     @property
@@ -53,7 +53,7 @@ class Cut:
         return prod(self.sizes)
 
     def intervals(self, digits: Sequence[int]) -> list[tuple[int, int, int]]:
-        """Return what the shard at these positions holds: (start, stop, where it starts in the shard) of each part.
+        """Return the parts of the shard at these positions, each as (start, stop, its start in the shard).
 
         >>> Cut((2,), (8, 2, 2), 12).intervals((1,))
         [(4, 8, 0), (9, 10, 4), (11, 12, 5)]
@@ -71,7 +71,7 @@ class Cut:
         return found
 
     def extent(self, digits: Sequence[int]) -> int:
-        """Return how long the shard at these positions is, its padding included."""
+        """Return the length of the shard at these positions, its padding included."""
         pieces = (_piece(stored, self.sizes, digits) for stored in self._stored)
         return sum(high - low for low, high in pieces)
 
@@ -81,7 +81,7 @@ class Cut:
         return (self.padded,) if len(self.parts) == 1 else self.parts
 
     def bounds(self) -> tuple[IntArray, IntArray]:
-        """Return where pieces start, ascending, and the shard of each; together they cover the dimension."""
+        """Return the starts of the pieces, ascending, and the shard of each; together they cover the dimension."""
         shards = np.arange(self.shards, dtype=np.int64)
         starts, owners, begin = [], [], 0
         for length, stored in zip(self.parts, self._stored, strict=True):
@@ -116,7 +116,7 @@ def _pieces(length: int, sizes: Sequence[int], shards: IntArray) -> tuple[IntArr
 
 @dataclass(frozen=True)
 class Overlaps:
-    """Where the shards of two cuts of a dimension meet: ``source[k]`` and ``target[k]`` in [``start[k]``, ``stop[k]``).
+    """Intervals of two cuts of a dimension: [``start[k]``, ``stop[k]``) is in shards ``source[k]`` and ``target[k]``.
 
     ``pairs`` has each pair of shards once, as (source, target, elements).
     """
@@ -135,7 +135,7 @@ class Overlaps:
 
 @lru_cache(maxsize=1024)
 def overlaps(source: Cut, target: Cut) -> Overlaps:
-    """Return where the shards of two cuts meet; each element of the dimension is in one interval.
+    """Intersect the shards of two cuts; each element of the dimension is in one interval.
 
     >>> found = overlaps(Cut((2,), (12,), 12), Cut((3,), (12,), 12))
     >>> [array.tolist() for array in (found.source, found.target, found.start, found.stop)]

@@ -1,4 +1,4 @@
-"""What differs between two plans, rank by rank: the facts that ``rankmesh diff`` prints.
+"""Differences between two plans, rank by rank: the facts that ``rankmesh diff`` prints.
 
 ```
 left    tp=2,dp=4    dp  [0, 2, 4, 6]  [1, 3, 5, 7]
@@ -97,7 +97,7 @@ class Difference:
 
     @property
     def different(self) -> bool:
-        """Whether any rank or any axis would notice."""
+        """True if any rank or any axis differs."""
         sides = (self.world_sizes, self.spans)
         lists = (self.axes, self.only_left, self.only_right, self.groups, self.options)
         return self.order or any(left != right for left, right in sides) or any(map(bool, lists))

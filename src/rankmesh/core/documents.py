@@ -80,7 +80,7 @@ class Several(Invalid):
 
 @dataclass(frozen=True)
 class Limits:
-    """What reading one file may take: ``size`` in bytes, ``values`` in the document or steps of work, ``depth``."""
+    """Limits of reading one file: ``size`` in bytes, ``values`` in the document or steps of work, ``depth``."""
 
     size: int = 4 << 20
     values: int = 60_000
@@ -220,7 +220,7 @@ def check_regular(found: os.stat_result) -> None:
 
 
 def read_bytes(path: str | os.PathLike[str], size: int = DOCUMENT.size) -> bytes:
-    """Return what a regular file holds, at most ``size`` bytes. Raises ``Unreadable``."""
+    """Read a regular file of at most ``size`` bytes. Raises ``Unreadable``."""
     with open_regular(path) as file, _reading():
         return limited(file, size)
 
@@ -301,7 +301,7 @@ def _dots(text: str) -> int:
 
 
 def _made(syntax: str, make: Callable[[], _T], limits: Limits, *errors: type[Exception]) -> _T:
-    """Return what a parser makes; ``errors`` are its own error types that have no built-in base."""
+    """Call a parser and return its result; ``errors`` are its own error types that have no built-in base."""
     refused = (*_MALFORMED, *errors)
     try:
         return make()
@@ -415,7 +415,7 @@ def compose_documents(text: str, limits: Limits = DOCUMENT) -> list[YamlTree]:
 def _composed(
     text: str, compose: Callable[[str, type[yaml.SafeLoader]], _T], limits: Limits
 ) -> tuple[_T, yaml.SafeLoader]:
-    """Return what composes a YAML text makes of it, once its events are checked, and the loader of its values."""
+    """Compose a YAML text after its events are checked; return the node and the loader of its values."""
     import yaml
 
     _check_text(text)

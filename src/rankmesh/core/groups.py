@@ -64,7 +64,7 @@ class Group(Sequence[int]):
 
     @property
     def size(self) -> int:
-        """How many ranks the group has."""
+        """Number of ranks in the group."""
         return len(self.positions)
 
     @cached_property
@@ -153,7 +153,7 @@ class Groups(Sequence[Group]):
 
     @property
     def size(self) -> int:
-        """How many ranks each group has."""
+        """Number of ranks in each group."""
         return len(self.picked) if self.picked is not None else self._width
 
     @property
@@ -308,12 +308,12 @@ class Groups(Sequence[Group]):
         return {axis: position // stride % size for axis, (size, stride) in self.fixed.items()}
 
     def piece_of(self, rank: int) -> int | None:
-        """Return which piece of its whole group a rank's group is at this level; None for whole groups."""
+        """Return a rank's piece of its whole group at this level, as a number; None for whole groups."""
         return None if self.level is None else self._locate(self.rank_range.position(rank))[1]
 
     @property
     def partition(self) -> tuple[object, ...]:
-        """What makes two kinds the same groups on every rank: equal partitions cut the ranks in one way only."""
+        """Key of a kind's groups: two kinds have the same groups on every rank if and only if their keys are equal."""
         level = self.level
         members = self.members if level is None else self.members.between(*level) or (self.members, level)
         return self.rank_range, members, self.picked

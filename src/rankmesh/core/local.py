@@ -59,12 +59,12 @@ class LocalGroup:
 
     @cached_property
     def coordinate(self) -> tuple[tuple[str, int], ...]:
-        """What all members agree on: the position along each axis that is left out."""
+        """Coordinate of the group: its position along each axis that the group does not span."""
         return tuple(self.kind.coordinate_of(self.group[0]).items())
 
     @property
     def piece(self) -> int | None:
-        """Which piece of its whole group this is, where the kind is a level of a hierarchy; None for whole groups."""
+        """Number of this piece in its whole group, if the kind is a level of a hierarchy; None for whole groups."""
         return self.kind.piece_of(self.group[0])
 
     @property
@@ -74,7 +74,7 @@ class LocalGroup:
 
     @property
     def size(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return len(self.group)
 
     def __iter__(self) -> Iterator[int]:
@@ -94,7 +94,7 @@ class LocalGroup:
 
 
 class ByKind(Mapping[str, _Group]):
-    """What one rank has of each kind that it is in; ``[name]`` raises ``NotAMember`` for another kind of the plan."""
+    """One rank's group of each kind that it is in; ``[name]`` raises ``NotAMember`` for another kind of the plan."""
 
     __slots__ = ()
 

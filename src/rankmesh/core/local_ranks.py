@@ -20,7 +20,7 @@ _LISTED = 4
 
 @dataclass(frozen=True)
 class LocalRank:
-    """What a launcher tells a rank of its host; None where it does not.
+    """A rank's place on its host, as the launcher gives it; None for what the launcher does not give.
 
     ``visible``  the devices that the rank may use, by which equal local ranks may be of different devices
     ``machine``  tells hosts of one name apart

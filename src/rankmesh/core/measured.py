@@ -128,7 +128,7 @@ class Measurement:
         return tuple(dict.fromkeys(self.hosts[rank] for rank in ranks))
 
     def to_dict(self) -> dict[str, object]:
-        """Return what ``rankmesh measure --json`` prints; ``groups``: seconds of each, in the order of the plan."""
+        """Return the data of ``rankmesh measure --json``; ``groups``: seconds of each, in the order of the plan."""
         return {
             "backend": self.backend,
             "kinds": [

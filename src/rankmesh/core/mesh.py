@@ -153,7 +153,7 @@ class Mesh:
 
     @property
     def size(self) -> int:
-        """How many ranks the mesh covers."""
+        """Number of ranks in the mesh."""
         return self._rank_range.size
 
     @property

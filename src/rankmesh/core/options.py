@@ -30,7 +30,7 @@ _LONGEST = timedelta.max.total_seconds()
 
 
 class GivenOptions(TypedDict, total=False):
-    """What ``Options`` and ``GroupSpec`` take as options."""
+    """Keywords that ``Options`` and ``GroupSpec`` take as options."""
 
     backend: str | None
     timeout: float | timedelta | None

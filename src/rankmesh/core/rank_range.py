@@ -99,7 +99,7 @@ class RankRange:
 
     @cached_property
     def consecutive(self) -> bool:
-        """Whether no rank between the first and the last is left out."""
+        """True if no rank between the first and the last is left out."""
         return self.stop - self.offset == self.size
 
     @property

@@ -68,7 +68,7 @@ class ShardingData(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Shard:
-    """What one rank holds of a tensor.
+    """The part of a tensor that one rank holds.
 
     ``boxes``   of the whole tensor; none where the rank holds nothing
     ``places``  where each box starts in the rank's own tensor
@@ -81,7 +81,7 @@ class Shard:
 
     @property
     def size(self) -> int:
-        """How many elements of the whole tensor the rank holds."""
+        """Number of elements of the whole tensor that the rank holds."""
         return sum(map(elements, self.boxes))
 
 
@@ -156,7 +156,7 @@ class ShardMap:
 
 @dataclass(frozen=True)
 class Sharding:
-    """How one tensor of ``shape`` is sharded on a mesh (or a ``view`` of it); frozen, equal when equivalent.
+    """Sharding of one tensor of ``shape`` on a mesh (or a ``view`` of it); frozen, equal when equivalent.
 
     ``cut``     for each dimension the axes that cut it, outermost first (``"dp-tp"``), or None; None: all are whole
     ``dtype``   torch's name of it, such as ``"bfloat16"``, or the dtype itself

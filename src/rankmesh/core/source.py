@@ -118,7 +118,7 @@ def _is_file(text: str) -> bool:
 
 
 def _near(name: str, text: str) -> str:
-    """Return what was meant, "" if that is unknown: axes written in another way, a recipe or preset of a near name."""
+    """Guess the intended SPEC, else "": axes written in another way, a recipe or preset of a near name."""
     from rankmesh.core import presets
 
     axes = _axes_meant(text)

@@ -56,7 +56,7 @@ class Strided:
 
     @cached_property
     def size(self) -> int:
-        """How many numbers the pattern lists."""
+        """Number of numbers that the pattern lists."""
         return prod([size for size, _ in self.pairs])
 
     def value(self, index: int) -> int:

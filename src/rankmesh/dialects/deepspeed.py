@@ -80,7 +80,7 @@ class Topology:
         return self._mesh.axes[_AXES[axis]] if axis in _AXES else 0
 
     def world_size(self) -> int:
-        """Return how many ranks the axes have together."""
+        """Return the product of the axes' sizes."""
         return self._mesh.size
 
     def get_coord(self, rank: int) -> ProcessCoord:
@@ -268,17 +268,17 @@ class Mpu(Getters, AbstractContextManager["Mpu"]):
 
     @property
     def world_size(self) -> int:
-        """How many ranks the grid has."""
+        """Number of ranks in the grid."""
         return self.groups.plan.mesh.size
 
     @property
     def is_first_stage(self) -> bool:
-        """Whether this rank is the first stage."""
+        """True if this rank is the first stage."""
         return self.groups["pp"].is_first
 
     @property
     def is_last_stage(self) -> bool:
-        """Whether this rank is the last stage."""
+        """True if this rank is the last stage."""
         return self.groups["pp"].is_last
 
     @property

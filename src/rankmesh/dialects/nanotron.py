@@ -294,7 +294,7 @@ def _check_backend(asked: str, world: DefaultGroup) -> None:
 
 
 def _local_world_size(world_size: int) -> int:
-    """Return how many ranks each host has: by ``LOCAL_WORLD_SIZE``, by the launcher, else all ranks up to 8 a host."""
+    """Return the ranks of each host: by ``LOCAL_WORLD_SIZE``, by the launcher, else all ranks up to 8 a host."""
     text = os.environ.get("LOCAL_WORLD_SIZE")
     if text is None:
         launch = started_by()

@@ -140,22 +140,22 @@ class ParallelDims(AbstractContextManager["ParallelDims"]):
 
     @property
     def dp_enabled(self) -> bool:
-        """Whether data is parallel, replicated or sharded."""
+        """True if data is parallel, replicated or sharded."""
         return self.dp_replicate > 1 or self.dp_shard > 1
 
     @property
     def dp_cp_enabled(self) -> bool:
-        """Whether a loss is reduced over ranks."""
+        """True if a loss is reduced over ranks."""
         return self.dp_enabled or self.cp > 1
 
     @property
     def fsdp_enabled(self) -> bool:
-        """Whether parameters are sharded over data or sequences."""
+        """True if parameters are sharded over data or sequences."""
         return self.dp_shard > 1 or self.cp > 1
 
     @property
     def non_data_parallel_size(self) -> int:
-        """How many ranks see the same data."""
+        """Number of ranks that see the same data."""
         return self.cp * self.tp * self.pp
 
     @property

@@ -60,7 +60,7 @@ def end_all(processes: Sequence[BaseProcess]) -> list[BaseProcess]:
 
 
 def ended_by(status: int) -> str:
-    """Return how a process with this status ended; a negative one is a signal.
+    """Describe the end of a process with this status; a negative one is a signal.
 
     >>> ended_by(1), ended_by(-9), ended_by(-40)
     ('ended with status 1', 'was ended by SIGKILL', 'was ended by signal 40')

@@ -44,7 +44,7 @@ class Launch:
 
     @property
     def single_rank(self) -> bool:
-        """Whether there are no other ranks."""
+        """True if there are no other ranks."""
         return self.world_size == 1
 
     @property
@@ -133,7 +133,7 @@ _STEP = ("SLURM_STEP_ID", "SLURM_STEPID", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NO
 
 
 def started_by(environment: Mapping[str, str] = os.environ, host: str | None = None) -> Launch:
-    """Return what started this process, from its environment; ``host`` is what the machine calls itself.
+    """Read from the environment how this process was started; ``host`` is the machine's own name.
 
     Raises ``ConnectError`` for variables that are not numbers, are missing, or contradict each other; its
     ``evidence`` holds what was read until then.
@@ -195,7 +195,7 @@ def _read(row: Launcher, read: Variables, host: str | None) -> Launch:
 
 
 def host_name(environment: Mapping[str, str] = os.environ) -> str:
-    """Return what this host is called by its launcher, else by itself.
+    """Return this host's name as its launcher writes it, else its own name.
 
     >>> host_name({"SLURMD_NODENAME": "node3"})
     'node3'

@@ -1,4 +1,4 @@
-"""What started this process: one table of launchers, read from the environment alone.
+"""Launchers, in one table: which of them started this process is read from the environment alone.
 
 The first row whose marks are set is the launcher: the innermost comes first, so torchrun inside srun is torchrun.
 
@@ -123,7 +123,7 @@ def torchrun_variables(
     address: str = "127.0.0.1",
     port: int = PORT,
 ) -> dict[str, str]:
-    """Return what torchrun sets for a rank.
+    """Return the environment variables that torchrun sets for a rank.
 
     >>> torchrun_variables(5, 8, local_rank=1, local_world_size=4, node=1)["LOCAL_RANK"]
     '1'
@@ -141,7 +141,7 @@ def torchrun_variables(
 
 
 def srun_variables(rank: int, *, local_rank: int, node: int, tasks: Sequence[int], hosts: str) -> dict[str, str]:
-    """Return what srun sets for a task of a step with ``tasks`` on each of its ``hosts``, listed as Slurm does.
+    """Return the variables that srun sets for a task of a step with ``tasks`` on each of its ``hosts``.
 
     >>> srun_variables(5, local_rank=1, node=1, tasks=(4, 4), hosts="node[1-2]")["SLURM_STEP_NUM_TASKS"]
     '8'

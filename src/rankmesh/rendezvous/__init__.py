@@ -1,4 +1,4 @@
-"""How ranks agree: one primitive, the round, over torch's stores.
+"""Agreement between ranks: one primitive, the round, over torch's stores.
 
 ```
 round      participants arrive with proposals, one of them coordinates, all get one outcome

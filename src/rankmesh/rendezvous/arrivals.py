@@ -20,7 +20,7 @@ _Result = TypeVar("_Result")
 
 @dataclass
 class Arrivals:
-    """What the coordinator of a step knows of its participants; ``complete`` says that all have arrived."""
+    """The participants of a step as its coordinator sees them; ``complete`` is True when all have arrived."""
 
     round: Round
     step: Step
@@ -38,7 +38,7 @@ class Arrivals:
 
     @property
     def differ(self) -> bool:
-        """Whether the proposals of those that arrived differ."""
+        """True if the proposals of the participants that arrived differ."""
         # Who is absent is asked first: a proposal that comes in between would be of nobody, and so not differ.
         self.absent  # noqa: B018  - kept
         # Not all that is odd differs: the first proposal may be of a process that died, and was started again.
@@ -71,7 +71,7 @@ class Arrivals:
 
     @property
     def concluded(self) -> bool:
-        """Whether the step has an outcome, or is about to have one."""
+        """True if the step has an outcome, or is about to have one."""
         return self._ask(lambda: self.round.channel.wait(self.step.key("outcome"), 0))
 
     def probe(self, seconds: float = 0.0) -> None:

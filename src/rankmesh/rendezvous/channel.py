@@ -1,4 +1,4 @@
-"""What a side channel raises, and the bytes that are read from it."""
+"""Errors of a side channel, and the bytes that are read from it."""
 
 from __future__ import annotations
 

@@ -34,7 +34,7 @@ _SHOWN = 4
 
 
 def gather(among: Round, data: object, conclude: Callable[[list[Any]], object], seconds: float, what: str) -> Any:
-    """Return what ``conclude`` makes of the data of all participants, in their order, as JSON data on each of them.
+    """Gather the data of all participants, and return ``conclude`` of it, as JSON data, on each of them.
 
     ``what`` names the call for messages. Raises ``AgreementError`` on every rank, naming those that do not arrive
     within ``seconds``, and ``StoreLost`` when the store does not answer.
@@ -152,7 +152,7 @@ def _listen(among: Round, made: futures.Future[object], seconds: float) -> Outco
 
 
 def _blamed(arrivals: Arrivals, seconds: float, what: str, failed: BaseException | None) -> Outcome:
-    """Who does not respond; else the rank whose work failed, or that was still at it when the time was over."""
+    """Return the unresponsive rank; else the rank whose work failed, or was unfinished when the time was over."""
     arrivals.probe()
     unresponsive = arrivals.unresponsive()
     if unresponsive:

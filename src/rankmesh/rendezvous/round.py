@@ -88,7 +88,7 @@ class Round:
 
     @property
     def epoch_key(self) -> str:
-        """Where the channel keeps the number of the next round of this name."""
+        """Key of the number of the next round of this name."""
         return f"{self.name}/epoch"
 
     @property
@@ -100,11 +100,11 @@ class Round:
         return f"{self.name}/{self.epoch}/left"
 
     def _progress(self, epoch: int) -> str:
-        """Return what participants raise while they make progress, whichever step others wait for."""
+        """Return the key of the counter that participants raise while they make progress, in any step."""
         return f"{self.name}/{epoch}/progress"
 
     def identity_key(self, rank: int) -> str:
-        """Where a rank names its process, as soon as it arrives."""
+        """Return the key under which a rank names its process, as soon as it arrives."""
         return f"{self.name}/{self.epoch}/identity/{rank}"
 
     # -- one step -----------------------------------------------------------------------------------------------
@@ -191,7 +191,7 @@ class Round:
         return self._twice is None
 
     def seen(self, rank: int) -> bool:
-        """Whether a rank has named its process, in this epoch."""
+        """Return whether a rank has named its process, in this epoch."""
         return self.ask(lambda: self.channel.wait(self.identity_key(rank), 0))
 
     def _arrive(self, step: Step) -> bool:
@@ -212,7 +212,7 @@ class Round:
         self.ask(lambda: self.channel.tick(self._progress(self.epoch), 1))
 
     def progress(self) -> int:
-        """Return how often participants have reported progress."""
+        """Return the number of times that participants have reported progress."""
         return self.ask(lambda: self.channel.tick(self._progress(self.epoch), 0))
 
     def receive(
@@ -366,7 +366,7 @@ class Round:
                 self.channel.delete([self._failed])
 
     def _is_open(self, epoch: int) -> bool:
-        """Whether an epoch may have keys, as somebody died before all had left it."""
+        """Return whether an epoch may have keys, as a participant died before all had left it."""
         absent = self.channel.absent(f"{self.name}/{epoch}/{self.steps[0].name}/arrived", self.participants)
         return len(absent) < len(self.participants)
 
@@ -387,7 +387,7 @@ class Round:
     # -- calls of the channel -----------------------------------------------------------------------------------
 
     def ask(self, call: Callable[[], _Result], seconds: float = 0.0) -> _Result:
-        """Return what a call of the channel gives; ``StoreLost`` where it fails, or is not back in time."""
+        """Call the channel and return its result; raise ``StoreLost`` if it fails or does not return in time."""
         try:
             if not self.channel.remote:
                 return call()

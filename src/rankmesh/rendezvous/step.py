@@ -59,7 +59,7 @@ _LONGEST = 1e6
 
 @dataclass(frozen=True)
 class Proposal:
-    """What a participant arrives with.
+    """A participant's proposal.
 
     ``digest`` must be equal on all; ``document`` is what it stands for, published only when a coordinator asks why
     proposals differ. ``text`` is one line, given to the coordinator for each rank. Both may be empty.
@@ -75,7 +75,7 @@ NOTHING = Proposal()
 
 @dataclass(frozen=True)
 class Codec(Generic[_Value]):
-    """How the value of an outcome is written as JSON data, and read; ``read`` may raise what a wrong shape raises."""
+    """JSON form of an outcome's value; ``read`` may raise whatever data of a wrong shape raises."""
 
     write: Callable[[_Value], object]
     read: Callable[[Any], _Value]
@@ -108,7 +108,7 @@ class Outcome(Generic[_Value]):
 
     @property
     def agreed(self) -> bool:
-        """Whether the participants go on."""
+        """True if the participants go on."""
         return self.reason == "agreed"
 
     @property
@@ -147,7 +147,7 @@ class Probe:
 
 
 def read_message(text: str, key: str, codec: Codec[Any]) -> Probe | Outcome:
-    """Return what a coordinator has written; raise ``AgreementError`` for what none has."""
+    """Read a coordinator's outcome; raise ``AgreementError`` for data that no coordinator writes."""
     data = parsed(text, key)
     if "probe" not in data:
         return _outcome(data, text, key, codec)
@@ -216,7 +216,7 @@ class Step:
         return f"{self.base}/{what}"
 
     def keys(self, digests: Iterable[str]) -> list[str]:
-        """Return what the step may have left, besides its sets."""
+        """Return the keys that the step may have left, besides its sets."""
         # Documents first: the other keys say which there are, to who goes on where the one that deletes them dies.
         names = [f"document/{digest}" for digest in digests]
         names += ["after"] if self.probed else []

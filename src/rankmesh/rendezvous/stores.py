@@ -167,7 +167,7 @@ class BoundedChannel:
         self._is_answered: Callable[[], bool] | None = None
 
     def ask(self, call: Callable[[StoreChannel], _Result]) -> _Result:
-        """Return what a call of the channel gives; ``ChannelLost`` where it fails, or is not back in time."""
+        """Call the channel and return its result; raise ``ChannelLost`` if it fails or does not return in time."""
         if not self.channel.remote:
             return call(self.channel)
         if self._is_answered is not None and not self._is_answered():
@@ -178,7 +178,7 @@ class BoundedChannel:
 
 
 def _answered(call: Callable[[], _Result]) -> _Result:
-    """Return what a store answers; ``ChannelLost`` where it has failed."""
+    """Call a store and return its answer; raise ``ChannelLost`` if it has failed."""
     try:
         return call()
     except (RuntimeError, ConnectionError) as error:

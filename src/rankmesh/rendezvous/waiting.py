@@ -112,7 +112,7 @@ def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:
 
 
 def answered_within(made: Future[_Result], seconds: float, *, unless: Future[None] | None = None) -> _Result:
-    """Return what a submitted call returns, or raises; ``ChannelLost`` where it is not back in time or another is."""
+    """Wait for a submitted call; return its result, or raise its error, or ``ChannelLost`` after the limit."""
     # Not the time-out of `result`: the call may raise one of its own, or come back just after it.
     futures: list[Future[Any]] = [made] if unless is None else [made, unless]
     wait(futures, seconds, FIRST_COMPLETED)
@@ -169,7 +169,7 @@ def underlying(store: Store) -> Store:
 
 
 def _asked_for(store: Store, seconds: float) -> float:
-    """How much of a wait is spent asking instead of waiting to be woken."""
+    """Share of a wait that is spent on polling instead of waiting to be woken."""
     if isinstance(store, FileStore):
         return seconds
     return min(seconds, _LAST) if isinstance(store, TCPStore) else 0.0

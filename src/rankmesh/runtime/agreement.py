@@ -33,7 +33,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class PlanProposal:
-    """What one rank proposes: its fields as plain data, or what gives them, and the ranks that must propose the same.
+    """One rank's proposal: its fields as plain data, or a function that returns them, and the ranks that must agree.
 
     ``stands`` is a text that is equal exactly where the fields are: with it the fields are only read to tell proposals
     apart.
@@ -91,7 +91,7 @@ class Agreement:
 
     @property
     def epoch(self) -> int:
-        """How often these ranks have agreed, or tried to, before."""
+        """Number of earlier agreements of these ranks, failed ones included."""
         return self._round.epoch
 
     # -- agree --------------------------------------------------------------------------------------------------

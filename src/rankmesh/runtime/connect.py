@@ -135,7 +135,7 @@ def _check_started(given: Iterable[PlanLike]) -> None:
 
 
 def _ranks(given: PlanLike) -> int:
-    """How many ranks a plan needs; of a SPEC with ``*`` the product of the other sizes."""
+    """Return the number of ranks that a plan needs; for a SPEC with ``*`` the product of the other sizes."""
     if not isinstance(given, str):
         plan = _plan(given, 1)
         return max(plan.world_size, plan.mesh.rank_range.stop)

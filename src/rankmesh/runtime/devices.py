@@ -49,7 +49,7 @@ _LOOK = 0.5
 
 @dataclass(frozen=True)
 class Capabilities:
-    """What one rank has: the device that it would use, as its index and its identity, or why it has none.
+    """Capabilities of one rank: the device that it would use, as its index and its identity, or why it has none.
 
     ``loopback`` is the address at which gloo would listen, where only ranks of the same ``network`` can reach it.
     ``local_rank`` and ``local_size`` are the launcher's; ``visible`` are the devices that it may use.
@@ -72,7 +72,7 @@ class Capabilities:
 
 @dataclass(frozen=True)
 class BackendDecision:
-    """What all ranks do: the backend, and the reason; without a backend, why they cannot go on.
+    """Decision of all ranks: the backend and the reason; without a backend, why they cannot go on.
 
     ``note``: what is wrong with the local ranks, and does not stop them.
     """
@@ -84,7 +84,7 @@ class BackendDecision:
 
 
 def capabilities(launch: Launch, asked: str | None) -> Capabilities:
-    """Return what this process has; ``asked`` is the backend that it asks for."""
+    """Return the capabilities of this process; ``asked`` is the backend that it requests."""
     rank, shared = launch.rank, ranks_share()
     index, why = _device_index(launch.local_rank, shared)
     device = None if index is None else str(getattr(torch.cuda.get_device_properties(index), "uuid", index))
@@ -156,7 +156,7 @@ def pick(seen: int, local_rank: int | None, *, shared: bool = False) -> tuple[in
 
 
 def choose(gathered: Sequence[Capabilities]) -> BackendDecision:
-    """Return what ranks with these capabilities do together.
+    """Choose the backend of ranks with these capabilities.
 
     >>> one = Capabilities(0, 2, "h", 1, None, 0, "x", "")
     >>> choose([one, Capabilities(1, 2, "h", 2, None, None, None, "it sees no GPU")])
@@ -229,7 +229,7 @@ def _without(gathered: Sequence[Capabilities]) -> tuple[tuple[int, ...], str]:
 def decide(
     store: Store, prefix: str, local: Capabilities, seconds: float, *, serves: bool
 ) -> tuple[BackendDecision, str]:
-    """Return what all ranks do, once all have arrived; and a prefix for the keys of what they do.
+    """Agree on the backend once all ranks have arrived; also return a prefix for the keys of the next steps.
 
     Raises ``ConnectError`` on every rank where what they have does not go together, ``AgreementError`` naming the
     ranks that do not arrive in time, ``StoreLost`` when the store is gone; its ``met`` says whether rank 0 was seen in

@@ -60,7 +60,7 @@ class LiveGroup:
 
     @cached_property
     def size(self) -> int:
-        """How many members there are."""
+        """Number of members."""
         return self.local.size
 
     @cached_property
@@ -70,7 +70,7 @@ class LiveGroup:
 
     @property
     def coordinate(self) -> dict[str, int]:
-        """What all members agree on."""
+        """Coordinate of the group: its position along each axis that the group does not span."""
         return dict(self.local.coordinate)
 
     @cached_property
@@ -100,12 +100,12 @@ class LiveGroup:
 
     @property
     def is_first(self) -> bool:
-        """Whether this process is the first member."""
+        """True if this process is the first member."""
         return self.rank == 0
 
     @property
     def is_last(self) -> bool:
-        """Whether this process is the last member."""
+        """True if this process is the last member."""
         return self.rank == self.size - 1
 
     def describe(self) -> dict[str, object]:

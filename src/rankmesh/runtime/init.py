@@ -233,7 +233,7 @@ def _check_backend(backend: object) -> None:
 
 
 def device_of(backend: str, local: Capabilities) -> torch.device:
-    """Where this rank's tensors live under a backend; a GPU becomes the current one."""
+    """Return the device of this rank's tensors under a backend; a GPU becomes the current one."""
     if "nccl" not in backend or local.index is None:
         return torch.device("cpu")
     torch.cuda.set_device(local.index)

@@ -48,7 +48,7 @@ class LiveGroups(ByKind[LiveGroup]):
 
     @property
     def closed(self) -> bool:
-        """Whether the groups have been destroyed."""
+        """True if the groups have been destroyed."""
         return self._connection.is_closed
 
     # -- the mapping --------------------------------------------------------------------------------------------
@@ -139,7 +139,7 @@ class LiveGroups(ByKind[LiveGroup]):
         return measure(self, SIZES if sizes is None else sizes, kinds, progress, time_limit(timeout))
 
     def report(self) -> Report:
-        """Return what exists, what is shared, the effective options, and what each phase cost."""
+        """Report the groups that exist and are shared, their effective options, and the seconds of each phase."""
         from rankmesh.runtime.report import report_of
 
         self._connection.check_open()
@@ -156,7 +156,7 @@ class LiveGroups(ByKind[LiveGroup]):
         return tuple(self._connection.made.values())
 
     def is_made(self, canonical: str) -> bool:
-        """Whether the process group of a canonical group exists by now."""
+        """Return whether the process group of a canonical group exists by now."""
         return canonical in self._connection.made
 
     # -- the end ------------------------------------------------------------------------------------------------

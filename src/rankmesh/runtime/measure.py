@@ -48,7 +48,7 @@ Progress = Callable[[int, int], None]
 
 
 def collectives_of(spec: GroupSpec) -> tuple[str, ...]:
-    """Return what a kind of group is for, by its axes.
+    """Return the role of a kind of group, by its axes.
 
     >>> [collectives_of(GroupSpec(name)) for name in ("pp", "ep", "embd")]
     [('send/recv',), ('all-to-all',), ('all-reduce', 'all-gather', 'reduce-scatter')]
@@ -164,7 +164,7 @@ def _speed(device: str) -> float:
 
 
 def _barrier(world: World, name: str, ranks: range, limit: timedelta) -> Callable[[], None]:
-    """Return what all ranks of the plan start at: the world's own barrier, or the store's where it has more ranks."""
+    """Return a barrier for all ranks of the plan: the world's own, or the store's if the world has more ranks."""
     if len(ranks) < world.default.size:
         return lambda: gather(world.round(name, ranks), 0, len, limit.total_seconds(), "measure()")
     # Torch guesses a GPU where none is given, and warns.

@@ -57,7 +57,7 @@ class Registry:
 
     @property
     def is_open(self) -> bool:
-        """Whether there are groups."""
+        """True if there are groups."""
         return self._groups is not None
 
     @property

@@ -41,7 +41,7 @@ __all__ = [
 
 @dataclass(frozen=True)
 class Step:
-    """What this rank does for one kind of the plan ``key``: make the group that it is in, or decline the whole kind."""
+    """An entry of this rank's schedule for the plan ``key``: make its group of a kind, or decline the whole kind."""
 
     key: str
     name: str

@@ -40,7 +40,7 @@ _DEFAULT, _BACKLOG = timedelta(seconds=300), 2048
 
 
 def is_served() -> bool:
-    """Whether the launcher itself serves the store, as torchrun's agent does."""
+    """Return whether the launcher itself serves the store, as torchrun's agent does."""
     return os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
 
 
@@ -159,7 +159,7 @@ def _resolve(launch: Launch, end: float) -> Launch:
 
 
 def _is_here(launch: Launch) -> bool:
-    """Whether the rendezvous address is one of this host's."""
+    """Return whether the rendezvous address is one of this host's."""
     return any(is_local(family, place) for family, place in addresses_of(launch.address, 0))
 
 

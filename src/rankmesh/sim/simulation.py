@@ -51,7 +51,7 @@ class RankContext:
 
     @property
     def identity(self) -> object:
-        """What tells this rank's device meshes from the others' meshes."""
+        """Return the key that separates this rank's device meshes from the others' meshes."""
         return id(self.simulation), self.rank
 
     @property

@@ -149,7 +149,7 @@ def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestR
 
 
 def _read(mark: pytest.Mark, known: frozenset[str], about: str, name: str = "") -> tuple[Any, dict[str, Any]]:
-    """Return what a mark is about, which may be given as the option ``name``, and its other options."""
+    """Return the subject of a mark, which may be given as the option ``name``, and its other options."""
     options = dict(mark.kwargs)
     given = [*mark.args, *([options.pop(name)] if name in options else [])]
     if len(given) != 1 or set(options) - known:

@@ -50,7 +50,7 @@ _SHOWN = 2000
 
 
 class Result(TypedDict, total=False):
-    """What one rank leaves: how it ended, why, when, the text of its report, and the pickled value of a function."""
+    """Results of one rank: how it ended, why, when, the text of its report, and the pickled value of a function."""
 
     outcome: str
     reason: str
@@ -61,7 +61,7 @@ class Result(TypedDict, total=False):
 
 @dataclass(frozen=True)
 class Place:
-    """Where a rank is: its number, the size of the world, the folder that all share, and how long it may take."""
+    """Place of a rank: its number, the size of the world, the folder that all share, and how long it may take."""
 
     rank: int
     size: int
@@ -185,7 +185,7 @@ def _run(
 
 
 def _left(place: Place) -> Result | None:
-    """Return what a rank left, None so far; processes that this one has started wrote the pickle."""
+    """Read a rank's results, None if there are none yet; processes that this one has started wrote the pickle."""
     file = place.file("result")
     return pickle.loads(file.read_bytes()) if file.exists() else None  # noqa: S301
 
@@ -290,7 +290,7 @@ def rank_test(place: Place, environment: Mapping[str, str], folder: str, argumen
 
 
 def _outcome(report: pytest.TestReport) -> str:
-    """Return how one rank ended. Whether a pass was expected is for the process that knows how all ranks ended."""
+    """Return the end of one rank. The process that knows all ends decides whether a pass was expected."""
     if report.skipped and hasattr(report, "wasxfail"):
         return "xfailed"
     return "passed" if report.failed and str(report.longrepr).startswith("[XPASS(strict)]") else str(report.outcome)

@@ -43,7 +43,7 @@ def given(
     measured: Mapping[str, object] | None = None,
     hang: Diagnosis | None = None,
 ) -> dict[str, object]:
-    """Return what the page is given, as plain data.
+    """Return the page's data.
 
     ``cluster``   a cluster, or the axis string of one; without, the preset's hosts, or hosts of eight devices
     ``measured``  the document of ``rankmesh measure --json``
@@ -85,7 +85,7 @@ def page(data: Mapping[str, object]) -> str:
 
 
 def fragment(state: Mapping[str, object]) -> str:
-    """Return what follows the ``#`` of the page's address for this state.
+    """Return the fragment (after ``#``) of the page's address for this state.
 
     >>> fragment({"spec": "tp=2,dp=*", "world": 8})
     'spec=tp=2,dp=*&world=8'

@@ -36,7 +36,7 @@ _EXAMPLES = 8
 
 @dataclass(frozen=True)
 class Origin:
-    """Where a plan came from: ``kind`` is axes, recipe, preset, file or config; presets have the rest."""
+    """Origin of a plan: ``kind`` is axes, recipe, preset, file or config; presets have the rest."""
 
     spec: str
     kind: str
@@ -166,7 +166,7 @@ def overview(
 
 
 def nodes_text(facts: Overview) -> str:
-    """Return how many nodes the world has, of how many ranks, and how many the last one has if it is not full.
+    """Count the nodes of the world, the ranks of a node, and the ranks of the last one if it is not full.
 
     >>> from rankmesh.core.clusters.cluster import Cluster
     >>> from rankmesh.readers.source import read

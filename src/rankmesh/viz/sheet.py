@@ -1,4 +1,4 @@
-"""Where each rank of a mesh is drawn, and the mesh as text: the fastest axes across, the slowest as blocks.
+"""Positions of ranks in a picture of a mesh, and the mesh as text: the fastest axes across, the slowest as blocks.
 
 ```
 tp=2, dp=8, pp=2              pp=0                     pp=1
@@ -61,7 +61,7 @@ class Sheet:
 
     @property
     def columns(self) -> int:
-        """How many cells a row has."""
+        """Number of cells in a row."""
         return len(self.headers[0])
 
 
@@ -150,7 +150,7 @@ def _cell(drawn: Sheet) -> int:
 
 
 def _step(drawn: Sheet) -> int:
-    """Return how many columns lie between two wider gaps: one run of the fastest axis."""
+    """Count the columns between two wider gaps: one run of the fastest axis."""
     return len(set(drawn.headers[-1]))
 
 

@@ -190,7 +190,7 @@ class Cluster:
 
     @cached_property
     def size(self) -> int:
-        """How many devices there are, and so ranks."""
+        """Number of devices, which is the number of ranks."""
         hosts = self.hosts
         return hosts.size if isinstance(hosts, HostRange) else sum(host.devices for host in hosts)
 
@@ -238,7 +238,7 @@ class Cluster:
 
     @cached_property
     def widths(self) -> tuple[int, ...] | None:
-        """How many ranks a unit of each level has, consecutive ones; None where units differ."""
+        """Number of consecutive ranks in a unit of each level; None if units differ."""
         if isinstance(self.hosts, HostRange):
             return self.hosts.widths
         ranks, widths = np.arange(self.size), [int(np.argmax(units != 0)) or self.size for units in self.units]
@@ -250,7 +250,7 @@ class Cluster:
         return ranks // self.hosts.widths[level] if isinstance(self.hosts, HostRange) else self.units[level][ranks]
 
     def filling(self, level: int, world_size: int) -> IntArray:
-        """Return how many of the first ``world_size`` ranks each unit of a level has that has any."""
+        """Count the ranks below ``world_size`` in each unit of a level; units without any are left out."""
         counts = np.bincount(self.units_of(level, self._checked(np.arange(world_size))))
         return counts[counts > 0]
 

@@ -76,6 +76,6 @@ class HostRange(Sequence[Host]):
 
     @property
     def widths(self) -> tuple[int, ...]:
-        """How many devices a unit of each level has: inside the hosts, of the host, around it."""
+        """Number of devices in a unit of each level: inside the hosts, of the host, around it."""
         inside = (units.count(0) for units in self.inside)
         return (*inside, self.devices, *(self.devices * (step or len(self)) for _, step in self.levels))

@@ -149,7 +149,7 @@ def domain(levels: Sequence[Level]) -> tuple[int, bool]:
 
 
 def in_words(levels: Sequence[Level], devices: int, device: Device) -> str:
-    """Return what NCCL is assumed to use between devices, in one line; ``devices``: how many a host has.
+    """Describe in one line the links that NCCL is assumed to use; ``devices``: the number in a host.
 
     >>> in_words(Level.all_unmeasured(("host", "leaf")), 8, DEVICES["h100"])
     'h100: NVLink of 450 GB/s with NVLS, 8 ports of 50 GB/s'

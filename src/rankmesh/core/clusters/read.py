@@ -82,7 +82,7 @@ def _document(path: Path) -> tuple[str, object]:
 
 
 def _instead(path: str) -> str:
-    """Return what to give instead of a path: for a text of levels, the call that reads it."""
+    """Suggest what to give instead of a path: for a text of levels, the call that reads it."""
     try:
         parse_axes(path)
     except LayoutError:

@@ -61,7 +61,7 @@ def _mesh(dense: Mapping[str, int], expert: Mapping[str, int], order: str, rank_
 
 
 def _expert_dp(world: int, etp: int | None, tp: int, others: Mapping[str, int]) -> int:
-    """Return what the sizes of the experts leave of the world."""
+    """Return the experts' data-parallel size: the world divided by their other sizes."""
     sizes = {"etp": tp if etp is None else etp, **others}
     block = prod(axis_size(name, size) for name, size in sizes.items())
     if world % block == 0:

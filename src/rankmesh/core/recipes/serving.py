@@ -80,7 +80,7 @@ def _world_and_rest(world_size: int | None, sizes: Mapping[str, int]) -> tuple[i
 
 
 def _decode(tp: int, pcp: int, dcp: int) -> dict[str, int]:
-    """Return how decoding cuts the ranks of one stage, ``tp x pcp`` of them; adjacent first."""
+    """Return the axes by which decoding divides the ``tp x pcp`` ranks of a stage; adjacent first."""
     if pcp == 1:
         return {"dcp": dcp, "dtp": divided(tp, dcp, "tp", "dcp")}
     if dcp not in (1, pcp, tp * pcp):

@@ -48,7 +48,7 @@ class AssignedGroup:
 
     @property
     def size(self) -> int:
-        """How many members the group has."""
+        """Number of members of the group."""
         return dist.get_world_size(self.pg)
 
     @property
@@ -161,7 +161,7 @@ class TensorParallel(SharedGetters):
     get_tensor_parallel_ranks = ranks_of("tp")
 
     def get_tensor_parallel_world_size(self) -> int:
-        """Return how many ranks share a layer; 1 without groups."""
+        """Return the number of ranks that share a layer; 1 without groups."""
         return self._group("tp").size if self._has("tp") else 1
 
     def get_tensor_parallel_rank(self) -> int:

@@ -200,7 +200,7 @@ def get_virtual_pipeline_model_parallel_rank():
 
 
 def get_virtual_pipeline_model_parallel_world_size():
-    """Return how many virtual stages a rank has, None without."""
+    """Return the number of virtual stages of a rank, None without them."""
     return _VIRTUAL_PIPELINE_MODEL_PARALLEL_WORLD_SIZE
 
 

@@ -79,7 +79,7 @@ class RankGenerator:
         self.ordered_size = list(self._mesh.axes.values())
 
     def get_mask(self, order: str, token: str) -> List[bool]:  # noqa: UP006
-        """Return which axes of the order the token names, in the order's order."""
+        """Return the axes that the token names, in the order's order."""
         named = token.split("-")
         unknown = [name for name in named if name not in order.split("-")]
         if unknown:

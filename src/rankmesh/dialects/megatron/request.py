@@ -1,4 +1,4 @@
-"""What ``initialize_model_parallel`` was asked for, checked, and as a plan.
+"""The arguments of ``initialize_model_parallel``, checked, and their plan.
 
 ```
 arguments ── Request ── plan(world) ── recipe "megatron" ── groups that the job's world has anyway left out

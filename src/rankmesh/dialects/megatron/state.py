@@ -53,7 +53,7 @@ class SizeOf(dict[ProcessGroup | None, int]):
 
 @dataclass
 class State:
-    """What a parallel state keeps beside its globals.
+    """State that a parallel state keeps beside its globals.
 
     ``functions`` and ``initial`` are its own functions, and the first values of its globals. ``in_pieces``: whether
     several ranks hold the pieces of one weight (gtp_remat), dense and expert; ``pieces`` and ``expert_pieces``: whether
@@ -84,7 +84,7 @@ class State:
 
     @property
     def has_pieces(self) -> bool:
-        """Whether the followed release knows pieces of weights."""
+        """True if the followed release knows pieces of weights."""
         return self.release is not None and self.release >= (0, 19)
 
     def set_pieces(self, dense: bool, experts: bool) -> None:
