@@ -11,10 +11,10 @@ torch: by ``rm.connect`` and whatever else is live.
 """
 
 from importlib import import_module
+from os import PathLike
 from typing import TYPE_CHECKING, Any
 
-from rankmesh.core import Group, Groups, GroupSpec, Mesh, Options, Pick, Plan, ends, first, last
-from rankmesh.core.lazy import PROVIDED
+from rankmesh.core import Group, Groups, GroupSpec, Mesh, Options, Pick, Plan, ends, first, last, lazy
 from rankmesh.errors import (
     AgreementError,
     ClusterError,
@@ -37,11 +37,11 @@ from rankmesh.errors import (
 if TYPE_CHECKING:
     from rankmesh.core import Job, Sharding, recipes
     from rankmesh.core.clusters.cluster import Cluster
+    from rankmesh.core.source import read_plan as read
     from rankmesh.debug.joined import init
     from rankmesh.debug.verification.check import check
     from rankmesh.guard import Guard
     from rankmesh.placement import Placed, Traffic, place
-    from rankmesh.readers.source import read_plan as read
     from rankmesh.runtime import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.runtime.connect import connect
     from rankmesh.runtime.discover import discover
@@ -101,8 +101,15 @@ __all__ = [
 
 __version__ = "1.0.0rc1"
 
-# Reading and making DTensors needs torch, which shardings do not.
-PROVIDED["dtensors"] = "rankmesh.transfer.dtensors"
+
+def _read_file(path: str | PathLike[str], world_size: int | None) -> Any:
+    from rankmesh.readers.source import read
+
+    return read(path, world_size=world_size)
+
+
+# Layouts in files are read where a SPEC is, and what reads them is loaded only then.
+lazy.read_file = _read_file
 
 # Where each name is that is loaded when it is first used; of those below, torch is too.
 _LAZY = {
@@ -113,7 +120,7 @@ _LAZY = {
     "Traffic": "rankmesh.placement:Traffic",
     "Transfer": "rankmesh.transfer:Transfer",
     "place": "rankmesh.placement:place",
-    "read": "rankmesh.readers.source:read_plan",
+    "read": "rankmesh.core.source:read_plan",
     "recipes": "rankmesh.core.recipes",
 }
 _LIVE = {

@@ -10,7 +10,8 @@ from tests.browser.conftest import PAGE, WINDOW
 from tests.browser.gestures import WORLDS, gestures
 
 from rankmesh.cli.explore import explored
-from rankmesh.readers.source import read, read_plan
+from rankmesh.core.source import read_plan
+from rankmesh.readers.source import read
 from rankmesh.viz.explorer import page as page_text
 
 RECORDINGS = Path(__file__).parents[1] / "hangs" / "recordings"

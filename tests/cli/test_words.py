@@ -8,7 +8,7 @@ import pytest
 
 import rankmesh as rm
 from rankmesh.core.mesh import Mesh
-from rankmesh.readers.source import read_plan
+from rankmesh.core.source import read_plan
 from rankmesh.runtime.agreement import differences
 from rankmesh.transfer.layouts.sides import sizes_of
 

@@ -14,7 +14,7 @@ from tests.survival.deaths import SEEDS, moment, moments
 from tests.sweeping import ALL
 
 import rankmesh as rm
-from rankmesh.readers.source import read_plan
+from rankmesh.core.source import read_plan
 
 LAYOUT = "tp=2,pp=2"
 SEQUENCES = 100 if ALL else 1

@@ -18,7 +18,7 @@ from tests.sockets import kept, served_once
 from tests.survival.deaths import Deaths, left_behind
 
 import rankmesh as rm
-from rankmesh.readers.source import read_plan
+from rankmesh.core.source import read_plan
 from rankmesh.survival import Job
 
 SHAPE = Shape(layers=4, hidden=16, heads=2, experts=4, top=2, sequence=16, batch=8)

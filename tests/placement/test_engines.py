@@ -3,8 +3,8 @@
 import pytest
 
 from rankmesh import Cluster, place
+from rankmesh.core.source import read_plan
 from rankmesh.placement.report import device_order
-from rankmesh.readers.source import read_plan
 
 # Pairs of GPUs that NVLinks join across a bus: 0 with 2, 1 with 3; and of six, 0 with 3, 1 with 4, 2 with 5.
 CROSSED = "GPU0 X PHB NV4 PHB\nGPU1 PHB X PHB NV4\nGPU2 NV4 PHB X PHB\nGPU3 PHB NV4 PHB X\n"

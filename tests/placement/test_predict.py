@@ -9,13 +9,13 @@ from tests.placement.schedules import makespan
 from bench.published import FIGURES, ROWS, free_of, published_seconds, row_of
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES
+from rankmesh.core.source import read_plan
 from rankmesh.placement import Message, Training, Transformer
 from rankmesh.placement.compute import flops, stage_work
 from rankmesh.placement.memory import memory, stage_memory
 from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, bubble, predict, search_plan
 from rankmesh.placement.search import candidates, evaluate, search, settled
-from rankmesh.readers.source import read_plan
 
 GPT = Transformer(layers=8, hidden=1024, heads=16, ffn_hidden_size=4096, vocabulary=51200)
 MIXED = Transformer(layers=6, hidden=256, heads=8, kv_heads=4, ffn_hidden_size=512, vocabulary=1000, gated=True,

@@ -12,7 +12,7 @@ from rankmesh.cli.options import Cluster, GpusPerNode, Json, Reading, Spec, clus
 from rankmesh.cli.outputs import check_outputs, write_output
 from rankmesh.core.clusters.cluster import Cluster as Machine
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
-from rankmesh.debug.doctor import doctor
+from rankmesh.debug.doctor import Diagnosis, doctor
 from rankmesh.errors import PlacementError, quoted_path
 from rankmesh.readers.source import Source
 from rankmesh.viz.explorer import fragment, given, page
@@ -39,7 +39,7 @@ def explored(
         source,
         cluster=_machine(cluster, hosts, gpus_per_node, source),
         measured=None if measured is None else _document(Path(measured)),
-        hang=None if recordings is None else doctor(recordings, source.plan),
+        hang=None if recordings is None else _hang(doctor(recordings, source.plan)),
     )
 
 
@@ -56,6 +56,14 @@ def _machine(text: str | None, hosts: str | None, gpus_per_node: int | None, sou
 def _document(path: Path) -> dict[str, Any]:
     with refused_as(PlacementError, f"measurement {quoted_path(path)}", "write it with rankmesh measure SPEC --json"):
         return dict(parse_json(read_text(path, INDEX.size), INDEX))
+
+
+def _hang(found: Diagnosis) -> dict[str, object]:
+    """Return the diagnosis with who waits for whom."""
+    turns = [
+        {"call": call.name, "waiting": list(call.waiting), "missing": list(call.missing)} for call in found.waits.calls
+    ]
+    return {**found.to_dict(), "turns": turns}
 
 
 def command(

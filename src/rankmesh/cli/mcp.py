@@ -29,7 +29,7 @@ def show(spec: str, world_size: int | None = None) -> dict[str, Any]:
 def diff(left: str, right: str, world_size: int | None = None) -> dict[str, Any]:
     """Compare two parallel layouts rank by rank: axes, kinds of groups, members. Each is a spec, as for show."""
     from rankmesh.core.difference import difference
-    from rankmesh.readers.source import read_plan
+    from rankmesh.core.source import read_plan
 
     found = difference(read_plan(left, world_size=world_size), read_plan(right, world_size=world_size))
     return {"different": found.different, **asdict(found)}
@@ -53,8 +53,8 @@ def doctor(paths: list[str], layout: str | None = None, world_size: int | None =
     py-spy, pystack or faulthandler, errors of torchrun, and folders of them. layout: a spec, as for show, by which
     groups are named.
     """
+    from rankmesh.core.source import read_plan
     from rankmesh.debug.doctor import doctor as diagnosed
-    from rankmesh.readers.source import read_plan
 
     plan = None if layout is None else read_plan(layout, world_size=world_size)
     return diagnosed([Path(path) for path in paths], plan).to_dict()

@@ -5,7 +5,7 @@ left    tp=2,dp=4    dp  [0, 2, 4, 6]  [1, 3, 5, 7]
 right   dp=4,tp=2    dp  [0, 1, 2, 3]  [4, 5, 6, 7]      dp differs on 8 ranks, tp on 8
 ```
 
->>> from rankmesh.readers.source import read
+>>> from rankmesh.core.source import read
 >>> found = difference(read("tp=2,dp=4").plan, read("dp=4,tp=2").plan)
 >>> [(kind.name, kind.ranks) for kind in found.groups], found.groups[1].examples[1]
 ([('tp', 8), ('dp', 8)], RankDiff(rank=1, left=(1, 3, 5, 7), right=(0, 1, 2, 3)))

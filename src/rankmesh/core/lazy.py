@@ -10,15 +10,16 @@ AttributeError: module 'rankmesh.core' has no attribute 'Shading'
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Callable, Mapping
 from importlib import import_module
-from types import ModuleType
+from typing import Any
 
-__all__ = ["PROVIDED", "loader", "provided"]
+__all__ = ["loader", "read_file"]
 
-# Modules of higher packages, by the names under which lower packages use them. ``rankmesh`` itself fills it.
-PROVIDED: dict[str, str] = {}
+# Returns the ``core.source.Source`` of a file, for a world size. What knows formats lies above: ``rankmesh`` sets it.
+read_file: Callable[[str | os.PathLike[str], int | None], Any]
 
 
 def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:
@@ -35,8 +36,3 @@ def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], obje
         return found
 
     return load, lambda: sorted({*vars(sys.modules[package]), *names})
-
-
-def provided(name: str) -> ModuleType:
-    """Load the module of a higher package that ``PROVIDED`` names."""
-    return import_module(PROVIDED[name])

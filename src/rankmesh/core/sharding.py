@@ -25,7 +25,7 @@ from difflib import get_close_matches
 from functools import cached_property, lru_cache
 from itertools import product
 from math import prod
-from typing import TypedDict
+from typing import TYPE_CHECKING, TypedDict
 
 import numpy as np
 
@@ -33,10 +33,14 @@ from rankmesh.core.axes import axis_names, integer
 from rankmesh.core.boxes import Box
 from rankmesh.core.boxes import size as elements
 from rankmesh.core.cuts import Cut
-from rankmesh.core.lazy import provided
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.strided import IntArray, Strided
 from rankmesh.errors import LayoutError, first_line, quoted
+
+if TYPE_CHECKING:
+    from torch.distributed.device_mesh import DeviceMesh
+    from torch.distributed.tensor import DTensor
+    from torch.distributed.tensor.placement_types import Placement
 
 __all__ = ["DTYPES", "Shard", "ShardMap", "Sharding", "at_of"]
 
@@ -271,21 +275,23 @@ class Sharding:
         )
 
     @classmethod
-    def from_dtensor(cls, tensor: object) -> Sharding:
+    def from_dtensor(cls, tensor: DTensor) -> Sharding:
         """Return the sharding of a DTensor: its global shape on its mesh, FSDP2's strided shards too.
 
         Raises ``LayoutError`` for partial placements, and a mesh with gaps between its ranks.
         """
-        found: Sharding = provided("dtensors").sharding_of(tensor)
-        return found
+        from rankmesh.backend.dtensors import sharding_of
 
-    def to_dtensor(self, device_mesh: object) -> tuple[object, ...]:
+        return sharding_of(tensor)
+
+    def to_dtensor(self, device_mesh: DeviceMesh) -> tuple[Placement, ...]:
         """Return the placements on a ``DeviceMesh`` of these ranks and axes: ``DTensor.from_local(local, mesh, ...)``.
 
         Raises ``LayoutError`` for what DTensors cannot express: ``at``, ``parts``, ``padded``, views, another mesh.
         """
-        placements: tuple[object, ...] = provided("dtensors").placements_of(self, device_mesh)
-        return placements
+        from rankmesh.backend.dtensors import placements_of
+
+        return placements_of(self, device_mesh)
 
     def __reduce__(self) -> tuple[object, ...]:
         given = (self.mesh, self.cut, self.shape, self.dtype, self.at, self.view, self.parts, self.padded)

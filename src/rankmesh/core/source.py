@@ -1,4 +1,4 @@
-"""A plan from what a user types, other than the name of a file, which ``rankmesh.readers.source`` reads.
+"""A plan from what a user types; ``lazy.read_file`` reads a file.
 
 ```
 tp=2,cp=2,dp=4,pp=2                                 an axis string, adjacent first; one size may be * with a world size
@@ -14,6 +14,7 @@ llama3-405b                                         a preset (rankmesh presets l
 from __future__ import annotations
 
 import inspect
+import os
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -21,16 +22,18 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankmesh.core import recipes
+from rankmesh.core import lazy, recipes
 from rankmesh.core.axes import fill, parse_axes
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.errors import PlanError, quoted
+from rankmesh.errors import PlanError, at_caller, quoted
 
 if TYPE_CHECKING:
     from rankmesh.core.presets import Preset
 
-__all__ = ["FORMS", "RECIPES", "Source", "check_fits", "read_spec", "recipe_arguments"]
+__all__ = ["FORMS", "RECIPES", "Source", "check_fits", "read", "read_plan", "read_spec", "recipe_arguments"]
+
+SpecLike = str | os.PathLike[str] | Mesh | Plan
 
 RECIPES = ("megatron", "nanotron", "ezpz", "three_d", "torchtitan", "accelerate", "deepspeed", "vllm", "sglang")
 
@@ -57,6 +60,28 @@ class Source:
     kind: str
     text: str
     preset: Preset | None = None
+
+
+@at_caller
+def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
+    """Return the plan that is meant: a SPEC is read, a mesh gets a kind for each axis, a plan stays as it is.
+
+    >>> read_plan(Mesh(tp=2, dp=2)) == read_plan("tp=2,dp=*", world_size=4)
+    True
+    """
+    if isinstance(spec, str | os.PathLike):
+        return read(spec, world_size).plan
+    plan = recipes.axes(spec) if isinstance(spec, Mesh) else spec
+    if not isinstance(plan, Plan):
+        raise PlanError(f"{quoted(spec)} is not a plan, a mesh or a SPEC; {FORMS}", received=spec)
+    check_fits(plan, spec, world_size)
+    return plan
+
+
+def read(text: str | os.PathLike[str], world_size: int | None = None) -> Source:
+    """Return the plan of a SPEC or of a file, with its kind; ``world_size`` fills a ``*`` and must fit the rest."""
+    spec = read_spec(text, world_size=world_size) if isinstance(text, str) else None
+    return spec or lazy.read_file(text, world_size)
 
 
 def read_spec(text: str, *, world_size: int | None = None) -> Source | None:

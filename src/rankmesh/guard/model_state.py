@@ -245,7 +245,7 @@ def _first_value(optimizer: torch.optim.Optimizer, group: Mapping[str, Any], key
 
 def _of_dtensor(plan: Plan, rank: int, name: str, tensor: Any) -> _Described:
     """Return the cuts of a DTensor by axes of the plan: those along which its DeviceMesh has the same ranks."""
-    from rankmesh.transfer.dtensors import cut_of  # loads DTensor, a third of torch's time
+    from rankmesh.backend.dtensors import cut_of  # loads DTensor, a third of torch's time
 
     mesh, place = tensor.device_mesh, tensor.device_mesh.get_coordinate()
     along = {}

@@ -8,8 +8,6 @@ train.sh, train.toml, config.yaml, ds.json          a training config, recognise
 
 >>> read("tp=2,dp=2").plan.groups("dp").tolist()
 [[0, 2], [1, 3]]
->>> read_plan("three_d:tp=2,pp=2,dp=2").world_size
-8
 """
 
 from __future__ import annotations
@@ -20,19 +18,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rankmesh.core import recipes, source
+from rankmesh.core import source
 from rankmesh.core.documents import INDEX, Invalid, Unreadable, parse_json, read_text, refused_as
-from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.source import FORMS, RECIPES, check_fits, recipe_arguments
-from rankmesh.errors import PlanError, RankmeshError, at_caller, quoted, quoted_path
+from rankmesh.errors import PlanError, RankmeshError, quoted, quoted_path
 
 if TYPE_CHECKING:
     from rankmesh.readers.config import Config
 
-__all__ = ["RECIPES", "Source", "read", "read_plan", "recipe_arguments"]
-
-SpecLike = str | os.PathLike[str] | Mesh | Plan
+__all__ = ["RECIPES", "Source", "read", "recipe_arguments"]
 
 _FILES = (
     "give the path of a saved plan (plan.json) or of a training config (train.sh, train.toml, config.yaml, ds.json)"
@@ -48,22 +43,6 @@ class Source(source.Source):
 
     config: Config | None = None
     hosts: tuple[str, ...] = ()
-
-
-@at_caller
-def read_plan(spec: SpecLike, *, world_size: int | None = None) -> Plan:
-    """Return the plan that is meant: a SPEC is read, a mesh gets a kind for each axis, a plan stays as it is.
-
-    >>> read_plan(Mesh(tp=2, dp=2)) == read_plan("tp=2,dp=*", world_size=4)
-    True
-    """
-    if isinstance(spec, str | os.PathLike):
-        return read(spec, world_size=world_size).plan
-    plan = recipes.axes(spec) if isinstance(spec, Mesh) else spec
-    if not isinstance(plan, Plan):
-        raise PlanError(f"{quoted(spec)} is not a plan, a mesh or a SPEC; {FORMS}", received=spec)
-    check_fits(plan, spec, world_size)
-    return plan
 
 
 def read(

@@ -19,7 +19,7 @@ from rankmesh.core import recipes
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
-from rankmesh.core.source import read_spec
+from rankmesh.core.source import read_plan
 from rankmesh.errors import ConnectError, LayoutError, PlanError, RankmeshError, UnknownAxis, at_caller, quoted
 from rankmesh.launch.started import started_by
 from rankmesh.launch.table import NO_LAUNCHER
@@ -140,11 +140,11 @@ def _ranks(given: PlanLike) -> int:
         plan = _plan(given, 1)
         return max(plan.world_size, plan.mesh.rank_range.stop)
     try:
-        return _read(given).world_size
+        return read_plan(given).world_size
     except (PlanError, LayoutError):
         pass
     try:
-        return _read(given, 1).world_size
+        return read_plan(given, world_size=1).world_size
     except (PlanError, LayoutError) as error:
         product = error.values.get("product")
         return product if isinstance(product, int) else 1
@@ -161,14 +161,5 @@ def _check_form(given: object) -> None:
 
 def _plan(given: PlanLike, world_size: int) -> Plan:
     if isinstance(given, str):
-        return _read(given, world_size)
+        return read_plan(given, world_size=world_size)
     return recipes.axes(given) if isinstance(given, Mesh) else given
-
-
-def _read(text: str, world_size: int | None = None) -> Plan:
-    """Return the plan of a SPEC; what reads files is loaded only for a file."""
-    if (spec := read_spec(text, world_size=world_size)) is not None:
-        return spec.plan
-    from rankmesh.readers.source import read_plan
-
-    return read_plan(text, world_size=world_size)

@@ -32,8 +32,8 @@ from rankmesh.core.axes import integer
 from rankmesh.core.grouped import grouped
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
+from rankmesh.core.source import read_plan
 from rankmesh.errors import PlanError, first_line, in_words, quoted
-from rankmesh.readers.source import read_plan
 from rankmesh.runtime.connect import connect
 from rankmesh.sim.calls import raise_site
 from rankmesh.sim.channel import Observer

@@ -29,9 +29,8 @@ from typing import TypedDict
 
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
-from rankmesh.core.source import read_spec
+from rankmesh.core.source import read_plan, read_spec
 from rankmesh.errors import LayoutError, PlanError, in_words
-from rankmesh.readers.source import read_plan
 
 __all__ = ["Members", "PlanLike", "Sizes", "SizesData", "plan_of"]
 

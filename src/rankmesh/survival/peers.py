@@ -21,7 +21,6 @@ from functools import partial
 from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.cut import Drain
-from rankmesh.backend.cut_store import CutStore
 from rankmesh.backend.nccl import outlive_errors
 from rankmesh.errors import ConnectError, first_line, in_words
 from rankmesh.launch.job_key import VARIABLE, JobKey
@@ -33,6 +32,7 @@ from rankmesh.runtime.devices import capabilities
 from rankmesh.runtime.init import device_of, together
 from rankmesh.runtime.served_store import is_served, serve_at
 from rankmesh.survival.ask import address_of
+from rankmesh.survival.cut_store import CutStore
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.heartbeat import REPLY, Address, Heartbeat, Message, Presence, exchange
 from rankmesh.survival.joining import Contact

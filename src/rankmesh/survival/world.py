@@ -25,6 +25,7 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from rankmesh.backend.cut import Drain
 from rankmesh.backend.nccl import device_done
 from rankmesh.backend.world_group import WorldGroup
+from rankmesh.debug.watch.switch import THEMSELVES
 from rankmesh.debug.watch.watch import Watch
 from rankmesh.errors import ConnectError, RankmeshError, first_line
 from rankmesh.rendezvous import StoreChannel, gather
@@ -41,6 +42,8 @@ if TYPE_CHECKING:
 __all__ = ["FINISHED", "EpochWorld", "has_finished", "old_keys"]
 
 _Result = TypeVar("_Result")
+
+THEMSELVES.add(__name__)
 
 # How many ranks have returned from ``train``.
 FINISHED = "finished"

@@ -24,7 +24,6 @@ from urllib.parse import quote
 
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.saved import contents
-from rankmesh.debug.doctor import Diagnosis
 from rankmesh.errors import PlacementError, RankmeshError
 from rankmesh.readers.source import Source, read
 
@@ -41,13 +40,13 @@ def given(
     *,
     cluster: Cluster | str | None = None,
     measured: Mapping[str, object] | None = None,
-    hang: Diagnosis | None = None,
+    hang: Mapping[str, object] | None = None,
 ) -> dict[str, object]:
     """Return the page's data.
 
     ``cluster``   a cluster, or the axis string of one; without, the preset's hosts, or hosts of eight devices
     ``measured``  the document of ``rankmesh measure --json``
-    ``hang``      what the doctor found
+    ``hang``      the document of ``rankmesh doctor --json``, with ``turns``: who waits for whom, call by call
 
     Raises ``PlacementError`` for a document that is not a measurement of this plan.
     """
@@ -66,7 +65,7 @@ def given(
         data["measured"] = _checked(measured, source)
         state["overlay"] = "measured"
     if hang is not None:
-        data["hang"] = _hang(hang)
+        data["hang"] = hang
         state["overlay"] = "hang"
     return data
 
@@ -142,11 +141,3 @@ def _checked(measured: Mapping[str, object], source: Source) -> dict[str, object
                 groups=count,
             )
     return {"backend": str(measured.get("backend", "")), "kinds": rows, "slow_hosts": measured.get("slow_hosts", [])}
-
-
-def _hang(found: Diagnosis) -> dict[str, object]:
-    """Return the diagnosis with who waits for whom."""
-    turns = [
-        {"call": call.name, "waiting": list(call.waiting), "missing": list(call.missing)} for call in found.waits.calls
-    ]
-    return {**found.to_dict(), "turns": turns}

@@ -14,12 +14,12 @@ from rankmesh.debug.watch.setting import SWITCH, setting
 from rankmesh.debug.watch.watch import Watch
 from rankmesh.runtime.world import World
 
-__all__ = ["EXIT", "start"]
+__all__ = ["EXIT", "THEMSELVES", "start"]
 
 # The status of a process that ends because its job hangs, as `rankmesh doctor` has it.
 EXIT = 7
-# Modules of what watches over its worlds itself.
-_THEMSELVES = ("rankmesh.survival", "rankmesh.debug.verification.work")
+# Modules of what watches over its worlds itself; a job that survives adds its own.
+THEMSELVES = {"rankmesh.debug.verification.work"}
 _log = logging.getLogger("rankmesh.watch")
 _worlds = count()
 
@@ -36,7 +36,7 @@ def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
     world = default_group()
     if world.size == 1 or not {"gloo", "nccl"} & {*world.backend.replace(",", ":").split(":")}:
         return []
-    if World.current().diagnosing or any(name in sys.modules for name in _THEMSELVES):
+    if World.current().diagnosing or any(name in sys.modules for name in THEMSELVES):
         return []
     after = None if wanted.after is None else timedelta(seconds=wanted.after)
     # Groups of an earlier world have the same names.

@@ -17,9 +17,9 @@ from rankmesh.core.groups import Groups
 from rankmesh.core.mesh import AxesData, Mesh, MeshData
 from rankmesh.core.picks import Pick
 from rankmesh.core.plan import Plan
+from rankmesh.core.source import read
 from rankmesh.core.spec import GroupSpec
 from rankmesh.errors import LayoutError, PlanError, quoted
-from rankmesh.readers.source import read
 
 __all__ = ["Layout", "LayoutLike", "layouts_of", "reference_of"]
 

@@ -119,7 +119,7 @@ def _placed(value: object) -> tuple[torch.Tensor, tuple[str | None, ...]] | None
 
     if not isinstance(value, DTensor):
         return None
-    from rankmesh.transfer.dtensors import cut_of
+    from rankmesh.backend.dtensors import cut_of
 
     return value.to_local(), cut_of(value)
 

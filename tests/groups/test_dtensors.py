@@ -10,9 +10,9 @@ from tests.transfer import brute
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.backend import dtensors
 from rankmesh.backend.fake_world import fake_world
 from rankmesh.errors import LayoutError
-from rankmesh.transfer import dtensors
 
 
 def _placed(shape, placements):
@@ -85,7 +85,7 @@ def _fully_sharded():
     whole = {name: tensor.detach().clone() for name, tensor in model.named_parameters()}
     parallelize_module(model, mesh["tp"], {"0": ColwiseParallel(), "1": RowwiseParallel()})
     fully_shard(model, mesh=mesh["dp"])
-    made = dtensors.shardings(dict(model.named_parameters()))
+    made = {name: dtensors.sharding_of(tensor) for name, tensor in model.named_parameters()}
     good = {}
     for name, tensor in model.named_parameters():
         numbers = torch.from_numpy(brute.local(made[name], dist.get_rank()))

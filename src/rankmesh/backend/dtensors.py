@@ -28,12 +28,7 @@ if TYPE_CHECKING:
     from torch.distributed.device_mesh import DeviceMesh
     from torch.distributed.tensor.placement_types import Placement
 
-__all__ = ["cut_of", "mesh_of", "placements_of", "sharding_of", "shardings"]
-
-
-def shardings(tensors: Mapping[str, DTensor]) -> dict[str, Sharding]:
-    """Return the sharding of each DTensor, by name. Raises ``LayoutError`` for partial ones, and meshes with holes."""
-    return {name: sharding_of(tensor) for name, tensor in tensors.items()}
+__all__ = ["cut_of", "mesh_of", "placements_of", "sharding_of"]
 
 
 def sharding_of(tensor: DTensor) -> Sharding:
