@@ -4,9 +4,9 @@ import json
 
 import pytest
 
-from rankmesh.readers.containers import read_containers
-from rankmesh.readers.lint import lint_files, lint_text
 from rankmesh.readers.tokens import shown
+from rankmesh.readers.tools.containers import read_containers
+from rankmesh.readers.tools.lint import lint_files, lint_text
 
 SERVE = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 3"
 TRAIN = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 3"

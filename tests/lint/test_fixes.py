@@ -8,7 +8,7 @@ from tests.lint.test_lint import FOUND
 
 from rankmesh import PlanError
 from rankmesh.readers import read_config
-from rankmesh.readers.lint import lint_text
+from rankmesh.readers.tools.lint import lint_text
 
 GLM = {"model_type": "glm4_moe", "architectures": ["Glm4MoeForCausalLM"], "num_hidden_layers": 46, "hidden_size": 4096,
        "num_attention_heads": 96, "num_key_value_heads": 8, "n_routed_experts": 128}  # fmt: skip

@@ -4,7 +4,7 @@ import json
 
 import pytest
 
-from rankmesh.readers.lint import lint_text
+from rankmesh.readers.tools.lint import lint_text
 
 FILES = {
     "titan.toml": "[parallelism]\ndata_parallel_shard_degree = 4\ntensor_parallel_degree = 2\n",

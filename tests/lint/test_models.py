@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rankmesh.readers.lint import lint_text
 from rankmesh.readers.models import named_counts
+from rankmesh.readers.tools.lint import lint_text
 
 SGLANG = "python -m sglang.launch_server --model-path"
 STAGES = "NPROC_PER_NODE=8 megatron sft --model Qwen/Qwen2.5-7B --pipeline_model_parallel_size 8"

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from tests.counting import calls
 
 from rankmesh import PlanError
-from rankmesh.readers.documents import entries
+from rankmesh.readers.documents import read_document
 
 VALUES = st.one_of(
     st.integers(-(10**6), 10**6),
@@ -44,7 +44,7 @@ def test_json(tree, indent, ascii_only):
     """JSON in any spelling gives its values in order, each on the line of its key."""
     document = named(tree, count())
     text = json.dumps(document, indent=indent, ensure_ascii=ascii_only)
-    found = entries(text, "a.json")
+    found = read_document(text, "a.json")
     assert [(entry.path, entry.value) for entry in found] == leaves(document)
     plain = json.dumps(document, indent=indent)  # where é is written as in line_of
     assert [entry.line for entry in found] == [line_of(entry.path[-1], plain) for entry in found]
@@ -82,7 +82,7 @@ def test_toml(tree, style):
     document = named(tree, count())
     turns = (style[n % len(style)] for n in count())
     text = "\n".join(toml(document, turns)) + "\n"
-    found = entries(text, "a.toml")
+    found = read_document(text, "a.toml")
     assert sorted((entry.path, json.dumps(entry.value)) for entry in found) == sorted(
         (path, json.dumps(value)) for path, value in leaves(document)
     )
@@ -94,18 +94,18 @@ def test_what_looks_like_a_key_is_none():
     """Texts of several lines, comments, and the lines of a list begin no table and have no key."""
     text = 'a = """\n[b]\ntp = 1\n"""\n# tp = 2\n[b]\nm = [\n  [1], # ]\n  ["]"],\n]\n'
     text += '"x.y".tp = 4\nc = "d = [" # e\nf = {g = 1}\n'
-    assert {entry.key: entry.line for entry in entries(text, "a.toml")} == {
+    assert {entry.key: entry.line for entry in read_document(text, "a.toml")} == {
         "a": 1, "b.m": 7, "b.x.y.tp": 11, "b.c": 12, "b.f.g": 13,
     }  # fmt: skip
     text = '{"a": "\\"b\\": {", "l": [{"c": 1},\n{"c": 2}],\n\t"d": {"c": 3, "c": 4}}'
-    assert [(entry.key, entry.value, entry.line) for entry in entries(text, "a.json")] == [
+    assert [(entry.key, entry.value, entry.line) for entry in read_document(text, "a.json")] == [
         ("a", '"b": {', 1), ("l", [{"c": 1}, {"c": 2}], 1), ("d.c", 3, 3), ("d.c", 4, 3),
     ]  # fmt: skip
 
 
 def test_lists_of_tables():
     """A list of tables is one value, on the line of its first table; an empty table is none."""
-    found = entries("[a]\n\n[[t.u]]\nk = 1\n[[t.u]]\nk = 2\n[t.u.v]\nw = 3\n[b]\nc = 4\n", "a.toml")
+    found = read_document("[a]\n\n[[t.u]]\nk = 1\n[[t.u]]\nk = 2\n[t.u.v]\nw = 3\n[b]\nc = 4\n", "a.toml")
     assert [(str(entry.key), entry.line) for entry in found] == [("t.u", 3), ("b.c", 10)]
 
 
@@ -119,8 +119,8 @@ def test_the_work_is_that_of_one_reading(ending):
             text = json.dumps({f"t{n}": {f"k{k}": k for k in range(5)} for n in range(tables)}, indent=1)
         else:
             text = "\n".join(f"[t{n}]\n" + "\n".join(f"k{k} = {k}" for k in range(5)) for n in range(tables))
-        assert len(entries(text, f"a.{ending}")) == 5 * tables  # and a first time, with what is loaded then
-        return calls(lambda: entries(text, f"a.{ending}"))
+        assert len(read_document(text, f"a.{ending}")) == 5 * tables  # and a first time, with what is loaded then
+        return calls(lambda: read_document(text, f"a.{ending}"))
 
     assert work(4000) < 22 * work(200)
 
@@ -129,4 +129,4 @@ def test_the_work_is_that_of_one_reading(ending):
 def test_what_only_python_reads_is_no_json(text):
     """Numbers that JSON has not are refused, rather than lost."""
     with pytest.raises(PlanError, match=r"is not JSON"):
-        entries(text, "a.json")
+        read_document(text, "a.json")

@@ -5,7 +5,7 @@ import pytest
 from rankmesh import PlanError
 from rankmesh.core import recipes
 from rankmesh.readers import read_config
-from rankmesh.readers.lint import lint_text
+from rankmesh.readers.tools.lint import lint_text
 
 MEGABLOCKS = """#!/bin/bash
 torchrun --nproc_per_node 8 third_party/Megatron-LM/pretrain_gpt.py --num-layers 6 --hidden-size 512 \\

@@ -40,7 +40,7 @@ def lint(paths: list[str]) -> dict[str, Any]:
 
     paths: files, and folders of them. Returns findings with file, line, code, message and fix.
     """
-    from rankmesh.readers.lint import lint_files
+    from rankmesh.readers.tools.lint import lint_files
 
     found = lint_files(paths)
     return {"findings": [finding.to_dict() for finding in found.findings], "notes": list(found.notes)}

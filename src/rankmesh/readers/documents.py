@@ -1,6 +1,6 @@
-r"""JSON, TOML and YAML as entries: every value with the path of its keys and its line.
+r"""JSON, TOML and YAML as options: every value with the path of its keys and its line.
 
->>> [str(entry) for entry in entries("parallelism:\n  tp: 4\n", "run.yaml")]
+>>> [str(option) for option in read_document("parallelism:\n  tp: 4\n", "run.yaml")]
 ['parallelism.tp = 4']
 """
 
@@ -25,9 +25,9 @@ from rankmesh.core.documents import (
     refused_as,
 )
 from rankmesh.errors import PlanError
-from rankmesh.readers.reading import Entry, line_error
+from rankmesh.readers.options import Option, line_error
 
-__all__ = ["entries", "entries_of", "found_file"]
+__all__ = ["found_file", "options_of", "over", "read_document"]
 
 # Folders above a file in which one that it names is looked for.
 _ABOVE = 4
@@ -42,7 +42,7 @@ _TOML_LINE = re.compile(rf"[ \t]*(\[{{1,2}}[ \t]*)?({_TOML_KEY}(?:[ \t]*\.[ \t]*
 _ENDINGS = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
-def entries(text: str, path: str) -> list[Entry]:
+def read_document(text: str, path: str) -> list[Option]:
     """Return the values of a document in the order of its lines, none where it is not a mapping; a list is one value.
 
     A file whose name ends as one of these forms, and whose text is broken, is refused with the reason.
@@ -67,14 +67,20 @@ def found_file(path: str, name: object) -> Path | None:
     return next((file for folder in folders if (file := folder / str(name)).is_file()), None)
 
 
-def entries_of(named: Entry, path: str) -> list[Entry]:
-    """Return the entries of a file that another one names, with the line that names it."""
+def options_of(named: Option, path: str) -> list[Option]:
+    """Return the options of a file that another one names, with the line that names it."""
     file = found_file(path, named.value) or Path(path).parent / str(named.value)
     try:
-        return [replace(entry, line=named.line) for entry in entries(read_text(file), str(file))]
+        return [replace(option, line=named.line) for option in read_document(read_text(file), str(file))]
     except Unreadable as error:
         problem = f"the run's layout is in {named.value}, which {error}; give the path of that file, with --world-size"
         raise line_error(path, named.line, problem) from error
+
+
+def over(given: list[Option], found: list[Option]) -> list[Option]:
+    """Return the options of a command, and of its file where the command does not set them."""
+    keys = {option.path[-1] for option in given}
+    return [*given, *(option for option in found if option.path[-1] not in keys)]
 
 
 def _json_mapping(text: str) -> dict[str, object] | None:
@@ -86,20 +92,20 @@ class _Pairs(list[tuple[str, object]]):
     """A JSON object with the order and the repetitions of its keys."""
 
 
-def _walk_json(text: str, _: object) -> Iterator[Entry]:
+def _walk_json(text: str, _: object) -> Iterator[Option]:
     """Yield each value of a text that is known to be JSON, with the line of its key."""
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
     # A text before a colon is a key, and keys come in the order of the data.
     lines = (bisect_right(starts, found.start()) for found in _JSON_TEXT.finditer(text) if found[1])
-    return _json_entries(json.loads(text, object_pairs_hook=_Pairs), (), 1, lines)
+    return _json_options(json.loads(text, object_pairs_hook=_Pairs), (), 1, lines)
 
 
-def _json_entries(value: object, path: tuple[str, ...], line: int, lines: Iterator[int]) -> Iterator[Entry]:
+def _json_options(value: object, path: tuple[str, ...], line: int, lines: Iterator[int]) -> Iterator[Option]:
     if not isinstance(value, _Pairs):
-        yield Entry(path, _plain(value, lines), line)
+        yield Option(path, _plain(value, lines), line)
         return
     for name, inner in value:
-        yield from _json_entries(inner, (*path, name), next(lines), lines)
+        yield from _json_options(inner, (*path, name), next(lines), lines)
 
 
 def _plain(value: object, lines: Iterator[int]) -> object:
@@ -109,7 +115,7 @@ def _plain(value: object, lines: Iterator[int]) -> object:
     return [_plain(inner, lines) for inner in value] if isinstance(value, list) else value
 
 
-def _walk_toml(text: str, parsed: dict[str, object]) -> Iterator[Entry]:
+def _walk_toml(text: str, parsed: dict[str, object]) -> Iterator[Option]:
     """Return each value with the line of its key, or of the first table, inline too, that it is in."""
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
@@ -125,11 +131,11 @@ def _walk_toml(text: str, parsed: dict[str, object]) -> Iterator[Entry]:
             table = names if found[1] else table
             lines.setdefault(names if found[1] else (*table, *names), number)
         depth += sum(map(bare.count, "[{")) - sum(map(bare.count, "]}"))
-    found_entries = (
-        Entry(path, value, next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1))
+    found_options = (
+        Option(path, value, next((lines[path[:end]] for end in range(len(path), 0, -1) if path[:end] in lines), 1))
         for path, value in _leaves(parsed, ())
     )
-    return iter(sorted(found_entries, key=lambda entry: entry.line))
+    return iter(sorted(found_options, key=lambda option: option.line))
 
 
 def _names(key: dict[str, object]) -> tuple[str, ...]:
@@ -151,30 +157,30 @@ def _yaml_mapping(text: str) -> YamlTree | None:
     return tree if getattr(tree.node, "id", "") == "mapping" else None
 
 
-def _yaml_entries(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -> Iterator[Entry]:
+def _yaml_options(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -> Iterator[Option]:
     """Yield each value below a node; merged values follow a mapping's own, and the first of them counts."""
     if node.id != "mapping":
-        yield Entry(path, tree.value(node), line)
+        yield Option(path, tree.value(node), line)
         return
     if not node.value:
-        yield Entry(path, {}, line)
+        yield Option(path, {}, line)
     merged = [value for key, value in node.value if key.tag.endswith(":merge")]
     names = set()
     for key, value in node.value:
         if key.id == "scalar" and not key.tag.endswith(":merge"):
             names.add(key.value)
-            yield from _yaml_entries(tree, value, (*path, key.value), key.start_mark.line + 1)
+            yield from _yaml_options(tree, value, (*path, key.value), key.start_mark.line + 1)
     for part in (part for value in merged for part in (value.value if value.id == "sequence" else [value])):
         if part.id != "mapping":
             raise Unreadable(f"merges what is not a mapping (line {part.start_mark.line + 1})")
-        inherited = [entry for entry in _yaml_entries(tree, part, path, line) if entry.path != path]
-        yield from (entry for entry in inherited if entry.path[len(path)] not in names)
-        names |= {entry.path[len(path)] for entry in inherited}
+        inherited = [option for option in _yaml_options(tree, part, path, line) if option.path != path]
+        yield from (option for option in inherited if option.path[len(path)] not in names)
+        names |= {option.path[len(path)] for option in inherited}
 
 
 # What a text is if it is a mapping in a form, None otherwise, and the values of that; forms are tried in this order.
-_FORMS: Mapping[str, tuple[Callable[[str], Any], Callable[[str, Any], Iterator[Entry]]]] = {
+_FORMS: Mapping[str, tuple[Callable[[str], Any], Callable[[str, Any], Iterator[Option]]]] = {
     "json": (_json_mapping, _walk_json),
     "toml": (lambda text: parse_toml(text) or None, _walk_toml),
-    "yaml": (_yaml_mapping, lambda _, tree: _yaml_entries(tree, tree.node, (), 1)),
+    "yaml": (_yaml_mapping, lambda _, tree: _yaml_options(tree, tree.node, (), 1)),
 }

@@ -11,16 +11,11 @@ from dataclasses import replace
 from pathlib import Path
 
 from rankmesh.errors import PlanError, cut
-from rankmesh.readers import megatron, verl
-from rankmesh.readers.config import Config, read_launch
-from rankmesh.readers.recording.record import (
-    SECONDS,
-    Launch,
-    Recording,
-    chosen_sandbox,
-    record,
-)
-from rankmesh.readers.run import Run, recorded_run
+from rankmesh.readers.config import Config, made
+from rankmesh.readers.formats.megatron import FLAGS
+from rankmesh.readers.launches import recorded_launch, starts_verl
+from rankmesh.readers.options import Options
+from rankmesh.readers.recording.record import SECONDS, Launch, Recording, chosen_sandbox, record
 
 __all__ = ["run_config"]
 
@@ -51,30 +46,28 @@ def run_config(
     runs = [
         (each, run)
         for each in found.launches
-        if not each.idle and (run := recorded_run(each, name, megatron.FLAGS)) is not None
+        if not each.idle and (run := recorded_launch(each, name, FLAGS)) is not None
     ]
     if not runs:
         raise PlanError(f"{name}: {_nothing(found, seconds)}", path=name)
     if launch is not None:
         if not 1 <= launch <= len(runs):
             raise PlanError(f"{name}: launch {launch} of {len(runs)}; choose one of 1 to {len(runs)}", path=name)
-        config = read_launch(runs[launch - 1][1], name, f"launch {launch} of {len(runs)}", world_size)
+        config = made(runs[launch - 1][1], world_size, f"launch {launch} of {len(runs)}")
     else:
         config = _the_one(runs, name, world_size)
     return replace(config, notes=(*config.notes, *_notes(found, runs, seconds)))
 
 
-def _the_one(runs: Sequence[tuple[Launch, Run]], path: str, world_size: int | None) -> Config:
+def _the_one(runs: Sequence[tuple[Launch, Options]], path: str, world_size: int | None) -> Config:
     """Return the plan that all launches have; raises ``PlanError`` where they differ.
 
     Launches without a parallel size, such as of an evaluation, count only where no other has one.
     """
     stating = [
-        (each, run)
-        for each, run in runs
-        if verl.starts_verl(each.words) or any(entry.key in megatron.FLAGS for entry in run.arguments)
+        (each, run) for each, run in runs if starts_verl(each.words) or any(option.key in FLAGS for option in run.flags)
     ]
-    configs = [(each, _read(run, path, world_size)) for each, run in stating or runs]
+    configs = [(each, _read(run, world_size)) for each, run in stating or runs]
     first = configs[0][1]
     if any(_key(config) != _key(first) for _, config in configs):
         numbered = [(number, each) for number, (each, _) in enumerate(runs, 1)]
@@ -89,9 +82,9 @@ def _the_one(runs: Sequence[tuple[Launch, Run]], path: str, world_size: int | No
     return first
 
 
-def _read(run: Run, path: str, world_size: int | None) -> Config | PlanError:
+def _read(run: Options, world_size: int | None) -> Config | PlanError:
     try:
-        return read_launch(run, path, "a run of this script", world_size)
+        return made(run, world_size, "a run of this script")
     except PlanError as error:
         return error
 
@@ -121,7 +114,7 @@ def _nothing(found: Recording, seconds: float) -> str:
     return f"the script {did} (exit status {found.status}{last}); {remedy}"
 
 
-def _notes(found: Recording, runs: Sequence[tuple[Launch, Run]], seconds: float) -> list[tuple[int, str]]:
+def _notes(found: Recording, runs: Sequence[tuple[Launch, Options]], seconds: float) -> list[tuple[int, str]]:
     """Return what a size may depend on and was not as on the cluster: lines that failed, programs that did not run."""
     notes = [(line, f"bash: {text}") for line, text in found.failed]
     read = {id(each) for each, _ in runs}

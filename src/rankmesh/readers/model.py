@@ -26,10 +26,10 @@ from rankmesh.core.documents import Unreadable, parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted
 from rankmesh.placement.model import RECOMPUTE, Training, Transformer
 from rankmesh.readers.families import latent_attention, transformer
-from rankmesh.readers.megatron import FLAGS
+from rankmesh.readers.formats.megatron import FLAGS
+from rankmesh.readers.launches import read_launch
 from rankmesh.readers.models import CONFIGS
-from rankmesh.readers.reading import Entry
-from rankmesh.readers.run import read_run
+from rankmesh.readers.options import Option
 
 __all__ = ["model_of", "read_model"]
 
@@ -125,10 +125,10 @@ def _values(content: str, path: str) -> dict[str, Any]:
 
 
 def _megatron(content: str, path: str) -> dict[str, Any]:
-    run = read_run(content, path, FLAGS)
-    if run is None:
+    launch = read_launch(content, path, FLAGS)
+    if launch is None:
         raise PlacementError(f"{path}: the script starts no training; give the one that runs torchrun")
-    given = {str(entry.path[-1]): entry for entry in run.arguments}
+    given = {str(option.path[-1]): option for option in launch.flags}
     for name in (name for name in _OTHER_BLOCKS if name in given):
         raise PlacementError(
             f"{path}:{given[name].line}: {name} makes blocks of another form; write a file of Transformer's fields",
@@ -153,7 +153,7 @@ def _megatron(content: str, path: str) -> dict[str, Any]:
     return found | _blocks(given, found, path)
 
 
-def _blocks(given: Mapping[str, Entry], found: Mapping[str, Any], path: str) -> dict[str, Any]:
+def _blocks(given: Mapping[str, Option], found: Mapping[str, Any], path: str) -> dict[str, Any]:
     """Return the fields of a model's blocks: Megatron's defaults, latent attention, and which blocks have experts."""
     blocks: dict[str, Any] = {}
     hidden, heads = found.get("hidden"), found.get("heads")
@@ -179,10 +179,10 @@ def _blocks(given: Mapping[str, Entry], found: Mapping[str, Any], path: str) -> 
     return blocks
 
 
-def _with_experts(frequency: Entry, layers: int, path: str) -> dict[str, int]:
+def _with_experts(frequency: Option, layers: int, path: str) -> dict[str, int]:
     """Read ``--moe-layer-freq``: every how many blocks have experts, or a list that says it of each.
 
-    >>> _with_experts(Entry(("--moe-layer-freq",), "([0]*3+[1]*58)", 1), 61, "run.sh")
+    >>> _with_experts(Option(("--moe-layer-freq",), "([0]*3+[1]*58)", 1), 61, "run.sh")
     {'dense_layers': 3, 'expert_every': 1}
     """
     text = str(frequency.first)
@@ -225,10 +225,10 @@ def _listed(text: str) -> list[int]:
         return []
 
 
-def _number(entry: Entry, path: str, *, optional: bool = False) -> int | None:
-    text = str(entry.first)
+def _number(option: Option, path: str, *, optional: bool = False) -> int | None:
+    text = str(option.first)
     if text.isdecimal():
         return int(text)
     if optional:
         return None
-    raise PlacementError(f"{path}:{entry.line}: {entry} is not a number; write the number", name=entry.key)
+    raise PlacementError(f"{path}:{option.line}: {option} is not a number; write the number", name=option.key)

@@ -12,12 +12,25 @@ from __future__ import annotations
 import ast
 import re
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from typing import NamedTuple
 
 from rankmesh.errors import cut
-from rankmesh.readers.reading import Missing
 
-__all__ = ["BREAK", "Part", "Word", "fields", "gap_of", "line_of", "lines_of", "number", "shown", "text_of", "value_of"]
+__all__ = [
+    "BREAK",
+    "Missing",
+    "Part",
+    "Word",
+    "fields",
+    "gap_of",
+    "line_of",
+    "lines_of",
+    "number",
+    "shown",
+    "text_of",
+    "value_of",
+]
 
 # Between the elements of an array; no text of a script holds it.
 BREAK = "\0"
@@ -31,6 +44,18 @@ _SIGNS: Mapping[type, Callable[[int, int], int]] = {
     ast.Div: lambda left, right: abs(left) // abs(right) * (1 if (left < 0) == (right < 0) else -1),
     ast.Mod: lambda left, right: left - right * _SIGNS[ast.Div](left, right),
 }
+
+
+@dataclass(frozen=True)
+class Missing:
+    """A value that the file leaves open: ``text`` as written, ``why`` it is unknown; ``runs``: only a run gives it."""
+
+    text: str
+    why: str
+    runs: bool = False
+
+    def __str__(self) -> str:
+        return self.text
 
 
 class Part(NamedTuple):

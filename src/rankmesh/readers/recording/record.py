@@ -34,7 +34,7 @@ from rankmesh.core.documents import read_text, refused_as
 from rankmesh.errors import PlanError, cut, quoted, quoted_path
 from rankmesh.readers.recording import sandbox as sandbox_program
 from rankmesh.readers.recording import standin as standin_program
-from rankmesh.readers.slurm import job_variables
+from rankmesh.readers.tools.slurm import job_variables
 
 __all__ = ["SANDBOXES", "SECONDS", "STAND_INS", "Launch", "Recording", "chosen_sandbox", "record", "sandbox_kind"]
 

@@ -11,40 +11,25 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from rankmesh.errors import PlanError, cut
-from rankmesh.readers.reading import (
-    NO_LAYOUT,
-    Entry,
-    Missing,
-    Read,
-    Refused,
-    Settled,
-    Table,
-    add_world,
-    flag,
-    line_error,
-    refused,
-    report,
-    run_it,
-    settle,
-    whole,
-)
-from rankmesh.readers.run import Run, check_unknown
-from rankmesh.readers.tokens import Part, gap_of, line_of, shown
+from rankmesh.readers.launches import check_unknown, program
+from rankmesh.readers.options import NO_LAYOUT, Option, Options, line_error, refused, report, run_it
+from rankmesh.readers.table import Format, Read, Refused, Settled, Table, add_world, flag, settle, whole
+from rankmesh.readers.tokens import Missing, Part, gap_of, line_of
 
-__all__ = ["FLAGS", "TABLE", "from_document", "from_run", "matches"]
+__all__ = ["FLAGS", "MEGATRON", "TABLE"]
 
 
-def _sizes(entry: Entry, path: str) -> tuple[int, ...] | None:
-    if entry.value is None:
+def _sizes(option: Option, path: str) -> tuple[int, ...] | None:
+    if option.value is None:
         return None
-    values = entry.value if isinstance(entry.value, list) else [entry.value]
-    sizes = [whole(replace(entry, value=value), path) for value in values]
+    values = option.value if isinstance(option.value, list) else [option.value]
+    sizes = [whole(replace(option, value=value), path) for value in values]
     return tuple(size for size in sizes if size is not None)
 
 
-def _one(entry: Entry, path: str) -> int | None:
+def _one(option: Option, path: str) -> int | None:
     """Return a single size; in a script, words that follow it belong to the program."""
-    return whole(entry.single, path)
+    return whole(option.single, path)
 
 
 _READS = {
@@ -96,8 +81,8 @@ _RECIPES = ("--recipe", "--config-name", "--config_name", "--config-path", "--co
 _ENGINES = ("sglang_", "vllm_", "rollout_", "infer_")
 
 
-def _key(entry: Entry) -> str | None:
-    return None if entry.name.startswith(_ENGINES) else entry.name
+def _key(option: Option) -> str | None:
+    return None if option.name.startswith(_ENGINES) else option.name
 
 
 TABLE = Table(_READS, _REFUSED, _HARMLESS, _key)
@@ -120,73 +105,82 @@ _MODEL = {"--num-layers", "--hidden-size", "--num-attention-heads", "--micro-bat
 _MARKS = frozenset(_READS) - {"world_size", "data_parallel_size", "context_parallel_size"}
 
 
-def matches(entries: Iterable[Entry]) -> bool:
+def _matches(options: Options) -> bool:
     """Return whether a document has an argument that only Megatron has, or its model and both of its batches."""
-    names = {_key(entry) for entry in _training(entries)}
+    if options.is_command:  # what no other format is of
+        return True
+    names = {_key(option) for option in _training(options.flags)}
     return (
         not _MARKS.isdisjoint(names) or {"micro_batch_size", "global_batch_size", "num_layers", "hidden_size"} <= names
     )
 
 
-def _training(entries: Iterable[Entry]) -> list[Entry]:
-    """Return the entries outside of engines and checkpoints, which name other sizes as Megatron does."""
-    found = [entry for entry in entries if _CHECKPOINTS not in entry.path]
-    engines = {entry.path[:-1] for entry in found if entry.path[-1] == "gpu_memory_utilization"}
-    return [entry for entry in found if entry.path[:-1] not in engines]
+def _training(options: Iterable[Option]) -> list[Option]:
+    """Return the options outside of engines and checkpoints, which name other sizes as Megatron does."""
+    found = [option for option in options if _CHECKPOINTS not in option.path]
+    engines = {option.path[:-1] for option in found if option.path[-1] == "gpu_memory_utilization"}
+    return [option for option in found if option.path[:-1] not in engines]
 
 
-def from_document(entries: list[Entry], path: str) -> Settled:
-    """Return the arguments of a YAML; NeMo's has the ranks of its trainer, which is Lightning's."""
-    settled = settle(TABLE, _training(entries), path)
+def _settled(options: Options) -> Settled:
+    """Return the arguments of a command, or of a YAML; NeMo's has the ranks of its trainer, which is Lightning's."""
+    if options.is_command:
+        return _of_command(options)
+    settled = settle(TABLE, _training(options.flags), options.path)
     # Primus' model and defaults of a module, which its overrides go before.
     settled.notes += [
-        (entry.line, f"{entry} is a file of its own, which is not read; it may set sizes")
-        for entry in entries
-        if entry.path[0] == "modules" and entry.path[-1] in ("model", "config") and str(entry.value).endswith(".yaml")
+        (option.line, f"{option} is a file of its own, which is not read; it may set sizes")
+        for option in options.flags
+        if option.path[0] == "modules"
+        and option.path[-1] in ("model", "config")
+        and str(option.value).endswith(".yaml")
     ]
     if "world_size" not in settled.arguments:
-        add_world(settled, entries, _TRAINER, path)
+        add_world(settled, options.flags, _TRAINER, options.path)
     return settled
 
 
-def from_run(run: Run, path: str) -> Settled:
-    """Return the arguments of a launch script's run."""
-    check_unknown(run, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)), path)
-    arguments = [_switched(entry) for entry in run.arguments if entry.key.startswith("--")]
+def _of_command(options: Options) -> Settled:
+    """Return the arguments of a command, or of a file of flags."""
+    path, by_swift = options.path, options.words[:1] in (["megatron"], ["swift"])
+    check_unknown(options, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)))
+    arguments = [_switched(option) for option in options.flags if option.key.startswith("--")]
     _check_short(arguments, path)
-    if _PROGRAM.fullmatch(run.program) and not run.by_swift:
+    if _PROGRAM.fullmatch(program(options)) and not by_swift:
         _check_hyphens(arguments, path)
-    overrides = [entry for entry in run.settings if len(entry.path) > 1 and entry.name in _READS]
-    if not overrides and not any(entry.key in FLAGS for entry in arguments):
-        _check_sizes(run, arguments, path)
+    overrides = [option for option in options.settings if len(option.path) > 1 and option.name in _READS]
+    if not overrides and not any(option.key in FLAGS for option in arguments):
+        _check_sizes(options, arguments)
     settled = _deepspeed(settle(TABLE, [*arguments, *overrides], path), path)
-    if run.by_swift and "ep" in settled.arguments and "etp" not in settled.arguments:
+    if by_swift and "ep" in settled.arguments and "etp" not in settled.arguments:
         settled.arguments["etp"] = 1
-        settled.notes.append((run.command.line, "expert_tensor_parallel_size is 1, the default of ms-swift"))
+        settled.notes.append((options.command.line, "expert_tensor_parallel_size is 1, the default of ms-swift"))
     if overrides:
-        _check_overrides(run, settled, path)
-    settled.notes += run.notes
-    for word in run.strays:
+        _check_overrides(options, settled)
+    settled.notes += options.notes
+    for word in options.strays:
         text = f"{_written(word)} is unknown; arguments that it adds are not read"
         settled.notes.append((line_of(word), text))
-    if run.world_size is not None and not isinstance(run.world_size.value, Missing):
-        settled.add("world_size", run.world_size.value, run.world_size, path)
+    if options.world is not None and not isinstance(options.world.value, Missing):
+        settled.add("world_size", options.world.value, options.world, path)
     used = {line for reading in settled.readings for line in (reading.line, *reading.also)}
-    settled.notes += [(line, text) for line, text in run.defaults.items() if line in used]
+    settled.notes += [(line, text) for line, text in options.defaults.items() if line in used]
     return settled
 
 
-def _check_overrides(run: Run, settled: Settled, path: str) -> None:
+def _check_overrides(options: Options, settled: Settled) -> None:
     """Note that a recipe, which is not read, has what the settings leave out (Megatron-Bridge, NeMo)."""
-    named = next((entry for entry in run.arguments if entry.key in _RECIPES), None)
+    named = next((option for option in options.flags if option.key in _RECIPES), None)
     recipe = str(named.single) if named is not None else "the recipe of the program"
-    entry = settled.reading("ep")
-    if entry is not None and settled.arguments["ep"] > 1 and "etp" not in settled.arguments:
+    option = settled.reading("ep")
+    if option is not None and settled.arguments["ep"] > 1 and "etp" not in settled.arguments:
         rule = f"{recipe} may set expert_tensor_parallel_size, and is not read"
-        raise refused(path, entry, rule, f"add {entry.key.replace('expert_model', 'expert_tensor')}=1, or what it is")
-    line = run.command.line
+        raise refused(
+            options.path, option, rule, f"add {option.key.replace('expert_model', 'expert_tensor')}=1, or what it is"
+        )
+    line = options.command.line
     settled.notes.append((line, f"{recipe} is not read: it may set the sizes that the command does not set"))
-    add_world(settled, run.settings, _TRAINER, path)
+    add_world(settled, options.settings, _TRAINER, options.path)
 
 
 def _deepspeed(settled: Settled, path: str) -> Settled:
@@ -211,52 +205,54 @@ def _deepspeed(settled: Settled, path: str) -> Settled:
     return settled
 
 
-def _check_sizes(run: Run, arguments: list[Entry], path: str) -> None:
+def _check_sizes(options: Options, arguments: list[Option]) -> None:
     """Refuse a run without a size, unless its program is Megatron's and all its arguments are known."""
-    line = run.command.line
-    by_megatron = _PROGRAM.fullmatch(run.program) or (run.by_swift and shown(run.command.words[0]) == "megatron")
-    if not by_megatron and len(_MODEL & {entry.key for entry in arguments}) < len(_MODEL) - 1:
+    path, line = options.path, options.command.line
+    by_megatron = _PROGRAM.fullmatch(program(options)) or options.words[:1] == ["megatron"]
+    if not by_megatron and len(_MODEL & {option.key for option in arguments}) < len(_MODEL) - 1:
         raise line_error(
             path,
             line,
-            f"the run has no argument of Megatron ({_config(run, arguments)}); a launch script is read for Megatron's "
-            "arguments; give the config file of the run, with --world-size",
+            f"the run has no argument of Megatron ({_config(options, arguments)}); a launch script is read for "
+            "Megatron's arguments; give the config file of the run, with --world-size",
             code=NO_LAYOUT,
         )
-    for word in run.strays:
+    for word in options.strays:
         written, gap = _written(word), gap_of(word)
         problem = f"the run has no parallel size, but the arguments {written}; {gap.why if gap else 'they are unknown'}"
         raise line_error(path, line_of(word), f"{problem}, so they may state sizes; {run_it(path)}", received=written)
 
 
-def _switched(entry: Entry) -> Entry:
+def _switched(option: Option) -> Option:
     """Make a switch true: words after it are the program's."""
-    return replace(entry, value=True) if entry.name in _SWITCHES else entry
+    return replace(option, value=True) if option.name in _SWITCHES else option
 
 
 def _written(word: tuple[Part, ...]) -> str:
     return cut("".join(part.shown or part.text or "" for part in word))
 
 
-def _config(run: Run, arguments: list[Entry]) -> str:
-    options = [entry for entry in arguments if "config" in entry.key]
-    named = [f"{entry.key} = {entry.first}" for entry in options]
-    files = [word for word in map(shown, run.command.words) if _CONFIG.fullmatch(word)]
+def _config(options: Options, arguments: list[Option]) -> str:
+    named = [f"{option.key} = {option.first}" for option in arguments if "config" in option.key]
+    files = [word for word in options.words if _CONFIG.fullmatch(word)]
     return f"it names {cut((named or files)[0])}" if named or files else "it names no config file"
 
 
-def _check_hyphens(arguments: list[Entry], path: str) -> None:
+def _check_hyphens(arguments: list[Option], path: str) -> None:
     """Refuse ``--tensor_model_parallel_size``, which Megatron's parser does not know."""
-    for entry in arguments:
-        if "_" in entry.key and entry.key in FLAGS:
-            name = entry.key.replace("_", "-")
+    for option in arguments:
+        if "_" in option.key and option.key in FLAGS:
+            name = option.key.replace("_", "-")
             rule = "Megatron's parser does not know this spelling"
-            report(refused(path, entry.single, rule, f"write {name}", code="unknown-size", fix=name))
+            report(refused(path, option.single, rule, f"write {name}", code="unknown-size", fix=name))
 
 
-def _check_short(arguments: list[Entry], path: str) -> None:
+def _check_short(arguments: list[Option], path: str) -> None:
     """Refuse ``--tensor-model 2``, which Python's parser takes for the option that begins so."""
-    for entry in arguments:
-        meant = next((name for name in _LONG if name.startswith(entry.key) and name != entry.key), "")
-        if meant and entry.key.count("-") > len("--"):
-            raise refused(path, entry, f"this is the beginning of {meant}", "write the whole name")
+    for option in arguments:
+        meant = next((name for name in _LONG if name.startswith(option.key) and name != option.key), "")
+        if meant and option.key.count("-") > len("--"):
+            raise refused(path, option, f"this is the beginning of {meant}", "write the whole name")
+
+
+MEGATRON = Format(_matches, _settled, "a YAML of Megatron's arguments", "a Megatron launch script")

@@ -25,7 +25,7 @@ from math import prod
 from typing import Any
 
 from rankmesh.core.documents import Budget, Invalid, Unreadable, compose_documents
-from rankmesh.readers.reading import Entry
+from rankmesh.readers.options import Option
 from rankmesh.readers.script import TAKEN, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, shown
 
@@ -71,8 +71,8 @@ class Container:
     """
 
     script: Script
-    pods: tuple[Entry, ...] = ()
-    gpus: Entry | None = None
+    pods: tuple[Option, ...] = ()
+    gpus: Option | None = None
     group: int = 1
 
 
@@ -384,19 +384,19 @@ def _split(word: Word, variables: dict[str, Variable]) -> tuple[list[Word], list
 # -- counts of pods and GPUs ------------------------------------------------------------------------------------------
 
 
-def _number(node: Any) -> Entry | None:
+def _number(node: Any) -> Option | None:
     if re.fullmatch(r"[1-9]\d{0,4}", text := _text(node)) is None:
         return None
-    return Entry((), int(text), node.start_mark.line + 1)
+    return Option((), int(text), node.start_mark.line + 1)
 
 
-def _count(above: Sequence[Any], *names: str) -> Entry | None:
+def _count(above: Sequence[Any], *names: str) -> Option | None:
     """Return the innermost count at a path of keys in the mappings that something is in."""
     found = [number for node in above if (number := _number(_below(node, *names))) is not None]
     return replace(found[-1], path=names) if found else None
 
 
-def _pods(above: Sequence[Any], kind: str) -> tuple[Entry, ...]:
+def _pods(above: Sequence[Any], kind: str) -> tuple[Option, ...]:
     """Return each number of pods that may be the nodes of one run; none where the kind or a policy leaves it open."""
     if kind.startswith(_DYNAMO):
         nodes = _count(above, "multinode", "nodeCount")
@@ -424,7 +424,7 @@ def _total(node: Any) -> int:
     return sum(map(_total, [*values.values(), *_items(node)]))
 
 
-def _gpus(values: Mapping[str, Any]) -> Entry | None:
+def _gpus(values: Mapping[str, Any]) -> Option | None:
     """Return the GPUs of a container: a limit of Kubernetes, or the devices of Compose."""
     resources = values.get("resources") or values.get("resourcesPerNode")
     devices = _items(_below(values.get("deploy"), "resources", "reservations", "devices"))

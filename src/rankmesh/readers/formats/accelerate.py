@@ -13,13 +13,18 @@ Source: ``accelerate.parallelism_config``, ``accelerate.commands.launch``, ``acc
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from dataclasses import replace
 from math import prod
 
 from rankmesh.errors import PlanError
-from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, refused, settle
+from rankmesh.readers.documents import found_file, options_of, over
+from rankmesh.readers.formats.megatron import FLAGS
+from rankmesh.readers.launches import typed
+from rankmesh.readers.options import Option, Options, refused
+from rankmesh.readers.table import Format, Read, Refused, Settled, Table, settle
 
-__all__ = ["TABLE", "from_document", "matches"]
+__all__ = ["ACCELERATE"]
 
 _SIZES = ("dp_replicate", "dp_shard", "cp", "sp", "tp")
 _DEVICES = ("GPU", "CPU", "XPU", "NPU", "MLU", "HPU", "MUSA", "SDAA")
@@ -29,18 +34,26 @@ _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", 4, 5, "4", "5")
 # What no other system's file has at its top: fsdp_config, say, is in those of Transformers' trainer too.
 _MARKS = {"compute_environment", "distributed_type", "megatron_lm_config"}
 _PARALLELISM, _MEGATRON = "parallelism_config", "megatron_lm_config"
+_LAUNCH = re.compile(r"[\s/]accelerate\s+launch\s")
+# Flags of the launcher that name an engine, and its name in a file.
+_ENGINES = {
+    "use_fsdp": "FSDP",
+    "use_deepspeed": "DEEPSPEED",
+    "use_megatron_lm": "MEGATRON_LM",
+    "multi_gpu": "MULTI_GPU",
+}
 
 
-def _word(entry: Entry, path: str) -> object:
-    return entry.value
+def _word(option: Option, path: str) -> object:
+    return option.value
 
 
-def _key(entry: Entry) -> str | None:
+def _key(option: Option) -> str | None:
     sections = (_PARALLELISM, _MEGATRON, "fsdp_config", "deepspeed_config")
-    return entry.path[-1] if len(entry.path) == 1 or entry.path[0] in sections else None
+    return option.path[-1] if len(option.path) == 1 or option.path[0] in sections else None
 
 
-TABLE = Table(
+_TABLE = Table(
     reads={
         "num_processes": Read("world_size"),
         "num_machines": Read("machines"),
@@ -58,14 +71,38 @@ TABLE = Table(
 )
 
 
-def matches(entries: Iterable[Entry]) -> bool:
-    """Return whether a document has a key of ``accelerate config`` at its top, or a size named as in Accelerate."""
-    return any(entry.path[0] in _MARKS or entry.path[-1].startswith(f"{_PARALLELISM}_") for entry in entries)
+def _launched(options: Options) -> list[Option]:
+    """Return the flags of ``accelerate launch`` as the keys of its YAML."""
+    flags = [replace(typed(option), path=(option.name,)) for option in options.counts]
+    known = [option for option in flags if option.key in _TABLE.reads or option.key == "config_file"]
+    engines = [option for option in flags if option.key in _ENGINES]
+    return [*known, *(replace(each, path=("distributed_type",), value=_ENGINES[each.key]) for each in engines)]
 
 
-def from_document(entries: list[Entry], path: str) -> Settled:
-    """Return the arguments of the file; ``engine`` decides for which recipe they are."""
-    settled = settle(TABLE, entries, path)
+def _matches(options: Options) -> bool:
+    """Return whether a document has a key of ``accelerate config`` at its top, or a size named as in Accelerate.
+
+    Of a command: whether ``accelerate launch`` is given a size or a file of its settings.
+    """
+    if not options.is_command:
+        found = (option.path for option in options.flags)
+        return any(path[0] in _MARKS or path[-1].startswith(f"{_PARALLELISM}_") for path in found)
+    if _LAUNCH.search(f" {options.command}") is None or not FLAGS.isdisjoint(option.key for option in options.flags):
+        return False
+    return any(
+        found_file(options.path, option.value) if option.key == "config_file" else option.key.startswith(_PARALLELISM)
+        for option in _launched(options)
+    )
+
+
+def _settled(options: Options) -> Settled:
+    """Settle a document, or a command over its file; ``engine`` decides for which recipe the arguments are."""
+    path, flags = options.path, list(options.flags)
+    if options.is_command:
+        flags = _launched(options)
+        named = next((option for option in flags if option.key == "config_file"), None)
+        flags = over(flags, options_of(named, path) if named else [])
+    settled = settle(_TABLE, flags, path)
     found = settled.arguments
     engine = str(found.pop("engine", "NO")).upper()
     machines, strategy = found.pop("machines", None), found.pop("strategy", None)
@@ -144,5 +181,8 @@ def _shards(settled: Settled, machines: int | None, strategy: object, version: i
     return {"dp_replicate": machines}
 
 
-def _entry(settled: Settled, argument: str) -> Entry:
+def _entry(settled: Settled, argument: str) -> Option:
     return next(reading for reading in settled.readings if reading.argument == argument)
+
+
+ACCELERATE = Format(_matches, _settled, "an Accelerate config", "a command of Accelerate")

@@ -13,7 +13,7 @@ from itertools import islice
 from math import prod
 from typing import Any
 
-from rankmesh.readers.reading import Reading, Table
+from rankmesh.readers.table import Reading, Table
 
 __all__ = ["fitting", "smaller", "spelled", "written"]
 

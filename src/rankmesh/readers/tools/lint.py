@@ -29,17 +29,19 @@ from rankmesh.core.documents import Invalid, Unreadable, parse_json, read_text, 
 from rankmesh.core.explain import arithmetic
 from rankmesh.core.source import RECIPES
 from rankmesh.errors import PlanError, cut
-from rankmesh.readers import slurm
-from rankmesh.readers.config import NO_WORLD, Config, is_plan, is_script, problem_of, read_config, read_launch
-from rankmesh.readers.containers import Container, has_containers, is_dockerfile, read_containers
+from rankmesh.readers.config import NO_WORLD, Config, is_script, made, problem_of, read_config
 from rankmesh.readers.families import counts
-from rankmesh.readers.fixes import fitting, smaller, spelled, written
-from rankmesh.readers.megatron import FLAGS
+from rankmesh.readers.formats.megatron import FLAGS
+from rankmesh.readers.launches import launches_of, slurm_variables
 from rankmesh.readers.models import named_counts
-from rankmesh.readers.reading import DOCUMENTS, NO_LAYOUT, Entry, Reading, Table, gathered, run_it
-from rankmesh.readers.run import Run, runs_of, slurm_variables
+from rankmesh.readers.options import DOCUMENTS, NO_LAYOUT, Option, Options, gathered, run_it
+from rankmesh.readers.plans import is_plan
 from rankmesh.readers.script import read_script
+from rankmesh.readers.table import Reading, Table
 from rankmesh.readers.tokens import shown
+from rankmesh.readers.tools import slurm
+from rankmesh.readers.tools.containers import Container, has_containers, is_dockerfile, read_containers
+from rankmesh.readers.tools.fixes import fitting, smaller, spelled, written
 
 __all__ = ["CODES", "Finding", "Linted", "lint_files", "lint_text"]
 
@@ -212,17 +214,17 @@ def _ignored(text: str) -> tuple[dict[int, set[str]], set[str]]:
 
 def _read(text: str, path: str) -> Linted:
     """Check each run of a script or of containers, else the one layout of a file."""
-    runs: list[tuple[Run, Container | None]] = []
+    runs: list[tuple[Options, Container | None]] = []
     notes: list[str] = []
     try:
         with refused_as(PlanError, path, "give a file that can be read", path=path):
             if has_containers(text, path):
                 for each in read_containers(text, path):
-                    found_runs = runs_of(each.script, path, FLAGS)
-                    runs += [(run, each) for run in found_runs]
-                    notes += _ignored_options(each, path) if not found_runs else []
+                    found_launches = launches_of(each.script, path, FLAGS)
+                    runs += [(run, each) for run in found_launches]
+                    notes += _ignored_options(each, path) if not found_launches else []
             elif is_script(text, path):
-                runs = [(run, None) for run in runs_of(read_script(text, slurm_variables(text)), path, FLAGS)]
+                runs = [(run, None) for run in launches_of(read_script(text, slurm_variables(text)), path, FLAGS)]
     except PlanError as error:
         return Linted(notes=(str(error),))
     if not runs and not is_dockerfile(path) and not is_script(text, path):
@@ -257,12 +259,12 @@ def _ignored_kinds(text: str, path: str) -> Iterator[str]:
             yield f"{path}: {size[1]} of a manifest of kind {kind[1]} is not read; not checked"
 
 
-def _of_run(run: Run, container: Container | None, asked: Mapping[str, tuple[int, int]], path: str) -> Linted:
+def _of_run(run: Options, container: Container | None, asked: Mapping[str, tuple[int, int]], path: str) -> Linted:
     """Check one run. What a container leaves open its image or its user may set: a note."""
 
     def read(world: int | None) -> Config:
         with refused_as(PlanError, path, run_it(path), path=path):
-            return read_launch(run, path, world_size=world)
+            return made(run, world)
 
     found, layout = _of_layout(read, path)
     machine, given = _machine(run, container, asked), _given(layout)
@@ -286,7 +288,7 @@ class _Layout:
     path: str
     arguments: Mapping[str, Any]
     readings: tuple[Reading, ...]
-    stated: tuple[Entry, ...]
+    stated: tuple[Option, ...]
     table: Table | None
     known: bool = True
     problem: str = ""
@@ -295,8 +297,7 @@ class _Layout:
     def of(cls, found: Config | PlanError, *, known: bool, problem: str = "") -> _Layout:
         """Return the layout of a config, or of the error of sizes that do not fit."""
         names = ("format", "recipe", "path", "arguments", "readings", "stated", "table")
-        parts: dict[str, Any] = {name: getattr(found, name) for name in names}
-        return cls(**parts, known=known, problem=problem)
+        return cls(**{name: getattr(found, name) for name in names}, known=known, problem=problem)
 
     def spelled(self, argument: str, value: int) -> str | None:
         return spelled(argument, value, self.readings, self.table, self.path)
@@ -395,7 +396,7 @@ def _checks(layout: _Layout) -> Iterator[_Check]:
 
     vLLM and SGLang take uneven stages, vLLM also uneven experts; verl's Ulysses cuts heads.
     """
-    stated = {entry.name for entry in layout.stated}
+    stated = {option.name for option in layout.stated}
     for argument in ("tp", "sp") if layout.format == "verl" else ("tp",):
         yield _Check("heads", argument, "heads", _HEADS)
         yield _Check("heads", argument, "kv_heads", _KEYS, either=True)
@@ -408,12 +409,12 @@ def _checks(layout: _Layout) -> Iterator[_Check]:
 
 @dataclass(frozen=True)
 class _Rule:
-    """A size that has to divide a count of the model: the entry of the size, its argument, and the count."""
+    """A size that has to divide a count of the model: the option of the size, its argument, and the count."""
 
     check: _Check
-    entry: Entry
+    option: Option
     argument: str
-    count: Entry
+    count: Option
     model: str = ""
     shares: int = 1  # replicas of attention, among which the size is divided
 
@@ -465,15 +466,15 @@ def _of_sizes(layout: _Layout, found: tuple[str, int] | None) -> Finding:
 
 def _of_rule(layout: _Layout, rule: _Rule, value: int | None) -> Finding:
     size = _size(rule, layout)
-    name = f"{size // rule.shares} ({rule.entry} over {rule.shares} replicas)" if rule.shares > 1 else str(rule.entry)
+    name = f"{size // rule.shares} ({rule.option} over {rule.shares} replicas)" if rule.shares > 1 else str(rule.option)
     message = f"{name} does not divide {rule.count}{rule.model}" + _at_line(rule.count)
     fix = None if value is None else f"{rule.argument}={value}"
     edit = None if value is None else layout.spelled(rule.argument, value)
     spec = _spec(layout) if layout.known and not layout.problem else None
-    return Finding(layout.path, _line(rule.entry.line), rule.check.code, message, fix, spec, edit)
+    return Finding(layout.path, _line(rule.option.line), rule.check.code, message, fix, spec, edit)
 
 
-def _at_line(count: Entry) -> str:
+def _at_line(count: Option) -> str:
     return f" (line {count.line})" if count.line else ""
 
 
@@ -487,15 +488,15 @@ def _rules(layout: _Layout) -> Iterator[_Rule]:
             yield _Rule(check, reading.single, check.argument, *found, shares if check.code == "heads" else 1)
 
 
-def _count(layout: _Layout, check: _Check) -> tuple[Entry, str] | None:
+def _count(layout: _Layout, check: _Check) -> tuple[Option, str] | None:
     """Return what states a count of the model, and of which model it is; None where it is not known."""
-    found = [entry for entry in layout.stated if entry.name in check.names]
+    found = [option for option in layout.stated if option.name in check.names]
     if found:
         stated = _counted(found)
         return (stated.single, "") if stated is not None else None
-    entry, counts_known = _model(layout)
+    option, counts_known = _model(layout)
     known = counts_known.get(check.count)
-    return None if known is None else (Entry((check.names[-1],), str(known), entry.line), f" of {entry.value}")
+    return None if known is None else (Option((check.names[-1],), str(known), option.line), f" of {option.value}")
 
 
 # The engine of rollouts beside a trainer: the setting of its tensor parallel size.
@@ -535,20 +536,20 @@ def _of_batch(layout: _Layout) -> Iterator[Finding]:
 
 def _of_rollouts(layout: _Layout) -> Iterator[Finding]:
     """Yield a finding where the engine of rollouts has a size that does not divide the heads of the model."""
-    for entry in (entry.single for entry in layout.stated if entry.key in _ROLLOUTS):
-        if not re.fullmatch(r"[1-9]\d{0,4}", str(entry.value)):
+    for option in (option.single for option in layout.stated if option.key in _ROLLOUTS):
+        if not re.fullmatch(r"[1-9]\d{0,4}", str(option.value)):
             continue
         counts_known = [(check, *found) for check in _ENGINE_HEADS if (found := _count(layout, check))]
-        rules = [_Rule(check, entry, "tp", count, model) for check, count, model in counts_known]
-        size = int(entry.value)
+        rules = [_Rule(check, option, "tp", count, model) for check, count, model in counts_known]
+        size = int(option.value)
         for rule in [rule for rule in rules if not rule.fits(size)][:1]:
             tried = smaller(size, int(rule.count.first))
             world = layout.arguments.get("world_size") if layout.known else None  # engines share its ranks
             fitting_all = (each for each in tried if all(rule.fits(each) for rule in rules) and not (world or 0) % each)
             value = next(fitting_all, None)
-            message = f"{entry} does not divide {rule.count}{rule.model}{_at_line(rule.count)}"
-            fix, edit = (None, None) if value is None else (f"tp={value}", written(entry.path, value, layout.path))
-            yield Finding(layout.path, _line(entry.line), "heads", message, fix, None, edit)
+            message = f"{option} does not divide {rule.count}{rule.model}{_at_line(rule.count)}"
+            fix, edit = (None, None) if value is None else (f"tp={value}", written(option.path, value, layout.path))
+            yield Finding(layout.path, _line(option.line), "heads", message, fix, None, edit)
 
 
 def _attention(layout: _Layout) -> int:
@@ -556,15 +557,15 @@ def _attention(layout: _Layout) -> int:
     return prod(layout.arguments.get(name, 1) for name in ("attn_dp", "attn_cp")) if layout.format == "sglang" else 1
 
 
-def _model(layout: _Layout) -> tuple[Entry, dict[str, int]]:
+def _model(layout: _Layout) -> tuple[Option, dict[str, int]]:
     """Return what names the model, and its counts: of its folder, its name, else of the folder of the file."""
-    keys = [(entry.key.lstrip("-").replace("-", "_"), entry) for entry in layout.stated]
-    named = [entry for key, entry in keys if key in _MODELS and isinstance(entry.first, str)]
+    keys = [(option.key.lstrip("-").replace("-", "_"), option) for option in layout.stated]
+    named = [option for key, option in keys if key in _MODELS and isinstance(option.first, str)]
     folder = Path(layout.path).parent
     if not named:
-        return Entry((), "config.json", 0), _counts_of(folder)
-    entry = named[0].single
-    return entry, _counts_of(folder / entry.value) or named_counts(entry.value)
+        return Option((), "config.json", 0), _counts_of(folder)
+    option = named[0].single
+    return option, _counts_of(folder / option.value) or named_counts(option.value)
 
 
 def _counts_of(folder: Path) -> dict[str, int]:
@@ -576,9 +577,9 @@ def _counts_of(folder: Path) -> dict[str, int]:
     return counts(data) if isinstance(data, dict) and {"model_type", "architectures"} & data.keys() else {}
 
 
-def _counted(found: Sequence[Entry]) -> Entry | None:
+def _counted(found: Sequence[Option]) -> Option | None:
     """Return what states a count of the model; None where it is not a number or parts have different ones."""
-    numbers = {str(entry.first) for entry in found}
+    numbers = {str(option.first) for option in found}
     return found[0] if len(numbers) == 1 and re.fullmatch(r"[1-9]\d{0,8}", numbers.pop()) else None
 
 
@@ -600,21 +601,21 @@ class _Machine:
     """
 
     rule: str
-    nodes: tuple[Entry, ...]
-    gpus: Entry | None
+    nodes: tuple[Option, ...]
+    gpus: Option | None
     together: int | None
 
 
-def _machine(run: Run, container: Container | None, asked: Mapping[str, tuple[int, int]]) -> _Machine:
-    def count(name: str, variable: str) -> tuple[Entry, ...]:
-        return (Entry((name,), *asked[variable]),) if variable in asked else ()
+def _machine(run: Options, container: Container | None, asked: Mapping[str, tuple[int, int]]) -> _Machine:
+    def count(name: str, variable: str) -> tuple[Option, ...]:
+        return (Option((name,), *asked[variable]),) if variable in asked else ()
 
     nodes, gpus = count("nodes", "SLURM_NNODES"), next(iter(count("GPUs", "SLURM_GPUS_ON_NODE")), None)
     rule, together = "asks Slurm for", nodes[0].value if nodes else 1
     visible = run.command.variables.get("CUDA_VISIBLE_DEVICES")
     listed = shown(visible.words[0]) if visible is not None and visible.words else ""
     if visible is not None and re.fullmatch(r"\d+(,\d+)*", listed):
-        gpus = Entry(("CUDA_VISIBLE_DEVICES",), len(listed.split(",")), (*visible.lines, run.command.line)[0])
+        gpus = Option(("CUDA_VISIBLE_DEVICES",), len(listed.split(",")), (*visible.lines, run.command.line)[0])
     commands = str(run.command)
     if container is not None:
         nodes, gpus = tuple(replace(each, path=("pods",)) for each in container.pods), container.gpus
@@ -628,14 +629,14 @@ def _machine(run: Run, container: Container | None, asked: Mapping[str, tuple[in
 
 
 def _of_counts(
-    run: Run, machine: _Machine, layout: _Layout | None, given: dict[str, Any], path: str
+    run: Options, machine: _Machine, layout: _Layout | None, given: dict[str, Any], path: str
 ) -> Iterator[Finding]:
     """Yield a finding where a launcher is told other nodes than a run has, and where it starts too many ranks."""
     nodes, ranks, gpus = run.nodes, run.ranks_of_node, machine.gpus
-    of_step = {entry.first for entry in run.arguments if entry.key in ("-N", "--nodes")}
+    of_step = {option.first for option in run.flags if option.key in ("-N", "--nodes")}
     of_pod = nodes is not None and nodes.value == 1 and machine.rule == "makes"  # a run in each
 
-    def fix(stated: Entry, value: int) -> str | None:
+    def fix(stated: Option, value: int) -> str | None:
         """Return the fix of a count, if the sizes fit the world that it makes."""
         world = given.get("world_size")
         changed = {**given, "world_size": world * value // stated.value} if world else given
@@ -665,7 +666,7 @@ def _sizes_here(layout: _Layout, together: int | None) -> tuple[dict[str, int], 
     vLLM starts its data parallel replicas on the same nodes, unless it is told how many, or to start others elsewhere.
     """
     sizes = {name: layout.arguments[name] for name in ("tp", "pp", "pcp") if name in layout.arguments}
-    names = {entry.name: entry.first for entry in layout.stated}
+    names = {option.name: option.first for option in layout.stated}
     local = str(names.get("data_parallel_size_local", ""))
     if layout.format == "vllm" and re.fullmatch(r"[1-9]\d{0,4}", local):
         return {**sizes, "local dp": int(local)}, together and 1
@@ -674,7 +675,7 @@ def _sizes_here(layout: _Layout, together: int | None) -> tuple[dict[str, int], 
     return sizes, together
 
 
-def _of_engine(run: Run, layout: _Layout, machine: _Machine, given: dict[str, Any]) -> Iterator[Finding]:
+def _of_engine(run: Options, layout: _Layout, machine: _Machine, given: dict[str, Any]) -> Iterator[Finding]:
     """Yield a finding where an engine has more ranks than GPUs, or SGLang ranks that its nodes do not share evenly."""
     sizes, together = _sizes_here(layout, machine.together)
     ranks, size = prod(sizes.values()), max(sizes, key=lambda name: sizes[name], default="")

@@ -16,13 +16,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable
 
-from rankmesh.readers.reading import Entry, Read, Refused, Settled, Table, add_world, settle, unless
+from rankmesh.readers.launches import check_unknown, starts_verl
+from rankmesh.readers.options import SETTING, Option, Options
+from rankmesh.readers.table import Format, Read, Refused, Settled, Table, add_world, settle, unless
 
-__all__ = ["SETTING", "from_document", "matches", "starts_verl", "states_sizes"]
+__all__ = ["VERL", "states_sizes"]
 
-# A word of a command that is a setting.
-SETTING = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
-_PROGRAM = re.compile(r"(.*[./])?(verl|recipe)[./](.*[./])?(main_(ppo|dapo)|fully_async_main|\w*sft_trainer\w*)(\.py)?")
 _ACTOR = ("actor_rollout_ref", "actor")
 _COUNTS = (("trainer", "nnodes"), ("trainer", "n_gpus_per_node"))
 _MEGATRON = Table(
@@ -49,11 +48,6 @@ _SIZE = re.compile(
 )
 
 
-def starts_verl(words: Iterable[str]) -> bool:
-    """Return whether a command starts one of verl's trainers, or has a setting of its actor."""
-    return any(_PROGRAM.fullmatch(word) or word.lstrip("+").startswith("actor_rollout_ref.actor.") for word in words)
-
-
 def states_sizes(text: str) -> bool:
     """Return whether a text sets a size of the actor, its engine, or the world.
 
@@ -63,51 +57,62 @@ def states_sizes(text: str) -> bool:
     return _SIZE.search(text) is not None
 
 
-def matches(entries: Iterable[Entry]) -> bool:
-    """Return whether the document has an actor as only verl has it."""
-    return any(entry.path[:2] == _ACTOR and len(entry.path) > 2 for entry in entries)
+def _matches(options: Options) -> bool:
+    """Return whether a document has an actor as only verl has it, or a command starts one of verl's trainers."""
+    return starts_verl(options.words) if options.is_command else _has_actor(options.flags)
 
 
-def from_document(entries: list[Entry], path: str, program: str = "") -> Settled:
-    """Return the layout of the actor; ``program``: the command with its options, which may name the engine."""
-    tuning = not matches(entries)
+def _has_actor(options: Iterable[Option]) -> bool:
+    return any(option.path[:2] == _ACTOR and len(option.path) > 2 for option in options)
+
+
+def _settled(options: Options) -> Settled:
+    """Return the layout of the actor."""
+    path, given, program = options.path, list(options.flags), ""
+    if options.is_command:
+        check_unknown(options, states_sizes)
+        given, program = options.settings, " ".join(word for word in options.words if not SETTING.fullmatch(word))
+    tuning = not _has_actor(given)
     prefix = () if tuning else _ACTOR
-    below = [entry for entry in entries if entry.path[: len(prefix)] == prefix]
+    below = [option for option in given if option.path[: len(prefix)] == prefix]
     sections = {"engine", "megatron"} if tuning else {"megatron"}
-    megatron = [entry for entry in below if len(entry.path) == len(prefix) + 2 and entry.path[-2] in sections]
-    engine = _engine(below, entries, prefix, program)
-    sized = any(entry.path[-1] in _MEGATRON.reads for entry in megatron)
+    megatron = [option for option in below if len(option.path) == len(prefix) + 2 and option.path[-2] in sections]
+    engine = _engine(below, given, prefix, program)
+    sized = any(option.path[-1] in _MEGATRON.reads for option in megatron)
     if engine == "megatron" or (not engine and not tuning and sized):
         settled = settle(_MEGATRON, megatron, path)
         settled.arguments["recipe"] = "megatron"
     else:
         inner = {"fsdp_config", "engine", *prefix[-1:]}
-        shards = [entry for entry in below if len(entry.path) == 1 or entry.path[-2] in inner]
+        shards = [option for option in below if len(option.path) == 1 or option.path[-2] in inner]
         settled = settle(_SHARDS, _last_of(shards), path)
         settled.arguments["recipe"] = "verl"
-    add_world(settled, entries, _COUNTS, path)
-    return settled
+    add_world(settled, given, _COUNTS, path)
+    return settled.add_run(options)
 
 
-def _engine(below: list[Entry], entries: list[Entry], prefix: tuple[str, ...], program: str) -> str:
+def _engine(below: list[Option], options: list[Option], prefix: tuple[str, ...], program: str) -> str:
     """Return the engine that trains, empty where neither a setting nor the program's configuration names it."""
     named = {
         (*prefix, "strategy"): below,
-        ("model_engine",): entries,
-        ("engine",): entries,
+        ("model_engine",): options,
+        ("engine",): options,
         ("engine", "strategy"): below,
     }
     for key, among in named.items():
-        found = [str(entry.value) for entry in among if entry.path == key]
+        found = [str(option.value) for option in among if option.path == key]
         if found:
             return found[-1]
     return "megatron" if "megatron" in program else ""
 
 
-def _last_of(entries: list[Entry]) -> list[Entry]:
-    """Keep one entry of a size that the actor and its engine both have: the one that is not 1."""
-    found: dict[str, Entry] = {}
-    for entry in entries:
-        if entry.path[-1] not in found or str(found[entry.path[-1]].value) in ("1", "-1"):
-            found[entry.path[-1]] = entry
+def _last_of(options: list[Option]) -> list[Option]:
+    """Keep one option of a size that the actor and its engine both have: the one that is not 1."""
+    found: dict[str, Option] = {}
+    for option in options:
+        if option.path[-1] not in found or str(found[option.path[-1]].value) in ("1", "-1"):
+            found[option.path[-1]] = option
     return list(found.values())
+
+
+VERL = Format(_matches, _settled, "a verl config", "a verl launch script")
