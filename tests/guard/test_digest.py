@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from rankmesh.core.sharding import DTYPES
 from rankmesh.guard import digest as module
-from rankmesh.guard.digest import combined, digest, digests
+from rankmesh.guard.digest import combined, digest, digests, first_difference, summed
 
 MASK = 2**64 - 1
 
@@ -134,6 +134,30 @@ def test_several_digests_are_one(given):
     """Whose order counts."""
     parts = torch.tensor(given, dtype=torch.int64)
     assert int(combined(parts, parts.device)) == of_values(given)
+
+
+@given(
+    size=st.integers(1, 300), seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "bfloat16", "float64"]),
+    data=st.data(),
+)  # fmt: skip
+def test_sums_show_where_tensors_differ(size, seed, dtype, data):
+    """The element of a flipped bit, and the bit; of several elements, that there are more."""
+    one = raw(dtype, size, seed)
+    other, bits = one.clone(), 8 * one.element_size()
+    at = data.draw(st.sets(st.integers(0, size - 1), min_size=1, max_size=3))
+    bit = data.draw(st.integers(0, bits - 1))
+    for place in at:
+        other.view(torch.uint8)[place * bits // 8 + bit // 8] ^= 1 << bit % 8
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(module, "_ROW", data.draw(st.integers(1, 9)))
+        patch.setattr(module, "_CPU", data.draw(st.integers(1, 5)))
+        place, change, single = first_difference(*(summed([each])[0] for each in (one, other)), one)
+        if len(at) == 1:
+            inside = place * bits % 64 + bit
+            assert (place, single) == (*at, True)
+            assert change in (2**inside, 2**64 - 2**inside)
+        else:
+            assert not single or len({each * bits // 64 for each in at}) == 1
 
 
 def test_none_at_all():

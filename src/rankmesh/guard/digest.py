@@ -26,7 +26,7 @@ from torch import Tensor
 from rankmesh.core.grouped import grouped
 from rankmesh.transfer.live.shards import flat
 
-__all__ = ["combined", "digest", "digests"]
+__all__ = ["combined", "digest", "digests", "digests_of", "first_difference", "summed"]
 
 # Words of a row, and rows of a block: what a core's cache holds, and what keeps a GPU busy.
 _ROW, _CPU, _GPU = 2**10, 2**7, 2**13
@@ -46,18 +46,52 @@ def digest(tensor: Tensor) -> Tensor:
 
 def digests(tensors: Sequence[Tensor], device: torch.device) -> Tensor:
     """Return the digest of each tensor, as one int64 tensor on ``device``."""
-    found = torch.zeros(len(tensors), dtype=torch.int64, device=device)
-    for there, numbers in grouped((tensor.device, number) for number, tensor in enumerate(tensors)).items():
-        sums = [list(_sums(tensors[number].detach())) for number in numbers]
-        counts = [sum(map(len, each)) for each in sums]
-        if any(counts):
-            values = torch.cat([part for each in sums for part in each])
-            owners = torch.arange(len(counts), device=there)
-            owners = owners.repeat_interleave(torch.tensor(counts, device=there), output_size=len(values))
-            places = torch.cat([torch.arange(1, count + 1, device=there) for count in counts])
-            each = torch.zeros(len(counts), dtype=torch.int64, device=there)
-            found[numbers] = each.scatter_add_(0, owners, _hashed(values, places)).to(device)
+    return digests_of(summed(tensors), device)
+
+
+def summed(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Return the sums of each tensor, on its device: a hundredth of its size, which tells where tensors differ."""
+    found: dict[int, Tensor] = {}
+    for numbers in grouped((tensor.device, number) for number, tensor in enumerate(tensors)).values():
+        parts = [list(_sums(tensors[number].detach())) for number in numbers]
+        each = torch.cat([part for one in parts for part in one]).split([sum(map(len, one)) for one in parts])
+        found |= dict(zip(numbers, each, strict=True))
+    return [found[number] for number in range(len(tensors))]
+
+
+def digests_of(sums: Sequence[Tensor], device: torch.device) -> Tensor:
+    """Return the digest of each tensor, of which these are the sums, as one int64 tensor on ``device``."""
+    found = torch.zeros(len(sums), dtype=torch.int64, device=device)
+    for there, numbers in grouped((one.device, number) for number, one in enumerate(sums)).items():
+        counts = [len(sums[number]) for number in numbers]
+        values = torch.cat([sums[number] for number in numbers])
+        owners = torch.arange(len(counts), device=there)
+        owners = owners.repeat_interleave(torch.tensor(counts, device=there), output_size=len(values))
+        places = torch.cat([torch.arange(1, count + 1, device=there) for count in counts])
+        each = torch.zeros(len(counts), dtype=torch.int64, device=there)
+        found[numbers] = each.scatter_add_(0, owners, _hashed(values, places)).to(device)
     return found
+
+
+def first_difference(sums: Tensor, others: Tensor, tensor: Tensor) -> tuple[int, int, bool]:
+    """Return where a tensor first differs from another one with the same shape, by the sums of both.
+
+    The element, in the tensor's order; the change of its word modulo 2^64; and whether no other word differs. If one
+    does, the element is in the first row that differs, or in its block.
+    """
+    size = _CPU if tensor.device.type == "cpu" else _GPU
+    rows, differ = tensor.nbytes // (8 * _ROW), torch.nonzero(sums != others).flatten()
+    place, last = int(differ[0]), rows + -(-rows // size) * _ROW
+    if place >= last:
+        word, single = rows * _ROW + place - last, len(differ) == 1
+    else:
+        block, row = divmod(place, size + _ROW)
+        height, inside = min(size, rows - block * size), differ - block * (size + _ROW)
+        columns = inside[(inside >= height) & (inside < height + _ROW)] - height
+        word = (block * size + min(row, height - 1)) * _ROW + (int(columns[0]) if len(columns) else 0)
+        single = len(differ) == 2
+    change = (int(sums[place]) - int(others[place])) % 2**64
+    return (word * 8 + ((change & -change).bit_length() - 1) // 8) // tensor.element_size(), change, single
 
 
 def combined(parts: Sequence[Tensor] | Tensor, device: torch.device) -> Tensor:

@@ -24,21 +24,19 @@ from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.options import time_limit
 from rankmesh.debug.doctor.diagnosis import Diagnosis, summary
+from rankmesh.debug.watch.exchange import connected
 from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.metrics import Metrics, metrics_of, send_trace, write_prometheus
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
 from rankmesh.debug.watch.stacks import Mark
-from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.waiting import await_at_exit
 from rankmesh.runtime.world import World
 
 __all__ = ["Watch", "start"]
 
 _log = logging.getLogger("rankmesh.watch")
-# How long the store may take to answer.
-_PATIENCE = timedelta(seconds=5)
 # Seconds that a rank waits at its beginning for its watch, and at its end for an idle one.
 _MOMENT = 1.0
 # Seconds between two readings of the recorder while a group makes no progress; a full one takes a while.
@@ -100,7 +98,7 @@ class Watch:
 
     def _run(self) -> None:
         try:
-            store = self._connected()
+            store = connected(self._store, f"rankmesh/watch/{self._recorder.attempt}/{self._number}")
             token = os.urandom(8).hex()
             # The first rank of the session makes up its token.
             session = store.ask(lambda channel: channel.first(SESSION, token))
@@ -124,19 +122,6 @@ class Watch:
             _log.warning("rankmesh: no watch on rank %s any more: %s", self._recorder.rank, error)
         finally:
             host.close()
-
-    def _connected(self) -> BoundedChannel:
-        """Connect to the world's store once more, within the limit."""
-        shared, key = self._store, f"rankmesh/watch/{self._recorder.attempt}/{self._number}"
-        if shared is None:
-            raise ChannelLost("the world has no store; use gloo or nccl")
-
-        def clone(_: StoreChannel) -> StoreChannel:
-            store = shared.clone()
-            store.set_timeout(_PATIENCE)
-            return StoreChannel(store, key)
-
-        return BoundedChannel(BoundedChannel(StoreChannel(shared, key)).ask(clone))
 
     def close(self) -> None:
         """End the watch; the recording of a rank that has ended stays in the folder."""
