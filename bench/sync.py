@@ -167,7 +167,7 @@ def plain_gloo(side: Side) -> Callable[[int], float]:
     import torch.distributed as dist
 
     sizes = {pair: size for pair, size in pair_sizes(side).items() if side.rank in pair}
-    buffers = {pair: torch.zeros(size, dtype=torch.uint8) for pair, size in sizes.items()}
+    buffers = {pair: torch.ones(size, dtype=torch.uint8) for pair, size in sizes.items()}
 
     def move(_: int) -> float:
         started = time.perf_counter()
@@ -198,7 +198,8 @@ def raw_socket(side: Side) -> Callable[[int], float]:
             one = socket.create_connection(tuple(json.loads(side.store.get(f"address/{target}"))))
             one.sendall(bytes([side.rank]))
             connections[side.rank, target] = one
-    buffers = {pair: bytearray(sizes[pair]) for pair in connections}
+    # Written once: of memory that never was, the kernel sends one page of zeros again and again, from its cache.
+    buffers = {pair: bytearray(b".") * sizes[pair] for pair in connections}
 
     def transfer(pair: tuple[int, int]) -> None:
         view = memoryview(buffers[pair])
@@ -279,13 +280,14 @@ def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]
                 side.fill(number)
             before = resident()
             dist.barrier()
+            used = time.process_time()
             seconds = move(number + 1)
-            grown = highest() - before
+            grown, used = highest() - before, time.process_time() - used
             dist.barrier()
             if name not in ("copy", "socket", "gloo_plain"):
                 side.check(number)
             if number:
-                found[name].append([round(seconds, 5), grown >> 10])
+                found[name].append([round(seconds, 5), grown >> 10, round(used, 5)])
     return {"rank": side.rank, "found": found, "bytes_in": side.moves.bytes_in(side.rank)}
 
 
@@ -333,6 +335,7 @@ def run(rounds: int) -> dict[str, Any]:
         "publish to files / copy": [a / b for a, b in zip(trainer["copy"], trainer["files"], strict=True)],
         "receive from files / copy": [a / b for a, b in zip(engine["copy"], engine["files"], strict=True)],
     }
+    used = {name: [sum(one["found"][name][i][2] for one in reports) for i in range(rounds)] for name in METHODS}
     memory = {name: max(max(row[1] for row in one["found"][name]) << 10 for one in reports) for name in METHODS}
     return {
         "rounds": rounds,
@@ -341,6 +344,8 @@ def run(rounds: int) -> dict[str, Any]:
         "seconds": {name: spread(values) for name, values in seconds.items()},
         "rates": {name: spread(values) for name, values in rates.items()},
         "to_socket": _to_socket(seconds),
+        "processor": {name: spread(values) for name, values in used.items()},
+        "processor_to_socket": _to_socket(used),
         "memory": memory,
     }
 

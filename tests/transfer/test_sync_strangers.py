@@ -13,7 +13,7 @@ from tests.strangers import as_root, give_away, runs, shared, sparse  # noqa: F4
 
 import rankmesh as rm
 from rankmesh.core.private import PrivateFolder
-from rankmesh.errors import AgreementError, TransferError
+from rankmesh.errors import AgreementError, ConnectError, TransferError
 from rankmesh.rendezvous import StoreChannel
 from rankmesh.transfer.sync import direct
 
@@ -141,7 +141,7 @@ def test_a_file_system_that_does_not_answer_holds_nobody(tmp_path, monkeypatch):
         trainer.publish(1)
         for _ in range(2):
             started = time.monotonic()
-            with pytest.raises(TransferError, match=r"the file system of .* does not answer"):
+            with pytest.raises(ConnectError, match=r"the file system of .* does not answer"):
                 engine.receive(wait=0.1)
             assert time.monotonic() - started < limits.AT_ONCE
         answers.set()
@@ -187,12 +187,12 @@ def _another_key(me):
     sync = rm.Sync(ONE, ONE, {"w": torch.ones(8)}, at=me.store, timeout=20)
     os.environ["RANKMESH_JOB_KEY"] = KEY if me.rank else KEY[::-1]
     if me.rank == 0:
-        forged = direct.Member(me.store, sync._layouts.direct, 0, sync._timeout, 1 << 20, None, None)
+        forged = sync._publishes(sync._begin("trainer"))
         forged.put(f"go/{me.store.get('engine').decode()}/0", "{}")
         me.meet("over")
         return None
     assert sync.receive(wait=0) is None
-    me.store.set("engine", sync._receiver.engine)
+    me.store.set("engine", sync._receiver.side.id)
     error = me.error(AgreementError, sync.receive)["message"]
     me.meet("over")
     return error

@@ -6,6 +6,7 @@ any other                                         through a buffer of bytes
 ```
 
 With a ``write`` of the caller's, messages are received into buffers only: no element of a target changes but by it.
+With ``staging``, each message has a place of its own there, and ``unpack`` writes all of them into the targets.
 """
 
 from __future__ import annotations
@@ -15,6 +16,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
+from itertools import accumulate
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import torch
@@ -47,6 +49,8 @@ _OPERATIONS = 4000
 _AHEAD = 32
 # An error that comes after so much of the time limit is that it is over.
 _WHOLE = 0.99
+# Messages begin at multiples of this many bytes in the staging.
+_ALIGNED = 64
 
 Round = Sequence[Message]
 # What copies elements into a part of a target: (part, elements).
@@ -149,6 +153,7 @@ class Exchange:
         advance: Callable[[], None] | None = None,
         progress: Callable[[int, int], object] | None = None,
         write: Write | None = None,
+        staging: Tensor | None = None,
     ) -> None:
         self._direct, self._write = write is None, write or Tensor.copy_
         self._transport, self._tensors, self._into, self._timeout = transport, tensors, into, timeout
@@ -162,6 +167,7 @@ class Exchange:
         self.received: set[Message] = set()
         self.copied = False
         self.memory = 0
+        self.staging, self._staged = staging, dict[Message, Tensor]()
 
     def all(self, schedule: MessageSchedule) -> None:
         """Every round and every copy. Raises ``ExchangeError``, in the end, when this rank failed or lost others."""
@@ -169,6 +175,8 @@ class Exchange:
         self._total = sum(message.payload for row in receives for message in row)
         self._longest = max((message.bytes for row in (*sends, *receives) for message in row), default=0)
         self._arrived = 0
+        if self.staging is not None:
+            self._stage([message for row in receives for message in row], self.staging)
         rows: deque[list[PendingMessage]] = deque()
         buffered = 0
         for number in range(len(sends)):
@@ -262,10 +270,28 @@ class Exchange:
             raise ExchangeError(why, tuple(self._lost)) from error
         self._lost.setdefault(one.message.peer, reason.rpartition("] ")[2][:120])
 
+    # -- staging ----------------------------------------------------------------------------------------------------
+
+    def _stage(self, received: Sequence[Message], staging: Tensor) -> None:
+        """Give each message its place in the staging, or in a larger one."""
+        ends = list(accumulate(-(-message.bytes // _ALIGNED) * _ALIGNED for message in received))
+        if ends and (staging.nbytes < ends[-1] or staging.device != self._device):
+            self.staging = staging = torch.empty(ends[-1], dtype=torch.uint8, device=self._device)
+        for message, start in zip(received, [0, *ends], strict=False):
+            self._staged[message] = staging[start : start + message.bytes]
+
+    def unpack(self) -> int:
+        """Write the staged messages into the targets; return their bytes."""
+        for message, staged in self._staged.items():
+            self._unpack(message, staged)
+        return self._total
+
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def _place(self, message: Message, tensors: Mapping[str, Tensor], direct: bool) -> tuple[Tensor, Tensor | None]:
         """Return what is sent or received: with ``direct`` bytes of a tensor if they are one stretch; else a buffer."""
+        if message in self._staged:
+            return self._staged[message], None
         if len(message.pieces) == 1 and direct:
             piece = message.pieces[0]
             part = tensors[piece.name][piece.here]

@@ -21,10 +21,9 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import wait
 from contextlib import suppress
-from dataclasses import dataclass
 from datetime import timedelta
-from functools import partial
-from typing import Any, Protocol, TypedDict, TypeVar
+from functools import cached_property, partial
+from typing import Any, Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -34,18 +33,18 @@ from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  
 from rankmesh.backend.gloo import PAIR_TIMEOUTS, GlooDevices, delete_address, put_gloo_under
 from rankmesh.backend.nccl import Communicator
 from rankmesh.backend.protocol import NotJoined
-from rankmesh.errors import AgreementError, PlanError, StoreLost, first_line
+from rankmesh.errors import AgreementError, ConnectError, PlanError, StoreLost, TransferError, first_line
 from rankmesh.launch.job_key import VARIABLE, JobKey
-from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
+from rankmesh.rendezvous import BoundedChannel, ChannelLost, Outcome, Round, StoreChannel
 from rankmesh.rendezvous.waiting import answered_within, submit
-from rankmesh.transfer.live.agreement import ExchangeError
+from rankmesh.runtime.served_store import open_at
+from rankmesh.transfer.live.agreement import ExchangeError, in_one_line
 from rankmesh.transfer.live.exchange import Exchange, MessageSchedule, P2PTransport, PendingMessage, batches
 from rankmesh.transfer.live.run import longest_message, schedule, schedule_of
 from rankmesh.transfer.live.shards import local
-from rankmesh.transfer.live.stream import Slices
-from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, restricted
 from rankmesh.transfer.sync.layouts import ranks_of
+from rankmesh.transfer.sync.link import Given, Side
 
 __all__ = ["Announced", "Connect", "GlooGroup", "Group", "NcclGroup", "Publisher", "Requester"]
 
@@ -157,48 +156,51 @@ class NcclGroup:
         self._made.close()
 
 
-class Request(TypedDict):
-    """A request of an engine: the version of a ``run`` that it has, and the group over which it receives the next."""
-
-    number: int
-    version: int | None
-    run: str
-    group: str
-    digest: str
+# A request of an engine: the version of a ``run`` that it has, and the group over which it receives the next.
+# The answer: the group of a version, whose changes are those ``since`` another one.
+Request = dict[str, Any]
+Served = dict[str, Any]
 
 
-class Served(TypedDict):
-    """The answer to a request: the group of a version, whose changes are those ``since`` another one."""
-
-    number: int
-    since: int | None
-    group: str
-    budget: int
-
-
-@dataclass(eq=False)
 class Member:
-    """One rank of either side: ``rank`` is its number in the transfer, ``device`` has its tensors.
+    """One rank of either side, as it reaches the other: through the store ``at``, and over the group of an engine."""
 
-    It reaches the other side through the ``store``, and sends messages over the group of one engine.
-    """
+    def __init__(self, at: Store | tuple[str, int], connect: Connect, side: Side) -> None:
+        self._at, self._connect, self.side, self.moves = at, connect, side, side.layouts.direct
+        self._job_key = JobKey.of_environment()
+        self._channel: BoundedChannel | None = None
 
-    store: Store
-    moves: Transfer
-    rank: int
-    timeout: timedelta
-    budget: int
-    connect: Connect
-    device: torch.device
+    @cached_property
+    def _store(self) -> Store:
+        """The store that trainer and engines share."""
+        longest_message(self.moves, self.side.budget)  # which refuses a budget that is too small
+        if isinstance(self._at, Store):
+            return self._at
+        host, port = self._at
+        serves = self.side.rank == self.side.layouts.trainer_ranks[0]
+        try:
+            return open_at(host, port, self.side.timeout, serves=serves)
+        except ConnectError as error:
+            raise ConnectError(
+                f"no store of a trainer answers at {host}:{port} ({first_line(error)}); start the trainer, whose rank "
+                f"0 serves it, within {self.side.timeout.total_seconds():g} s",
+                address=self._at,
+            ) from error
 
-    def __post_init__(self) -> None:
-        longest_message(self.moves, self.budget)  # which refuses a budget that is too small
-        self._channel, self._job_key = BoundedChannel(StoreChannel(self.store, PREFIX)), JobKey.of_environment()
+    def reach(self) -> BoundedChannel:
+        """Return the channel to the other side; ``ConnectError`` if its store does not answer."""
+        self._channel = self._channel or BoundedChannel(StoreChannel(self._store, PREFIX))
+        return self._channel
+
+    @property
+    def serves(self) -> bool:
+        """Whether this rank, the trainer's first one, serves a store that ends with it."""
+        return self.side.is_first and not isinstance(self._at, Store)
 
     def ask(self, call: Callable[[StoreChannel], _Result]) -> _Result:
         """Return what a call of the shared store gives. Raises ``StoreLost`` where it does not answer."""
         try:
-            return self._channel.ask(call)
+            return self.reach().ask(call)
         except ChannelLost as error:
             raise StoreLost(
                 f"the store that trainer and engines share does not answer ({error}); the trainer's rank 0, which "
@@ -225,16 +227,16 @@ class Member:
 
     def connected(self, key: str) -> Group:
         """Return the transport of this name, once all its members have connected."""
-        members = (*ranks_of(self.moves.source), *ranks_of(self.moves.target))
-        make = partial(self.connect, self.store, key, members, self.rank, self.timeout, self.device)
-        return answered_within(submit(make, "rankmesh-sync"), self.timeout.total_seconds() + _MOMENT)
+        members, side = (*ranks_of(self.moves.source), *ranks_of(self.moves.target)), self.side
+        make = partial(self._connect, self._store, key, members, side.rank, side.timeout, side.weights.device)
+        return answered_within(submit(make, "rankmesh-sync"), side.timeout.total_seconds() + _MOMENT)
 
     def schedule(self, delta: Delta | None, budget: int) -> MessageSchedule:
         """Return the messages that carry what a delta has changed."""
         longest = longest_message(self.moves, budget)
         if delta is None:
-            return schedule_of(self.moves, self.rank, longest)
-        return schedule(self.moves, restricted(self.moves.of(self.rank), delta), longest)
+            return schedule_of(self.moves, self.side.rank, longest)
+        return schedule(self.moves, restricted(self.moves.of(self.side.rank), delta), longest)
 
 
 def _all_requests(channel: StoreChannel) -> dict[str, str | None]:
@@ -242,47 +244,53 @@ def _all_requests(channel: StoreChannel) -> dict[str, str | None]:
     return {engine: channel.read(f"request/{engine}") for engine in sorted(listed)}
 
 
-class Publisher:
-    """A trainer rank that sends; the first version waits for ``least`` engines. ``run`` names this trainer."""
+class Publisher(Member):
+    """A trainer rank that sends; the first version waits for ``least`` engines."""
 
-    def __init__(self, member: Member, tensors: Mapping[str, Tensor], run: str, least: int) -> None:
-        self._member, self._tensors, self.run, self._least = member, tensors, run, least
-        self.history, self.memory = History(), 0
+    def __init__(self, at: Store | tuple[str, int], connect: Connect, least: int, side: Side) -> None:
+        super().__init__(at, connect, side)
+        self._least, self.memory = least, 0
+        self._history = History()
         self._groups: dict[str, tuple[str, Group]] = {}
         self._served: dict[str, int] = {}  # the last request of each engine that was served
         self._expected: set[str] = set()  # engines that took the last version
         self._ignored: set[str] = set()  # requests that are not of the job key
 
-    def write(self) -> str:
-        """Return the groups that this rank has, for the coordinator."""
+    def publish(self, given: Given) -> dict[str, str]:
+        """Send a version to the engines that one rank chooses, on a thread for each."""
+        return self._send_all(json.loads(self.side.published(given, self._history, self._write, self._announce)))
+
+    def _write(self) -> str:
+        """Reach the store, and return the groups that this rank has, for the coordinator."""
+        self.reach()
         return json.dumps({engine: key for engine, (key, _) in self._groups.items()})
 
-    def announce(self, texts: Mapping[int, str]) -> str:
-        """Choose the engines that get the newest version, and write to them: one rank does."""
+    def _announce(self, texts: Mapping[int, str]) -> str:
+        """Choose the engines that get the newest version, and write to them."""
         groups_of = [json.loads(text) for text in texts.values()]
         served: dict[str, Served] = {}
         found = self._requests()
-        budget = self._member.budget // max(1, len(found))
+        budget = self.side.budget // max(1, len(found))
         for engine, request in found.items():
             key = request["group"]
             if not key or any(groups.get(engine) != key for groups in groups_of):
                 key = f"{engine}-{request['number']}"
-            since = request["version"] if request["run"] == self.run else None
+            since = request["version"] if request["run"] == self.side.id else None
             served[engine] = {"group": key, "since": since, "number": request["number"], "budget": budget}
-            history = {"history": self.history.to_data(), "version": self.history.newest}
-            go = {**served[engine], "run": self.run, **history}
-            self._member.put(f"go/{engine}/{request['number']}", json.dumps(go))
+            history = {"history": self._history.to_data(), "version": self._history.newest}
+            go = {**served[engine], "run": self.side.id, **history}
+            self.put(f"go/{engine}/{request['number']}", json.dumps(go))
         return json.dumps(served)
 
     def _requests(self) -> dict[str, Request]:
         """Wait for requests, and return those that are not served yet, by engine."""
-        end, pause = time.monotonic() + self._member.timeout.total_seconds(), _PAUSE
-        digest = self._member.moves.digest
+        end, pause = time.monotonic() + self.side.timeout.total_seconds(), _PAUSE
+        digest = self.moves.digest
         while True:
-            there = dict(self._read(self._member.ask(_all_requests)))
+            there = dict(self._read(self.ask(_all_requests)))
             for engine in [engine for engine, one in there.items() if one["digest"] != digest]:
                 refused = {"refused": digest}
-                self._member.put(f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused))
+                self.put(f"go/{engine}/{there.pop(engine)['number']}", json.dumps(refused))
             found = {engine: one for engine, one in there.items() if one["number"] != self._served.get(engine)}
             awaited = [engine for engine in self._expected if engine in there and engine not in found]
             if (not awaited and len(found) >= (0 if self._served else self._least)) or time.monotonic() >= end:
@@ -295,16 +303,14 @@ class Publisher:
         for engine, text in texts.items():
             try:
                 if text and text not in self._ignored:
-                    yield engine, self._member.unsealed(f"request/{engine}", text)
+                    yield engine, self.unsealed(f"request/{engine}", text)
             except AgreementError as error:  # noqa: PERF203  - the others go on
                 self._ignored.add(str(text))
                 _log.warning("rankmesh: an engine is ignored: %s", error)
 
-    def send(self, value: str) -> dict[str, str]:
-        """Send the newest version to the engines that were chosen; return why it did not reach an engine, by engine."""
-        served: dict[str, Served] = json.loads(value)
-        self.memory = 0
-        device = self._member.device
+    def _send_all(self, served: Mapping[str, Served]) -> dict[str, str]:
+        """Send the newest version to these engines; return why it did not reach an engine, by engine."""
+        self.memory, device = 0, self.side.weights.device
         if device.type == "cuda":  # what this thread has given the GPU is done before other threads send it
             torch.cuda.current_stream(device).synchronize()
         for engine in self._groups.keys() - served.keys():
@@ -337,10 +343,10 @@ class Publisher:
             if interrupted.is_set():
                 raise ExchangeError("publish() was interrupted")
             self._drop(engine, failed=True)
-            self._groups[engine] = one["group"], self._member.connected(one["group"])
-        tensors = {name: local(tensor) for name, tensor in self._tensors.items()}
-        exchange = Exchange(self._groups[engine][1], tensors, {}, self._member.timeout)
-        exchange.all(self._member.schedule(self.history.since(one["since"]), one["budget"]))
+            self._groups[engine] = one["group"], self.connected(one["group"])
+        tensors = {name: local(tensor) for name, tensor in self.side.weights.tensors.items()}
+        exchange = Exchange(self._groups[engine][1], tensors, {}, self.side.timeout)
+        exchange.all(self.schedule(self._history.since(one["since"]), one["budget"]))
         self.memory += exchange.memory
 
     def _drop(self, engine: str, *, failed: bool) -> None:
@@ -348,18 +354,17 @@ class Publisher:
         if group is not None:
             group.close(failed)
 
-    def discard(self) -> None:
-        """Do nothing: nothing was sent."""
-
     def close(self) -> None:
         """End all groups."""
         for engine in list(self._groups):
             self._drop(engine, failed=False)
         with suppress(RuntimeError):
             keys = [f"go/{engine}/{number}" for engine, number in self._served.items()]
-            self._member.ask(
-                lambda channel: channel.delete(["engines", *keys, *(f"request/{e}" for e in self._served)])
-            )
+            self.ask(lambda channel: channel.delete(["engines", *keys, *(f"request/{e}" for e in self._served)]))
+        # The rank that serves the store leaves last: others may still be sending the last version.
+        side = self.side
+        end = Round(StoreChannel(side.store), f"sync/{side.id}", side.ranks, side.rank, self.serves, epoch=0)
+        end.leave(Outcome(), stay=True, all_read=True)
 
 
 class Announced:
@@ -377,70 +382,108 @@ class Announced:
         self.budget = int(go["budget"])
         self.delta = History(go["history"]).since(go["since"])
 
+    def release(self) -> None:
+        """Do nothing: the trainer does not wait."""
 
-class Requester:
-    """One rank of an engine that asks, and receives; ``engine`` is the engine's id."""
 
-    def __init__(self, member: Member, engine: str) -> None:
-        self._member, self.engine, self.memory = member, engine, 0
+class Requester(Member):
+    """One rank of an engine that asks, and receives beside the weights in use."""
+
+    def __init__(self, at: Store | tuple[str, int], connect: Connect, side: Side) -> None:
+        super().__init__(at, connect, side)
+        self.memory = 0
         self._number, self._key = 0, ""
         self._group: Group | None = None
+        self._staging: Tensor | None = torch.empty(0, dtype=torch.uint8)
         self._in_use: tuple[str, int | None] = ("", None)
+        self._is_asked = False
 
-    def ask(self) -> str:
+    def take(self, end: float) -> int | None:
+        """Ask, receive, and change to what all ranks of this engine have received."""
+        if not self._is_asked:
+
+            def enter() -> tuple[Mapping[str, object], str]:
+                self.reach()
+                return {"ask": ""}, ""
+
+            self.side.agreed("ask", enter, lambda _: self._ask())
+            self._is_asked = True
+        announced, agreement = self.side.newest(lambda: self._await_version(end), last=False)
+        if announced is None:
+            return None
+        failure, exchange = None, None
+        try:
+            exchange = self.receive(announced)
+        except Exception as error:  # noqa: BLE001  - whatever it is, the other ranks must know
+            failure = error if isinstance(error, ExchangeError) else ExchangeError(in_one_line(error))
+            self._drop(failed=True)
+        outcome = agreement.end(failure)
+        self._is_asked = False
+        self._answered(announced, whole=outcome.agreed)
+        if not outcome.agreed or exchange is None:
+            raise TransferError(
+                f"version {announced.version} did not arrive whole, since {outcome.message}; the weights in use have "
+                f"version {self.side.weights.version}; receive() asks for the next one",
+                ranks=outcome.ranks,
+                version=announced.version,
+            )
+        with self.side.weights.changed(announced.version):
+            return exchange.unpack()
+
+    def _ask(self) -> str:
         """Ask the trainer for the next version, as one rank does for all."""
-        key = f"request/{self.engine}"
+        key = f"request/{self.side.id}"
         run, version = self._in_use
-        digest = self._member.moves.digest
-        request = Request(number=self._number, version=version, run=run, group=self._key, digest=digest)
-        text = self._member.sealed(key, json.dumps(request))
+        digest = self.moves.digest
+        request = {"number": self._number, "version": version, "run": run, "group": self._key, "digest": digest}
+        text = self.sealed(key, json.dumps(request))
 
         def ask(channel: StoreChannel) -> None:
             listed = channel.read(key) is not None
             channel.write(key, text)
             if not listed:
-                channel.post("engines", 0, self.engine)
+                channel.post("engines", 0, self.side.id)
 
-        self._member.ask(ask)
+        self.ask(ask)
         return ""
 
-    def await_version(self, end: float) -> Announced | None:
+    def _await_version(self, end: float) -> Announced | None:
         """Return the trainer's answer; None at ``end`` (``monotonic``), when the request remains."""
-        key = f"go/{self.engine}/{self._number}"
+        key = f"go/{self.side.id}/{self._number}"
         while True:
             left = max(0.0, end - time.monotonic())
-            text = self._member.ask(
+            text = self.ask(
                 lambda channel: channel.read(key) if channel.wait(key, min(left, _SLICE)) else None  # noqa: B023
             )
             if text is not None or not left:
-                return None if text is None else Announced(self._member.unsealed(key, text))
+                return None if text is None else Announced(self.unsealed(key, text))
 
-    def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> tuple[int, list[tuple[str, Slices]]]:
-        """Receive what changed; return its bytes, and where they are. Raises ``ExchangeError``."""
+    def receive(self, announced: Announced) -> Exchange:
+        """Receive what changed into the staging. Raises ``ExchangeError``."""
         if self._key != announced.group or self._group is None:
-            self.drop(failed=True)
-            self._group = self._member.connected(announced.group)
+            self._drop(failed=True)
+            self._group = self.connected(announced.group)
             self._key = announced.group
-        steps = self._member.schedule(announced.delta, announced.budget)
-        exchange = Exchange(self._group, {}, into, self._member.timeout)
+        steps = self.schedule(announced.delta, announced.budget)
+        into = {name: local(tensor) for name, tensor in self.side.weights.tensors.items()}
+        exchange = Exchange(self._group, {}, into, self.side.timeout, staging=self._staging)
         exchange.all(steps)
-        self.memory = exchange.memory
-        pieces = [piece for row in steps.receives for message in row for piece in message.pieces]
-        return sum(piece.bytes for piece in pieces), [(piece.name, piece.here) for piece in pieces]
+        self._staging, self.memory = exchange.staging, exchange.memory
+        return exchange
 
-    def answered(self, announced: Announced, *, whole: bool, first: bool) -> None:
-        """End the request: all ranks have the version, or none; the ``first`` rank deletes the answer."""
-        if first:
-            key = f"go/{self.engine}/{self._number}"
+    def _answered(self, announced: Announced, *, whole: bool) -> None:
+        """End the request: all ranks have the version, or none; one rank deletes the answer."""
+        if self.side.is_first:
+            key = f"go/{self.side.id}/{self._number}"
             with suppress(RuntimeError):
-                self._member.ask(lambda channel: channel.delete([key]))
+                self.ask(lambda channel: channel.delete([key]))
         self._number += 1
         if whole:
             self._in_use = announced.run, announced.version
         else:
-            self.drop(failed=True)
+            self._drop(failed=True)
 
-    def drop(self, *, failed: bool) -> None:
+    def _drop(self, *, failed: bool) -> None:
         """End the group; the next request is for another one."""
         if self._group is not None:
             self._group.close(failed)
@@ -448,7 +491,7 @@ class Requester:
 
     def close(self) -> None:
         """Withdraw the request, and end the group."""
-        self.drop(failed=False)
-        keys = [f"request/{self.engine}", f"go/{self.engine}/{self._number}"]
+        self._drop(failed=False)
+        keys = [f"request/{self.side.id}", f"go/{self.side.id}/{self._number}"]
         with suppress(RuntimeError):
-            self._member.ask(lambda channel: channel.delete(keys))
+            self.ask(lambda channel: channel.delete(keys))

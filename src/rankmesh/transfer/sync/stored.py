@@ -34,7 +34,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import torch
-from torch import Tensor
 
 from rankmesh.core.boxes import Box, meet
 from rankmesh.core.documents import Unreadable
@@ -47,9 +46,8 @@ from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.planning.local import LocalMoves
-from rankmesh.transfer.planning.transfer import Transfer
 from rankmesh.transfer.sync.delta import Delta, History, restricted
-from rankmesh.transfer.sync.layouts import ranks_of
+from rankmesh.transfer.sync.link import Given, Side
 
 __all__ = ["Announced", "Publisher", "Reader"]
 
@@ -160,19 +158,32 @@ class File:
 
 
 class Publisher:
-    """One trainer rank's files; ``run`` names this trainer, in which versions are counted."""
+    """One trainer rank's files in a folder."""
 
     memory = 0
 
-    def __init__(self, folder: Path, moves: Transfer, rank: int, tensors: Mapping[str, Tensor], run: str) -> None:
-        self._folder, self._moves, self._rank, self._tensors, self._run = folder, moves, rank, tensors, run
-        self._places, self._length = _places(moves.source, rank)
-        self.history = History()
+    def __init__(self, folder: Path, side: Side) -> None:
+        self._folder, self._side, self._moves = folder, side, side.layouts.stored
+        self._places, self._length = _places(self._moves.source, side.rank)
+        self._history = History()
         self._number = 0
         self._current: File | None = None
         self._older: File | None = None
         self._writing: File | None = None
         self._is_prepared = False
+
+    def publish(self, given: Given) -> dict[str, str]:
+        """Write this rank's part beside the current one, which it replaces once the index has the version."""
+        try:
+            self._side.published(given, self._history, self._write, self._announce)
+        except BaseException:  # an index that still appears finds no file of the version
+            self._remove(self._writing)
+            self._writing = None
+            raise
+        if self._writing is not None:
+            self._older, self._current, self._writing = self._current, self._writing, None
+            self._current.unlock()
+        return {}
 
     def _prepare(self) -> None:
         """Make the folder, and delete what this rank of a killed trainer left; its readers keep what they have."""
@@ -186,33 +197,34 @@ class Publisher:
                     at=self._folder,
                 )
             for name in names:
-                if name.startswith(f"rankmesh-{self._rank}-"):
+                if name.startswith(f"rankmesh-{self._side.rank}-"):
                     folder.remove(name)
         self._is_prepared = True
 
-    def write(self) -> str:
-        """Write this rank's part of the newest version beside the current one; return the file's name."""
+    def _write(self) -> str:
+        """Write this rank's part of the newest version; return the file's name."""
         if not self._is_prepared:
             self._prepare()
         if not self._places:
             return ""
         file = self._writing = self._free()
         file.stamp = ""
-        changed, file.version = self.history.since(file.version), None
+        changed, file.version = self._history.since(file.version), None
+        tensors = self._side.weights.tensors
         for name, tensor in file.tensors.items():
-            given = local(self._tensors[name])
+            shard = local(tensors[name])
             boxes = None if changed is None else changed.get(name, ())
             for here in [()] if boxes is None else self._parts(name, boxes):
-                tensor[here].copy_(given[here])
-        if any(tensor.is_cuda for tensor in self._tensors.values()):
+                tensor[here].copy_(shard[here])
+        if any(tensor.is_cuda for tensor in tensors.values()):
             torch.cuda.synchronize()
-        file.version = self.history.newest
-        file.stamp = f"{self._run} {file.version}"
+        file.version = self._history.newest
+        file.stamp = f"{self._side.id} {file.version}"
         file.flush()
         return file.name
 
     def _parts(self, name: str, boxes: Sequence[Box]) -> list[Slices]:
-        shard = self._moves.source[name].of(self._rank)
+        shard = self._moves.source[name].of(self._side.rank)
         pairs = ((whole, meet(whole, box)) for whole in shard.boxes for box in boxes)
         return [where(shard, shared) for _, shared in pairs if shared is not None]
 
@@ -225,35 +237,22 @@ class Publisher:
             self._remove(file)
         self._number += 1
         with _opened(self._folder, create=True) as folder:
-            name = f"rankmesh-{self._rank}-{self._run}-{self._number}"
+            name = f"rankmesh-{self._side.rank}-{self._side.id}-{self._number}"
             file = File(folder, name, self._places, self._length, create=True)
         file.lock(exclusive=True)
         return file
 
-    def announce(self, files: Mapping[int, str]) -> str:
+    def _announce(self, files: Mapping[int, str]) -> str:
         """Put the newest version, which all ranks have written, into the index: one rank does."""
         index = {
             "digest": self._moves.digest,
-            "run": self._run,
-            "history": self.history.to_data(),
+            "run": self._side.id,
+            "history": self._history.to_data(),
             "files": {str(rank): name for rank, name in files.items() if name},
         }
         with _opened(self._folder) as folder:
             folder.write(_INDEX, json.dumps(index).encode())
         return ""
-
-    def send(self, _: str) -> dict[str, str]:
-        """Make the files current that were written: the index has their version."""
-        if self._writing is not None:
-            self._older, self._current, self._writing = self._current, self._writing, None
-            self._current.unlock()
-        return {}
-
-    def discard(self) -> None:
-        """Delete the file that was written: the version failed, and an index that still appears finds no file of it."""
-        if self._writing is not None:
-            self._remove(self._writing)
-            self._writing = None
 
     def _remove(self, *files: File | None, index: bool = False) -> None:
         """Delete files, if the folder is still there; readers of a file go on."""
@@ -264,8 +263,7 @@ class Publisher:
     def close(self) -> None:
         """Delete the files of this rank; the last one to do so deletes the folder."""
         if self._is_prepared:
-            first = self._rank == ranks_of(self._moves.source)[0]
-            self._remove(self._current, self._older, self._writing, index=first)
+            self._remove(self._current, self._older, self._writing, index=self._side.is_first)
             with suppress(OSError):
                 self._folder.rmdir()
         self._current = self._older = self._writing = None
@@ -302,17 +300,36 @@ class Announced:
 
 
 class Reader:
-    """One rank of an engine that reads the files; ``rank`` is its number in the transfer."""
+    """One rank of an engine that reads the files in a folder."""
 
-    def __init__(self, folder: Path, moves: Transfer, rank: int) -> None:
-        self._folder, self._moves, self._rank = folder, moves, rank
-        self._local = moves.of(rank)
+    memory = 0
+
+    def __init__(self, folder: Path, side: Side) -> None:
+        self._folder, self._side = folder, side
+        self._moves = moves = side.layouts.stored
+        self._local = moves.of(side.rank)
         self._sources = tuple(sorted({move.source for move in self._local.receives}))
         self._places = {source: _places(moves.source, source) for source in self._sources}
-        self._target = {name: s.of(rank) for name, s in moves.target.items() if s.holds(rank)}
+        self._target = {name: s.of(side.rank) for name, s in moves.target.items() if s.holds(side.rank)}
         self._files: dict[str, File] = {}
         self._in_use: tuple[str, int] | None = None
         self._pending: Future[Announced | None] | None = None
+
+    def take(self, end: float) -> int | None:
+        """Copy what changed, once all ranks have locked the files of one version."""
+        announced, _ = self._side.newest(lambda: self.await_version(end), last=True)
+        if announced is None:
+            return None
+        parts = self._whole if announced.delta is None else self._parts(restricted(self._local, announced.delta))
+        try:
+            with self._side.weights.changed(announced.version) as into:
+                for part in parts:
+                    tensor = announced.files[part.source].tensors[part.name]
+                    into[part.name][part.there].copy_(tensor[part.here])
+        finally:
+            announced.release()
+        self._in_use = announced.run, announced.version
+        return sum(part.bytes for part in parts)
 
     def await_version(self, end: float) -> Announced | None:
         """Wait for a version newer than the one in use, and return it; None at ``end`` (``monotonic``).
@@ -401,14 +418,6 @@ class Reader:
                 return None
         return self._files[name]
 
-    def fill(self, announced: Announced, into: Mapping[str, Tensor]) -> int:
-        """Copy what changed, and return its bytes."""
-        parts = self._whole if announced.delta is None else self._parts(restricted(self._local, announced.delta))
-        for part in parts:
-            tensor = announced.files[part.source].tensors[part.name]
-            into[part.name][part.there].copy_(tensor[part.here])
-        return sum(part.bytes for part in parts)
-
     @cached_property
     def _whole(self) -> list[_Part]:
         """All that is copied, looked up once, since that takes as long as a third of the copy."""
@@ -422,10 +431,6 @@ class Reader:
                 here, there = where(shards[move.name], move.box), where(self._target[move.name], move.box)
                 found.append(_Part(source, move.name, here, there, move.bytes))
         return found
-
-    def hold(self, announced: Announced) -> None:
-        """Note that this version is the one in use now."""
-        self._in_use = announced.run, announced.version
 
     def close(self) -> None:
         """Close the files."""
