@@ -60,6 +60,8 @@ def test_nothing_is_imported_without_the_variable(tmp_path):
         ({"RANKMESH": "watch", "SLURM_JOB_ID": "71"}, Setting(Path("rankmesh-watch/71"))),
         ({"RANKMESH": "watch", "TORCHELASTIC_RUN_ID": "none"}, Setting(Path("rankmesh-watch/job"))),
         ({"RANKMESH": "watch:dir=/shared/a,after=1.5,then=exit"}, Setting(Path("/shared/a"), 1.5, "exit")),
+        ({"RANKMESH": "watch:dir=a,slow=0"}, Setting(Path("a"), slow=0.0)),
+        ({"RANKMESH": "watch:dir=a,slow=300"}, Setting(Path("a"), slow=300.0)),
         ({"RANKMESH_RECORD": "calls"}, Setting(Path("calls"))),
         ({"RANKMESH": "watch:then=abort", "RANKMESH_RECORD": "calls"}, Setting(Path("calls"), None, "abort")),
     ],
@@ -69,7 +71,10 @@ def test_settings(environment, wanted):
     assert setting(environment) == wanted
 
 
-@pytest.mark.parametrize("text", ["wach", "watch:after=soon", "watch:after=0", "watch:then=kill", "watch:directory=a"])
+UNREADABLE = ["wach", "watch:after=soon", "watch:after=0", "watch:then=kill", "watch:directory=a"]
+
+
+@pytest.mark.parametrize("text", [*UNREADABLE, "watch:slow=often", "watch:slow=-1"])
 def test_a_setting_that_cannot_be_read(text):
     """A value that is not known is an error in a command."""
     with pytest.raises(rm.ConnectError):

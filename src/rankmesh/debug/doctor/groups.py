@@ -22,7 +22,7 @@ from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import listed
 
-__all__ = ["DEFAULT", "KnownGroup", "group_at", "group_of_plan", "kinds_of_size", "known_groups"]
+__all__ = ["DEFAULT", "KnownGroup", "group_at", "group_of_plan", "kinds_of_size", "known_group", "known_groups"]
 
 DEFAULT = "default_pg"
 # The kind of groups of which only the members are known.
@@ -73,7 +73,7 @@ def known_groups(
             key = keys[rank, index] = group.name, members
             if key not in described or (group.is_described and not described[key].is_described):
                 described[key] = group
-    made = {key: _known(group, key[1], plan) for key, group in described.items()}
+    made = {key: known_group(group, key[1], plan) for key, group in described.items()}
     return {place: made[key] for place, key in keys.items()}
 
 
@@ -124,7 +124,7 @@ def kinds_of_size(plan: Plan | None, size: int) -> list[str]:
     return [local.name for local in _local(plan, 0) if len(local.ranks) == size]
 
 
-def _known(group: GroupName, members: tuple[int, ...], plan: Plan | None) -> KnownGroup:
+def known_group(group: GroupName, members: tuple[int, ...], plan: Plan | None = None) -> KnownGroup:
     """Return the group under its name in the plan, or under the name that torch has for it."""
     desc = group.desc.rpartition(":")[2] if "@" in group.desc else group.desc
     kind = desc.partition("@")[0]

@@ -13,9 +13,9 @@ from typing import TYPE_CHECKING
 from rankmesh.core.lazy import loader
 
 if TYPE_CHECKING:
-    from rankmesh.debug.watch.watch import Watch, start
+    from rankmesh.debug.watch.watch import Watch, slow, start
 
-__all__ = ["Watch", "start"]
+__all__ = ["Watch", "slow", "start"]
 
 # The command that sets the variable of a watch needs no torch.
-__getattr__, __dir__ = loader(__name__, {"Watch": "watch", "start": "watch"})
+__getattr__, __dir__ = loader(__name__, dict.fromkeys(__all__, "watch"))

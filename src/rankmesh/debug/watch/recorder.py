@@ -49,8 +49,9 @@ _KEPT = (
 
 
 def prepare(calls: int = CALLS) -> None:
-    """Have torch keep this many calls with their frames; a number that the environment sets stays."""
+    """Have torch keep this many calls with their frames, and NCCL's durations; what the environment sets stays."""
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", str(calls)))
+    os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
 
 
 class Recorder:
@@ -81,16 +82,9 @@ class Recorder:
 
         ``mark`` is where the program stood before (``stacks.in_call``).
         """
-        self.look()
-        kept = self._kept()
+        known, kept = self.groups(), self._kept()
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
-        known = self._groups
-        if any(desc in _UNNAMED for desc, _ in known.values()):
-            found = live_names()
-            known = {
-                name: (found.get(name, desc) if desc in _UNNAMED else desc, r) for name, (desc, r) in known.items()
-            }
         groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in known.items()}
         about = self._about(reason) | ({"ended": True, "failure": self.failure()} if ended else self._now(mark))
         return {
@@ -100,6 +94,14 @@ class Recorder:
             "stacks": [json.loads(text) for text in table],
             "entries": entries,
         }
+
+    def groups(self) -> dict[str, tuple[str, tuple[int, ...]]]:
+        """Return the groups of this rank by name: a description, which may be a framework's name, and the members."""
+        self.look()
+        known, found = self._groups, dict[str, str]()
+        if any(desc in _UNNAMED for desc, _ in known.values()):
+            found = live_names()
+        return {name: (found.get(name, desc) if desc in _UNNAMED else desc, r) for name, (desc, r) in known.items()}
 
     def _kept(self) -> dict[str, Any]:
         return together([after(_plain(data), self._since) for data in calls.recorded()])

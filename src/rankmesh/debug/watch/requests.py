@@ -22,6 +22,7 @@ from contextlib import suppress
 
 from rankmesh.debug.doctor.diagnosis import Diagnosis, diagnose
 from rankmesh.debug.watch.host import HostRanks
+from rankmesh.debug.watch.host_tree import HOSTS
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.stacks import Mark
@@ -157,7 +158,7 @@ class DumpRequests:
             with suppress(StoreLost):
                 for number in range(self.number + 2):
                     self._of(number).forget(_STEPS)
-                session.ask(lambda: self._channel.delete([SESSION]))
+                session.ask(lambda: self._channel.delete([SESSION, HOSTS]))
 
 
 def _who_arrived(arrivals: Arrivals) -> Outcome:

@@ -3,10 +3,11 @@
 ```
 RANKMESH=watch                                          look, and log the diagnosis; recordings in rankmesh-watch/JOB
 RANKMESH=watch:dir=/shared/hangs,after=120,then=exit    another folder; calls may take 120 s; then end the process
+RANKMESH=watch:slow=300                                 at most a line every 300 s on what makes the job slow; 0: none
 ```
 
 >>> setting({"RANKMESH": "watch:after=120,then=abort", "SLURM_JOB_ID": "71"})
-Setting(folder=PosixPath('rankmesh-watch/71'), after=120.0, then='abort')
+Setting(folder=PosixPath('rankmesh-watch/71'), after=120.0, then='abort', slow=60.0)
 """
 
 from __future__ import annotations
@@ -30,11 +31,13 @@ class Setting:
     """The options of the variable: where recordings go, seconds that a call may take (None: half of its timeout).
 
     ``then`` is what happens after a diagnosis of a hang: log, abort (blocked calls return with an error), or exit.
+    ``slow`` is how many seconds lie between two lines on what makes the job slow, 0 for none.
     """
 
     folder: Path
     after: float | None = None
     then: str = "log"
+    slow: float = 60.0
 
 
 def setting(environment: Mapping[str, str]) -> Setting | None:
@@ -45,14 +48,15 @@ def setting(environment: Mapping[str, str]) -> Setting | None:
     word, _, listed = text.partition(":")
     options = dict(part.partition("=")[::2] for part in filter(None, listed.split(",")))
     folder = options.pop("dir", "") or recorded or f"rankmesh-watch/{_job(environment)}"
-    after, then = options.pop("after", ""), options.pop("then", "log")
-    seconds = _seconds(after) if after else None
-    if word != "watch" or options or then not in _THEN or seconds == 0:
+    after, then, pause = options.pop("after", ""), options.pop("then", "log"), options.pop("slow", "60")
+    seconds, slow = _seconds(after) if after else None, _seconds(pause)
+    invalid = seconds == 0 or (slow == 0 and pause.strip("0.") != "")
+    if word != "watch" or options or then not in _THEN or invalid:
         raise ConnectError(
             f"{SWITCH}={quoted(text)} cannot be read; "
-            f"set {SWITCH}=watch, or {SWITCH}=watch:dir=FOLDER,after=SECONDS,then=log|abort|exit",
+            f"set {SWITCH}=watch, or {SWITCH}=watch:dir=FOLDER,after=SECONDS,then=log|abort|exit,slow=SECONDS",
         )
-    return Setting(Path(folder), seconds, then)
+    return Setting(Path(folder), seconds, then, slow)
 
 
 def _seconds(text: str) -> float:

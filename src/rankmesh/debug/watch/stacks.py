@@ -14,6 +14,7 @@ how many were made (``Mark``).
 from __future__ import annotations
 
 import linecache
+import re
 import sys
 import threading
 from collections.abc import Iterator
@@ -28,7 +29,7 @@ import rankmesh
 from rankmesh.backend import recorder
 from rankmesh.debug.doctor.sites import innermost, is_library
 
-__all__ = ["Mark", "in_call", "threads"]
+__all__ = ["Mark", "in_call", "stands", "threads"]
 
 # Where a program stands: a frame, an instruction in it, and the calls made on the group that it waits for, or on all.
 Mark = tuple[int, int, int]
@@ -50,6 +51,10 @@ _KNOWN = frozenset(
     | {"send", "recv", "isend", "irecv", "monitored_barrier", "new_group", "init_process_group", "batch_isend_irecv"}
     | set(_RECORDED)
 )
+# Calls that gloo's recorder does not have, and functions that read data, beside those of torch's loader.
+_BETWEEN_TWO = frozenset({"send", "recv", "batch_isend_irecv"})
+_LOADER = f"{_TORCH}utils/data/"
+_READS = re.compile(r"_*(read|load|fetch|collate)(_\w+)?$|_*(get|next)_?(batch|data|item)\w*$|__(next|getitem)__$")
 _WAITS = ("wait(", "synchronize(", ".item(", "result(")
 _DEPTH = 64
 
@@ -105,6 +110,19 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
     if any(word in source for word in _WAITS) and not moved:
         return {"operation": "wait", "site": _line(user)}, mark
     return {"site": _line(user), "running": "sleep(" in source or moved}, mark
+
+
+def stands(program: int) -> tuple[str, str]:
+    """Return where a program stands: ``waits`` for one other rank, ``reads`` its data, or "", and at which line."""
+    frames = [*_outwards(sys._current_frames().get(program))]
+    user = _users(frames[0] if frames else None)
+    found = next((each.f_code.co_name for each in frames if each.f_code.co_filename == _CALLS), "")
+    if found in _BETWEEN_TWO or (user and "wait(" in linecache.getline(user.f_code.co_filename, user.f_lineno)):
+        return "waits", _line(user)
+    inner = frames[: frames.index(user) + 1] if user else []
+    reads = any(each.f_code.co_filename.startswith(_LOADER) for each in frames)
+    reads = reads or any(_READS.match(each.f_code.co_name) for each in inner)
+    return "reads" if reads else "", _line(user)
 
 
 def _moved(before: Mark | None, mark: Mark) -> bool:

@@ -41,7 +41,7 @@ def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
     after = None if wanted.after is None else timedelta(seconds=wanted.after)
     # Groups of an earlier world have the same names.
     anew = next(_worlds) > 0
-    return [Watch(wanted.folder.absolute(), after, then=_ACTIONS[wanted.then], anew=anew)]
+    return [Watch(wanted.folder.absolute(), after, then=_ACTIONS[wanted.then], anew=anew, slow=wanted.slow)]
 
 
 def _abort() -> None:

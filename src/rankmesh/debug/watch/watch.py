@@ -24,17 +24,19 @@ from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.options import time_limit
 from rankmesh.debug.doctor.diagnosis import Diagnosis, summary
+from rankmesh.debug.slow import SlowReport
 from rankmesh.debug.watch.exchange import connected
 from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.metrics import Metrics, metrics_of, send_trace, write_prometheus
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
+from rankmesh.debug.watch.slow import SlowWatch
 from rankmesh.debug.watch.stacks import Mark
 from rankmesh.rendezvous.waiting import await_at_exit
 from rankmesh.runtime.world import World
 
-__all__ = ["Watch", "start"]
+__all__ = ["Watch", "slow", "start"]
 
 _log = logging.getLogger("rankmesh.watch")
 # Seconds that a rank waits at its beginning for its watch, and at its end for an idle one.
@@ -52,7 +54,7 @@ class Watch:
     ``folder`` is where recordings go, None for nowhere but the store; ``verdict`` is the last diagnosis as a sentence,
     None before the first. ``diagnosed`` takes that and the ranks at fault, in place of the log. ``then`` is called on
     each responsive rank once a hang is diagnosed in which a call lasts too long. ``anew``: what was recorded until now
-    is of another world.
+    is of another world. ``slow``: seconds between two lines on what makes the job slow, 0 for none.
     """
 
     def __init__(
@@ -63,6 +65,7 @@ class Watch:
         diagnosed: Callable[[str, tuple[int, ...]], None] | None = None,
         then: Callable[[], None] | None = None,
         anew: bool = False,
+        slow: float = 0.0,
     ) -> None:
         world = default_group()
         self.folder = folder
@@ -70,9 +73,11 @@ class Watch:
         self._diagnosed, self._then = diagnosed, then
         patience = (timeout or world.timeout / 2).total_seconds()
         self._recorder = Recorder(anew=anew)
-        self._slow = SlowCall(self._recorder, patience, limited=timeout is not None)
+        self._slow_call = SlowCall(self._recorder, patience, limited=timeout is not None)
         if anew:
-            self._slow.reported = time.monotonic()
+            self._slow_call.reported = time.monotonic()
+        self._line_pause = slow
+        self._slow: SlowWatch | None = None
         self._pace = Pace(patience, self._recorder.world_size)
         self._store = world.store
         self._process = os.getpid()
@@ -110,18 +115,41 @@ class Watch:
         requests = DumpRequests(store.channel, recordings, self._recorder, host, self._pace)
         if self.folder is not None:
             host.outlive_sigterm()
+        if self._line_pause > 0:
+            self._slow = SlowWatch(self._recorder, host, store, self._line_pause, self.folder)
         self._started.set()
         try:
-            while not self._stop.wait(self._pace.tick):
+            while not self._wait():
                 self._look(host, requests)
                 if host.terminated():
                     self._put(requests.number, "SIGTERM")
                     return
+            if self._slow is not None:
+                self._slow.close()
             requests.close()
         except (OSError, RuntimeError) as error:  # the program has closed what the watch had open
             _log.warning("rankmesh: no watch on rank %s any more: %s", self._recorder.rank, error)
         finally:
             host.close()
+
+    def _wait(self) -> bool:
+        """Wait until the next look, and see meanwhile how fast this rank is; return whether the watch is closed."""
+        end, slow = time.monotonic() + self._pace.tick, self._slow
+        if slow is None:
+            return self._stop.wait(self._pace.tick)
+        slow.resume()
+        while (left := end - time.monotonic()) > slow.pause:
+            if self._stop.wait(slow.pause):
+                return True
+            slow.look()
+        return self._stop.wait(max(0.0, left))
+
+    @property
+    def slow(self) -> SlowReport | None:
+        """The last report of the job's speed, None before the first; ranks that do not log read it from the folder."""
+        if self._slow is not None and self._slow.report is not None:
+            return self._slow.report
+        return None if self.folder is None else SlowReport.read(self.folder)
 
     def close(self) -> None:
         """End the watch; the recording of a rank that has ended stays in the folder."""
@@ -164,19 +192,19 @@ class Watch:
         reason = self._wanted or ("SIGUSR1" if host.signalled() else "")
         if not reason and requests.requested():
             reason = "another rank asked"
-        overdue = "" if reason else self._slow.reason()
+        overdue = "" if reason else self._slow_call.reason()
         if not reason and not overdue:
             return
         self._wanted, self._responding = None, True
-        mark = self._slow.mark
+        mark = self._slow_call.mark
         # What the program is in by now is part of what is reported.
-        self._slow.follow()
+        self._slow_call.follow()
         began = time.monotonic()
         self.verdict = None
         requests.respond(reason or overdue, mark, self._report, hangs=bool(overdue))
         self._hung |= requests.hung or requests.store_lost
         if requests.hung:
-            self._slow.reported = began
+            self._slow_call.reported = began
         self._responding = False
         with self._responded:
             # Who asked meanwhile has the answer of this request; another one would wait for ranks that have gone on.
@@ -246,7 +274,7 @@ class SlowCall:
         self.reported = 0.0
         self._recorder, self._patience, self._limited = recorder, patience, limited
         self._since = self._read_at = time.monotonic()
-        self._unfinished: dict[tuple[int, str], str] = {}
+        self._unfinished: dict[tuple[int, str], int] = {}
 
     def follow(self) -> dict[str, Any]:
         """Return the call that the program is in, and from now on since when."""
@@ -281,8 +309,9 @@ class SlowCall:
 
     def _stands_still(self) -> bool:
         """Return whether a group has collectives under way and none has ended since the last look."""
-        before, self._unfinished = self._unfinished, calls.unfinished()
-        return any(before.get(group) == last for group, last in self._unfinished.items())
+        unfinished = {group: done for group, (done, enqueued) in calls.collectives().items() if done != enqueued}
+        before, self._unfinished = self._unfinished, unfinished
+        return any(before.get(group) == last for group, last in unfinished.items())
 
     def _lasts(self, since: float, limit: float) -> bool:
         """Return whether what is under way since then lasts too long, and began after all that was reported."""
@@ -297,11 +326,20 @@ def _clock(epoch: int) -> float:
 # -- from a program ---------------------------------------------------------------------------------------------------
 
 
-def start(folder: str | os.PathLike[str] | None = None, *, timeout: float | timedelta | None = None) -> Watch:
+def start(
+    folder: str | os.PathLike[str] | None = None, *, timeout: float | timedelta | None = None, slow: float = 60.0
+) -> Watch:
     """Watch over this rank, in a world that is initialised; called by every rank, in one order of watches.
 
     ``folder`` takes the recordings (else the environment's ``RANKMESH_RECORD``, else ``recordings``). A call may take
     ``timeout`` seconds before every responsive rank writes its recording: by default half of its group's timeout.
+    While the job is slow, one rank logs what makes it so every ``slow`` seconds, never where that is 0.
     """
     place = Path(folder or os.environ.get("RANKMESH_RECORD") or "recordings")
-    return Watch(place.absolute(), None if timeout is None else time_limit(timeout))
+    return Watch(place.absolute(), None if timeout is None else time_limit(timeout), slow=slow)
+
+
+def slow() -> SlowReport | None:
+    """Return what the running watch of this process last found of the job's speed; None without one."""
+    running = (getattr(ask, "__self__", None) for ask in World.current().diagnosing)
+    return next((watch.slow for watch in running if isinstance(watch, Watch)), None)

@@ -1,0 +1,171 @@
+"""How fast this rank is: what it does, looked at ten times a second, and from that a summary for each window.
+
+```
+gloo     a collective is under way while torch's counters differ; torch records no duration of its calls
+NCCL     the recorded duration of each collective, with TORCH_NCCL_ENABLE_TIMING, which the watch sets
+two      a rank that waits for one other is in send() or recv(), by its stack
+else     it computes, at a line of the program
+```
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Hashable, Mapping
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+from rankmesh.backend import recorder as calls
+from rankmesh.debug.doctor.columns import GroupName
+from rankmesh.debug.doctor.groups import known_group
+from rankmesh.debug.slow.summary import SHARE, Cycle, Group, Summary, cycle_of, summary_of
+from rankmesh.debug.watch import stacks
+from rankmesh.debug.watch.recorder import Recorder
+
+__all__ = ["Sampler"]
+
+# Seconds between two samples, on average; by which a sample was late that could not be taken at its time; and those
+# after which the line between two calls is worth knowing.
+_EACH, _LATE, _LONG = 0.1, 0.02, 0.35
+# Windows after which the recorder is read again, at most, as that takes long; and after which it is for durations.
+_READ, _TIMED = 30, 5
+_GLOO, _NCCL = 0, 1
+
+
+class Sampler:
+    """The samples of this rank since the last window."""
+
+    def __init__(self, recorder: Recorder) -> None:
+        self._recorder, self._program = recorder, threading.main_thread().ident or 0
+        # The numbers of the program are its own.
+        self._random = random.Random(recorder.rank)  # noqa: S311 - when to look
+        self._groups, self._cycle = dict[str, Group](), Cycle({}, "")
+        self._windows, self._next = 0, 1
+        self._state = dict[tuple[int, str], tuple[int, int]]()
+        self._made = dict[tuple[int, str], int]()
+        self._queued, self._stretch, self._idle = _queued(), 0.0, False
+        self._waits, self._sites = defaultdict[str, float](float), Counter[tuple[str, str]]()
+        self.resume()
+        self._begin()
+
+    def _begin(self) -> None:
+        self._seconds = self._computes = self._reading = self._longest = 0.0
+        self._site = ""
+        self._waits.clear()
+        self._sites.clear()
+
+    def resume(self) -> None:
+        """Leave out the time until now, in which the watch did something else."""
+        self._at, self._pause = time.monotonic(), _EACH * self._random.uniform(0.7, 1.3)
+
+    @property
+    def pause(self) -> float:
+        """Seconds until the next sample."""
+        return max(0.0, self._at + self._pause - time.monotonic())
+
+    def sample(self) -> None:
+        """Look at what this rank does, which it has done since the last sample."""
+        seconds = time.monotonic() - self._at
+        late = seconds > self._pause + _LATE
+        before, self._state = self._state, calls.collectives()
+        # Where this thread was late because the program was busy, a call that was made meanwhile did not last as long.
+        under_way = [
+            number
+            for (recorder, number), (done, made) in self._state.items()
+            if recorder == _GLOO and done != made and not (late and before.get((recorder, number), (0, 0))[1] != made)
+        ]
+        self._seconds += seconds
+        state, site = ("", "") if under_way else stacks.stands(self._program)
+        if not under_way and state != "waits":
+            self._computes += seconds
+            self._reading += seconds if state else 0.0
+            self._sites[state, site] += 1
+        for number in under_way or ([""] if state == "waits" else []):
+            self._waits[number] += seconds
+        same = all(before.get(group, (0, 0))[1] == made for group, (_, made) in self._state.items())
+        length = self._stretch + seconds if same or late else 0.0
+        if self._idle and length > max(self._longest, _LONG):
+            self._site = site
+        self._longest = max(self._longest, length if self._idle else 0.0)
+        self._idle = not under_way and state != "waits"
+        self._stretch = length if self._idle and same else 0.0
+        self.resume()
+
+    def window(self) -> Summary | None:
+        """Return the summary of the samples since the last one, and begin anew; None where nothing can be known yet."""
+        self._windows += 1
+        timed = any(recorder == _NCCL and made > 0 for (recorder, _), (_, made) in self._state.items())
+        if timed and self._windows % _TIMED:
+            return None
+        if timed or self._windows >= self._next or not {number for _, number in self._state} <= self._groups.keys():
+            self._next = min(2 * self._windows, self._windows + _READ)
+            entries = [calls.calls_kept(recorder) for recorder in (_GLOO, _NCCL)]
+            self._learn([*entries[_GLOO], *entries[_NCCL]])
+            self._take_durations(entries[_NCCL])
+        known = self._seconds >= 10 * _EACH and self._cycle.calls and not (timed and not self._waits)
+        summary = self._summary() if known else None
+        self._begin()
+        return summary
+
+    def _take_durations(self, entries: list[dict[str, Any]]) -> None:
+        """Take what NCCL's calls lasted for what they were under way, in the part of the time that is recorded."""
+        since = time.time_ns() - int(1e9 * self._seconds)
+        last = [entry for entry in entries if entry.get("duration_ms") and int(entry["time_created_ns"]) > since]
+        if len(last) > 1:
+            recorded = (int(last[-1]["time_created_ns"]) - int(last[0]["time_created_ns"])) / 1e9
+            for entry in last:
+                self._waits[str(entry["pg_id"])] += float(entry["duration_ms"]) / 1000 * self._seconds / recorded
+            self._computes = max(0.0, self._seconds - sum(self._waits.values()))
+
+    def _summary(self) -> Summary:
+        made = {group: last for group, (_, last) in self._state.items() if group[1] in self._cycle.calls}
+        new = sum(last - self._made.get(group, 0) for group, last in made.items())
+        steps = new / (sum(self._cycle.calls[number] for _, number in made) or 1)
+        self._made, queued = made, self._queued
+        self._queued = _queued()
+        row: dict[str, float | str] = {
+            "rank": self._recorder.rank,
+            "host": self._recorder.host,
+            "place": self._cycle.place,
+            "step": 1e6 * self._seconds / steps if steps else 0,
+            "computes": SHARE * self._computes / self._seconds,
+            "stretch": 1000 * self._longest,
+            "queued": SHARE * (self._queued - queued) / self._seconds,
+            "reading": SHARE * self._reading / self._seconds,
+            "site": self._site or next((site for (_, site), _ in self._sites.most_common(1)), ""),
+            "data": next((site for (state, site), _ in self._sites.most_common() if state), ""),
+        }
+        waits = {self._groups[number]: self._waits[number] / self._seconds for number in self._cycle.calls}
+        if "" in self._waits:
+            waits[Group("", "p2p", "p2p", "recv", ())] = self._waits[""] / self._seconds
+        return summary_of(row, waits)
+
+    def _learn(self, entries: list[dict[str, Any]]) -> None:
+        """Learn the groups and the cycle of this rank from its recorded calls."""
+        made = Counter((str(entry["pg_id"]), str(entry["profiling_name"]).rpartition(":")[2]) for entry in entries)
+        names = {str(entry["pg_id"]): entry["process_group"] for entry in entries}
+        known = self._recorder.groups() if names.keys() - self._groups.keys() else {}
+        for number, (name, desc) in names.items():
+            if number not in self._groups:
+                most = max((op for pg, op in made if pg == number), key=lambda op: made[number, op])
+                desc, ranks = known.get(str(name), (desc, ()))
+                group = known_group(GroupName(str(name), desc, ranks), ranks)
+                self._groups[number] = Group(str(name), group.kind, group.label, most, ranks)
+        self._cycle = cycle_of([(str(entry["pg_id"]), self._what(entry)) for entry in entries])
+
+    def _what(self, entry: Mapping[str, Any]) -> Hashable:
+        """Return what a call is on every rank of the same place."""
+        group = self._groups[str(entry["pg_id"])]
+        return group.kind, len(group.ranks), entry["profiling_name"], str(entry.get("input_sizes"))
+
+
+def _queued() -> float:
+    """Return the seconds that the main thread was ready to run, and had no processor; 0 where Linux does not count."""
+    with suppress(OSError, IndexError, ValueError):
+        return int(Path(f"/proc/{os.getpid()}/schedstat").read_text(encoding="ascii").split()[1]) / 1e9
+    return 0.0

@@ -1,0 +1,168 @@
+"""Faults from outside a program, one after another, and what the watch says: ``faults.py FAULT TRIALS FOLDER``.
+
+Prints a line for each trial, and in how many the right rank and cause were found in 20 s, and nobody else was named.
+"""
+
+import os
+import random
+import re
+import signal
+import subprocess
+import sys
+import time
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from rankmesh.debug.slow import SlowReport
+
+HERE = Path(__file__).parent
+WITHIN, RANKS = 20.0, 16
+# What is right to say of each fault.
+CAUSES = {
+    "healthy": (),
+    "stop": ("computes", "pause"),
+    "neighbour": ("computes",),
+    "input": ("input",),
+    "layers": ("computes", "imbalance"),
+    "pause": ("pause",),
+}
+
+
+class Job:
+    """The job of 16 ranks, watched, with its processes by rank."""
+
+    def __init__(self, folder, seconds, **environment):
+        self.folder, self.file = Path(folder), Path(folder) / "fault"
+        self.folder.mkdir(parents=True, exist_ok=True)
+        self.log = (self.folder / "log").open("w+")
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
+        kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKMESH")}
+        watch = {"RANKMESH": f"watch:dir={self.folder}/watch,slow=5", "OMP_NUM_THREADS": "1"}
+        self.process = subprocess.Popen(
+            (sys.executable, *launcher, str(HERE / "program.py"), str(seconds), str(self.file)),
+            stdout=self.log,
+            stderr=subprocess.STDOUT,
+            env={**kept, **watch, **environment},
+        )
+
+    def ranks(self):
+        """The process of each rank."""
+        end = time.monotonic() + 200
+        while time.monotonic() < end:
+            found = re.findall(r"rank (\d+) is (\d+)", (self.folder / "log").read_text())
+            if len(found) == RANKS and self.report() is not None:
+                return {int(rank): int(process) for rank, process in found}
+            time.sleep(0.5)
+        raise TimeoutError(self.folder)
+
+    def report(self):
+        """The last report, if there is one."""
+        return SlowReport.read(self.folder / "watch")
+
+    def close(self):
+        """End the job."""
+        self.process.terminate()
+        try:
+            self.process.wait(30)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+        self.log.close()
+
+
+def stop(process, seconds, every):
+    """Stop a process for so long, again and again; returns what ends that."""
+    code = (
+        "import os, signal, sys, time\n"
+        "process, seconds, every = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])\n"
+        "while True:\n"
+        "    os.kill(process, signal.SIGSTOP); time.sleep(seconds)\n"
+        "    os.kill(process, signal.SIGCONT); time.sleep(every - seconds)\n"
+    )
+    return subprocess.Popen((sys.executable, "-c", code, *map(str, (process, seconds, every))))
+
+
+@contextmanager
+def fault(job, kind, rank, process):
+    """A fault of a rank, while it lasts."""
+    helper = None
+    if kind in ("input", "layers"):
+        job.file.write_text(f"{rank} {kind}")
+    elif kind == "stop":
+        helper = stop(process, 0.08, 0.29)
+    elif kind == "pause":
+        helper = stop(process, 1.9, 12.0)
+    elif kind == "neighbour":
+        helper = subprocess.Popen(("taskset", "-c", "1", sys.executable, "-c", "while True: pass"))
+    try:
+        yield
+    finally:
+        job.file.unlink(missing_ok=True)
+        if helper is not None:
+            helper.kill()
+            helper.wait()
+            with suppress(ProcessLookupError):
+                os.kill(process, signal.SIGCONT)
+
+
+def trial(job, kind, rank, process, within=WITHIN):
+    """Seconds until the rank was found for one of the right causes (None: never), and others that were named."""
+    began, found, innocent = time.time(), None, set()
+    with fault(job, kind, rank, process):
+        while time.time() < began + within + 6 and found is None:
+            report = job.report()
+            for one in report.findings if report.time > began else ():
+                if one.ranks == (rank,) and one.cause in CAUSES[kind]:
+                    found = report.time - began
+                else:
+                    innocent.add((one.cause, one.ranks))
+            time.sleep(0.2)
+    end = time.time() + 60
+    while time.time() < end and (job.report().findings or job.report().time < time.time() - 8):
+        time.sleep(0.5)
+    time.sleep(4)
+    return found, innocent
+
+
+def show(text):
+    """Print a line at once."""
+    sys.stdout.write(f"{text}\n")
+    sys.stdout.flush()
+
+
+def main():
+    """Trials of one fault."""
+    kind, trials, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+    burns = {"BURNS": "7"} if kind == "neighbour" else {}
+    job = Job(folder, 100_000, **burns)
+    right = late = wrong = 0
+    try:
+        processes = job.ranks()
+        if kind == "neighbour":
+            for rank, process in processes.items():
+                subprocess.run(
+                    ("taskset", "-acp", "1" if rank == 7 else "0", str(process)), check=True, capture_output=True
+                )
+        time.sleep(16)
+        if kind == "healthy":
+            end, named, seen = time.time() + trials, set(), 0.0
+            while time.time() < end:
+                report = job.report()
+                if report.time > seen:
+                    seen = report.time
+                    named |= {(one.cause, one.ranks, round(one.share, 2)) for one in report.findings}
+                time.sleep(1)
+            show(f"healthy for {trials} s: {sorted(named) or 'nothing is named'}")
+            return
+        for number in range(trials):
+            rank = 7 if kind == "neighbour" else random.randrange(RANKS)  # noqa: S311
+            seconds, innocent = trial(job, kind, rank, processes[rank], 120 if kind == "pause" else WITHIN)
+            ok = seconds is not None and seconds <= (120 if kind == "pause" else WITHIN)
+            right, late, wrong = right + (ok and not innocent), late + (not ok), wrong + bool(innocent)
+            show(f"{kind} {number}: rank {rank} {seconds and round(seconds, 1)} s {sorted(innocent)}")
+        show(f"{kind}: {right} of {trials} right; {late} not found in time, {wrong} with others named")
+    finally:
+        job.close()
+
+
+if __name__ == "__main__":
+    main()
