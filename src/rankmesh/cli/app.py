@@ -25,7 +25,7 @@ PANELS = {
     "Run": ("check", "measure", "where", "ask"),
     "Plan": ("cluster", "place", "search"),
     "Weights": ("layout", "transfer", "checkpoint"),
-    "Debug": ("watch", "doctor", "compare"),
+    "Debug": ("watch", "top", "doctor", "compare"),
 }
 _PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
