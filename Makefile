@@ -51,8 +51,8 @@ demo: $(VENV)/.installed  ## show a 16-rank layout (SPEC=...), then create and v
 	$(BIN)/rankmesh show '$(SPEC)'
 	$(BIN)/rankmesh check '$(SPEC)'
 
-test: $(VENV)/.installed-test  ## run the tests and the docstring examples, but for the long ones (ARGS='-k mesh', JOBS=0)
-	@$(PYTEST) -n $(JOBS) --dist worksteal -m 'not long' $(ARGS)
+test: $(VENV)/.installed-test  ## run the tests and the docstring examples, but for the long ones (ARGS='-k mesh', JOBS=0, PART=kernel)
+	@$(if $(PART),$(BIN)/python -m tests.parts $(PART),$(PYTEST) -m 'not long') -n $(JOBS) --dist worksteal $(ARGS)
 
 test-all: $(VENV)/.installed-notebook  ## the same with the long and the nightly ones (ARGS="-m 'not nightly'")
 	@$(PYTEST) -n $(JOBS) --dist worksteal --durations 20 --durations-min 5 $(ARGS)

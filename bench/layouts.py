@@ -36,9 +36,9 @@ from bench.report import record
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES
 from rankmesh.core.measured import Measurement
+from rankmesh.core.model import Sizes
 from rankmesh.placement import Training, Transformer
 from rankmesh.placement.calibrated import calibrated
-from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, predict
 
 __all__ = ["COUNT", "Layout", "drawn", "main", "predicted"]

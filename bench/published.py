@@ -18,9 +18,9 @@ from bench.report import record
 from rankmesh.cli.console import note
 from rankmesh.core.clusters.cluster import Cluster, Host, Level
 from rankmesh.core.clusters.hardware import SHARE, Device, device
+from rankmesh.core.model import Sizes
 from rankmesh.placement import Message, Training, Transformer
 from rankmesh.placement.compute import flops
-from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links
 from rankmesh.placement.search import Found, evaluate, search
 

@@ -10,8 +10,8 @@ from tests.placement.dumb import turns
 import rankmesh as rm
 from rankmesh.core.clusters.cluster import Cluster, Level
 from rankmesh.core.clusters.hardware import DEVICES
+from rankmesh.core.model import Sizes
 from rankmesh.placement import Message, Training, Transformer
-from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, predict, search_plan
 
 SPEED = 1e6

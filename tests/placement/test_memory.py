@@ -8,9 +8,9 @@ from tests.placement.schedules import most_in_flight
 from torch import nn
 
 from bench.published import ROWS, row_of
+from rankmesh.core.model import Sizes
 from rankmesh.placement import Training, Transformer
 from rankmesh.placement.memory import block_activations, in_flight, memory, stage_memory
-from rankmesh.placement.model import Sizes
 from rankmesh.placement.steps import parameters
 
 GPT = Transformer(layers=8, hidden=1024, heads=16, ffn_hidden_size=4096, vocabulary=51200)

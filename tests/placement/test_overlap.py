@@ -13,9 +13,9 @@ from tests.topology.strategies import clusters
 import rankmesh as rm
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES
+from rankmesh.core.model import OVERLAP, Sizes
 from rankmesh.errors import PlacementError
 from rankmesh.placement import Training, Transformer, place
-from rankmesh.placement.model import OVERLAP, Sizes
 from rankmesh.placement.place import WORTH
 from rankmesh.placement.predict import Links, Prediction, predict, search_plan
 from rankmesh.placement.search import evaluate, settled

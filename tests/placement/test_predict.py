@@ -9,11 +9,11 @@ from tests.placement.schedules import makespan
 from bench.published import FIGURES, ROWS, free_of, published_seconds, row_of
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES
+from rankmesh.core.model import Sizes
 from rankmesh.core.source import read_plan
 from rankmesh.placement import Message, Training, Transformer
 from rankmesh.placement.compute import flops, stage_work
 from rankmesh.placement.memory import memory, stage_memory
-from rankmesh.placement.model import Sizes
 from rankmesh.placement.predict import Links, bubble, predict, search_plan
 from rankmesh.placement.search import candidates, evaluate, search, settled
 

@@ -3,8 +3,8 @@ import json
 import pytest
 from tests.readers.families import FILE
 
+from rankmesh.core.model import Transformer
 from rankmesh.errors import PlacementError
-from rankmesh.placement.model import Transformer
 from rankmesh.readers.families import FAMILIES, transformer
 
 KNOWN = json.loads(FILE.read_text(encoding="utf-8"))

@@ -5,11 +5,13 @@ from math import prod
 
 import pytest
 
+from rankmesh.core.model import Transformer
 from rankmesh.errors import LayoutError
-from rankmesh.placement.model import Transformer
 from rankmesh.readers.families import transformer
+from rankmesh.readers.model import described
 from rankmesh.readers.models import CONFIGS
-from rankmesh.transfer.layouts.known import KNOWN, SIDES, known
+from rankmesh.transfer.layouts.known import KNOWN, SIDES
+from rankmesh.transfer.layouts.known import known as known_by
 from rankmesh.transfer.layouts.layout import Layout
 
 # Small, with fewer key-value heads than ranks, and a vocabulary that is padded.
@@ -23,6 +25,11 @@ CONFIGS_OF["kimi_k2"] = CONFIGS_OF["deepseek_v3"]
 TEXTS = ("megatron:tp=2,pp=2", "megatron:tp=2,dp=2,ep=2,pp=2,vpp=2", "vllm:tp=4,pp=3", "vllm:tp=2,dp=2,ep=1",
          "sglang:tp=4,pp=3,dp=2,ep=2", "transformers:tp=2,fsdp=2",
          "transformers:fsdp=4", "sglang:tp=4")  # fmt: skip
+
+
+def known(text, config):
+    """The layout of a side in the table."""
+    return known_by(text, config, described)
 
 
 def _small(kind, **more):

@@ -19,6 +19,7 @@ from tests.peers import stand_ins
 from rankmesh import sim
 from rankmesh.backend.fake_world import fake_world
 from rankmesh.errors import LayoutError
+from rankmesh.readers.model import described
 from rankmesh.transfer import Transfer
 from rankmesh.transfer.layouts.known import known
 from rankmesh.transfer.layouts.sides import side
@@ -114,7 +115,7 @@ def wrong(layout, ranks, whole):
 
 def unlike(layout, text, config):
     """Tensors of which rankmesh's own table says something else than a side's loader; None if it has no such layout."""
-    table = known(text, config)
+    table = known(text, config, described)
     if table is None:
         return None
     ranks = layout.mesh.rank_range.ascending.tolist()
@@ -133,7 +134,7 @@ def unlike(layout, text, config):
 def offered(text, config):
     """Whether rankmesh's own table has a layout."""
     try:
-        return known(text, config) is not None
+        return known(text, config, described) is not None
     except LayoutError:
         return False
 

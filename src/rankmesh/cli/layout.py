@@ -68,6 +68,7 @@ def command(
     $ rankmesh layout config.json --side transformers:tp=2,fsdp=4 --json
     $ rankmesh layout qwen3-8b --side megatron:tp=4,pp=2
     """
+    from rankmesh.readers.model import described
     from rankmesh.transfer.layouts.known import known
     from rankmesh.transfer.layouts.sides import layout
 
@@ -75,7 +76,7 @@ def command(
     try:
         found = layout(side, config)
     except MissingExtra as error:
-        table = known(side, config)
+        table = known(side, config, described)
         if table is None:
             raise
         note(f"note: from rankmesh's own table, as {first_line(error)}")

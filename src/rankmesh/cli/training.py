@@ -11,9 +11,9 @@ import typer
 
 from rankmesh.core.clusters.hardware import DEVICES, Device, device
 from rankmesh.core.documents import parse, read_text, refused_as
+from rankmesh.core.model import ATTENTION, CONTEXT, PRECISION, RECOMPUTE, SCHEDULE
 from rankmesh.errors import PlacementError, quoted, quoted_path
 from rankmesh.placement import Training, Transformer
-from rankmesh.placement.model import ATTENTION, CONTEXT, PRECISION, RECOMPUTE, SCHEDULE
 from rankmesh.placement.search import FREE
 from rankmesh.readers.model import read_model
 

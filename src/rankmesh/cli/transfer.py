@@ -21,6 +21,7 @@ from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError, MissingExtra, quoted, quoted_path
 from rankmesh.placement.transfer_cost import links, seconds
+from rankmesh.readers.model import described
 from rankmesh.transfer.layouts.known import KNOWN, known
 from rankmesh.transfer.layouts.layout import Layout
 from rankmesh.transfer.layouts.sides import layout
@@ -121,7 +122,7 @@ def _layout(text: str, model: Path | None) -> Layout:
         )
     config = config_of(model)
     try:
-        return known(text, config) or layout(text, config)
+        return known(text, config, described) or layout(text, config)
     except MissingExtra as error:
         raise MissingExtra(
             f"how {quoted(text)} shards {quoted(config['model_type'])} is known for {', '.join(KNOWN)}; {error}",

@@ -7,9 +7,9 @@ from collections.abc import Collection
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import Device
 from rankmesh.core.clusters.levels import in_words, reached
+from rankmesh.core.model import Training, Transformer
 from rankmesh.placement.compute import ATTENTION, LAUNCH, MATRIX, MOVING
 from rankmesh.placement.memory import FRAGMENTS, LIBRARIES, LOGITS
-from rankmesh.placement.model import Training, Transformer
 from rankmesh.placement.predict import CONTENTION
 
 __all__ = ["assumptions"]

@@ -25,7 +25,7 @@ from dataclasses import dataclass
 from math import ceil
 
 from rankmesh.core.clusters.hardware import Device
-from rankmesh.placement.model import Sizes, Training, Transformer
+from rankmesh.core.model import Sizes, Training, Transformer
 from rankmesh.placement.steps import blocks, parameters
 
 __all__ = ["LAUNCH", "MATRIX", "MOVING", "SCORES", "Work", "flops", "optimizer", "stage_work"]

@@ -32,7 +32,7 @@ from __future__ import annotations
 
 from math import ceil
 
-from rankmesh.placement.model import Sizes, Training, Transformer
+from rankmesh.core.model import Sizes, Training, Transformer
 from rankmesh.placement.steps import blocks, parameters
 
 __all__ = ["FRAGMENTS", "LIBRARIES", "LOGITS", "block_activations", "in_flight", "memory", "stage_memory"]

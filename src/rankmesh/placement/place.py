@@ -34,12 +34,12 @@ from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES, Device
 from rankmesh.core.clusters.levels import in_words
 from rankmesh.core.mesh import Mesh
+from rankmesh.core.model import Training, Transformer, check_sizes
 from rankmesh.core.plan import Plan
 from rankmesh.core.strided import IntArray
 from rankmesh.errors import PlacementError, at_caller, quoted
 from rankmesh.placement import report
 from rankmesh.placement.cost import BoolArray, FloatArray
-from rankmesh.placement.model import Training, Transformer, check_sizes
 from rankmesh.placement.orders import Factor, Filler, labelings, mesh_factors, primes, words
 from rankmesh.placement.predict import Links, Prediction, Step
 from rankmesh.placement.steps import Roles, step_traffic, usual_work

@@ -41,6 +41,7 @@ import numpy as np
 
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES, Device
+from rankmesh.core.model import Sizes, Training, Transformer
 from rankmesh.core.picks import ends
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron_core import megatron_mesh
@@ -48,7 +49,6 @@ from rankmesh.core.spec import GroupSpec
 from rankmesh.core.strided import IntArray
 from rankmesh.placement.compute import Work, optimizer, stage_work
 from rankmesh.placement.cost import FloatArray, HopCounts, bitwise, devices_of, seconds
-from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.steps import Roles, blocks, stage_messages
 from rankmesh.placement.traffic import Message
 

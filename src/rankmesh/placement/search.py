@@ -20,11 +20,11 @@ from heapq import nsmallest
 
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES, Device
+from rankmesh.core.model import Sizes, Training, Transformer
 from rankmesh.core.plan import Plan
 from rankmesh.errors import PlacementError
 from rankmesh.placement.compute import flops
 from rankmesh.placement.memory import LIBRARIES, memory
-from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.place import place
 from rankmesh.placement.predict import Links, Step, least, predict, search_plan
 

@@ -35,8 +35,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from math import ceil
 
+from rankmesh.core.model import Sizes, Training, Transformer
 from rankmesh.core.plan import Plan
-from rankmesh.placement.model import Sizes, Training, Transformer
 from rankmesh.placement.traffic import Message, Traffic
 
 __all__ = ["Roles", "blocks", "parameters", "stage_messages", "stage_traffic", "step_traffic", "usual_work"]

@@ -4,7 +4,7 @@
 config.json                     hidden_size, num_hidden_layers, num_key_value_heads, intermediate_size, num_experts, ...
 train.sh                        --hidden-size, --num-layers, --group-query-attention, --ffn-hidden-size, --swiglu, ...
                                 and the batch: --global-batch-size, --micro-batch-size, --seq-length
-model.yaml, model.json          the fields of rankmesh.placement.Transformer and Training by their names
+model.yaml, model.json          the fields of rankmesh.core.model.Transformer and Training by their names
 llama3-405b                     a model by its name, see ``rankmesh.readers.models``
 ```
 
@@ -23,15 +23,15 @@ from difflib import get_close_matches
 from typing import Any
 
 from rankmesh.core.documents import Unreadable, parse, read_text, refused_as
+from rankmesh.core.model import RECOMPUTE, Training, Transformer
 from rankmesh.errors import PlacementError, quoted
-from rankmesh.placement.model import RECOMPUTE, Training, Transformer
-from rankmesh.readers.families import latent_attention, transformer
+from rankmesh.readers.families import FAMILIES, latent_attention, transformer
 from rankmesh.readers.formats.megatron import FLAGS
 from rankmesh.readers.launches import read_launch
 from rankmesh.readers.models import CONFIGS
 from rankmesh.readers.options import Option
 
-__all__ = ["model_of", "read_model"]
+__all__ = ["described", "model_of", "read_model"]
 
 _MEGATRON: Mapping[str, str] = {
     "--num-layers": "layers",
@@ -105,6 +105,12 @@ def model_of(values: dict[str, Any], text: str) -> tuple[Transformer, dict[str, 
     model = Transformer(**{name: value for name, value in values.items() if name in names})
     known = {field.name for field in fields(Training)}
     return model, {name: value for name, value in values.items() if name in known}
+
+
+def described(config: Mapping[str, Any]) -> tuple[dict[str, Any], Transformer]:
+    """Return a ``config.json`` of a family that is known, with the family's defaults, and its model."""
+    kind = config["model_type"]
+    return {**FAMILIES[kind].defaults, **config}, model_of(transformer(config), kind)[0]
 
 
 def _values(content: str, path: str) -> dict[str, Any]:

@@ -7,8 +7,9 @@ side        which axes cut each role, and where it is at all             vllm: q
 
 The tests of rankmesh-engines compare these with the layouts that the frameworks' own loaders give.
 
+>>> from rankmesh.readers.model import described
 >>> from rankmesh.readers.models import CONFIGS
->>> found = known("vllm:tp=8", CONFIGS["llama3-8b"])
+>>> found = known("vllm:tp=8", CONFIGS["llama3-8b"], described)
 >>> found.shardings["model.layers.7.mlp.down_proj.weight"].of(1)
 Shard(boxes=(((0, 4096), (1792, 3584)),), places=((0, 0),), shape=(4096, 1792))
 """
@@ -23,11 +24,9 @@ from typing import Any, NamedTuple
 
 from rankmesh.core import recipes
 from rankmesh.core.mesh import Mesh
+from rankmesh.core.model import Transformer
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError, quoted
-from rankmesh.placement.model import Transformer
-from rankmesh.readers.families import FAMILIES, transformer
-from rankmesh.readers.model import model_of
 from rankmesh.transfer.layouts.layout import Layout
 from rankmesh.transfer.layouts.sides import check_options, sizes_of
 
@@ -114,6 +113,7 @@ KNOWN: Mapping[str, _Family] = {
 # Options of a config.json with which tensors have other forms, and those of a side that may be 0.
 _OTHERWISE = ("mlp_bias", "quantization_config")
 _OPTIONAL = ("vpp", "etp", "first", "last", "te", "ep")
+Described = Callable[[Mapping[str, Any]], tuple[Mapping[str, Any], Transformer]]
 # Layers times experts.
 _MOST = 1 << 18
 
@@ -190,10 +190,11 @@ class _Side:
         return {axis: sizes[axis] for axis in (self.axes.get(group) or "").split("-") if sizes.get(axis, 1) > 1}
 
 
-def known(text: str, config: Mapping[str, Any]) -> Layout | None:
+def known(text: str, config: Mapping[str, Any], described: Described) -> Layout | None:
     """Return how a side such as ``vllm:tp=8`` shards every tensor of a model; None if side or model is not known here.
 
-    Raises ``LayoutError`` for sizes that the side refuses.
+    ``described`` completes a config and returns its model: `rankmesh.readers.model.described`. Raises ``LayoutError``
+    for sizes that the side refuses.
     """
     name, kind = text.partition(":")[0], str(config.get("model_type"))
     family = KNOWN.get(kind)
@@ -202,10 +203,9 @@ def known(text: str, config: Mapping[str, Any]) -> Layout | None:
     given = sizes_of(text)
     if any(not axis or given.get(axis, 1) > 1 for axis in family.unknown.get(name, ())):
         return None
-    data = {**FAMILIES[kind].defaults, **config}
+    data, model = described(config)
     if family is _DEEPSEEK and data["q_lora_rank"] is None:
         return None
-    model, _ = model_of(transformer(config), kind)
     if model.layers * max(model.experts, 1) > _MOST:
         raise LayoutError(
             f"{model.layers} layers of {model.experts} experts are more than any model has; fix the config"
