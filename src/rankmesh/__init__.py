@@ -38,14 +38,13 @@ if TYPE_CHECKING:
     from rankmesh.core import Job, Sharding, recipes
     from rankmesh.core.clusters.cluster import Cluster
     from rankmesh.core.source import read_plan as read
-    from rankmesh.debug.joined import init
     from rankmesh.debug.verification.check import check
     from rankmesh.guard import Guard
     from rankmesh.placement import Placed, Traffic, place
     from rankmesh.runtime import LiveGroup, LiveGroups, LiveJob, close_all
     from rankmesh.runtime.connect import connect
     from rankmesh.runtime.discover import discover
-    from rankmesh.runtime.init import LiveRank
+    from rankmesh.runtime.init import LiveRank, init
     from rankmesh.survival import survive
     from rankmesh.transfer import Transfer
     from rankmesh.transfer.sync import Sync
@@ -108,8 +107,14 @@ def _read_file(path: str | PathLike[str], world_size: int | None) -> Any:
     return read(path, world_size=world_size)
 
 
-# Layouts in files are read where a SPEC is, and what reads them is loaded only then.
-lazy.read_file = _read_file
+def _watch(record: bool | str | PathLike[str]) -> Any:
+    from rankmesh.debug.watch.switch import begin
+
+    return begin(record)
+
+
+# What the kernel has other parts do: read a layout from a file, and watch over a world that is recorded.
+lazy.read_file, lazy.watch = _read_file, _watch
 
 # Where each name is that is loaded when it is first used; of those below, torch is too.
 _LAZY = {
@@ -134,7 +139,7 @@ _LIVE = {
     "close_all": "rankmesh.runtime:close_all",
     "connect": "rankmesh.runtime.connect:connect",
     "discover": "rankmesh.runtime.discover:discover",
-    "init": "rankmesh.debug.joined:init",
+    "init": "rankmesh.runtime.init:init",
     "survive": "rankmesh.survival:survive",
 }
 

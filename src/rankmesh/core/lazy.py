@@ -16,10 +16,13 @@ from collections.abc import Callable, Mapping
 from importlib import import_module
 from typing import Any
 
-__all__ = ["loader", "read_file"]
+__all__ = ["loader", "read_file", "watch"]
 
 # Returns the ``core.source.Source`` of a file, for a world size. What knows formats lies above: ``rankmesh`` sets it.
 read_file: Callable[[str | os.PathLike[str], int | None], Any]
+# Starts what ``rm.init(record=)`` asks for, before the world is made; the result is called after it, and returns what
+# ends the watches. It is `rankmesh.debug.watch.switch.begin`.
+watch: Callable[[bool | str | os.PathLike[str]], Callable[[], list[Callable[[], None]]]]
 
 
 def loader(package: str, names: Mapping[str, str]) -> tuple[Callable[[str], object], Callable[[], list[str]]]:

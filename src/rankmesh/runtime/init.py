@@ -24,15 +24,16 @@ import torch.distributed as dist
 from torch.distributed import PrefixStore, Store  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.default import default_pg
+from rankmesh.core import lazy
 from rankmesh.core.options import time_limit
-from rankmesh.errors import ConnectError, StoreLost, first_line, quoted
+from rankmesh.errors import ConnectError, StoreLost, at_caller, first_line, quoted
 from rankmesh.launch.started import Launch, host_name, started_by
 from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.rendezvous import BoundedChannel, ChannelLost, Round, StoreChannel, gather_results
 from rankmesh.runtime.devices import BackendDecision, Capabilities, capabilities, choose, decide
 from rankmesh.runtime.served_store import is_served, open_store
 
-__all__ = ["LiveRank", "device_of", "enter", "together"]
+__all__ = ["LiveRank", "device_of", "enter", "init", "together"]
 
 # How long the ranks wait for each other by default.
 _LIMIT = timedelta(seconds=300)
@@ -98,6 +99,36 @@ def _check_main_module() -> None:
             f"imports {frame.f_code.co_filename} again, line {frame.f_lineno} included; "
             'put what the file runs below `if __name__ == "__main__":`'
         )
+
+
+@at_caller
+def init(
+    backend: str | None = None,
+    *,
+    timeout: float | timedelta | None = None,
+    record: bool | str | os.PathLike[str] = False,
+) -> LiveRank:
+    """Initialise ``torch.distributed`` for the ranks that the launcher started, or for one rank without a launcher.
+
+    Every rank calls it. The default ``backend`` is NCCL if every rank has a GPU of its own, else gloo on all ranks.
+    ``timeout`` (seconds, or a timedelta) limits the wait for other ranks here, 300 s by default, and in the world's
+    collectives, where torch's default applies. A world that is already initialised, as in Ray's workers, is used as it
+    is, and is not destroyed at the end. Only environment variables of the recorder are changed.
+
+    ``record`` is True, or the folder for recordings: it records the calls of this rank with their source lines, and
+    watches them. When a call takes longer than half of its group's timeout, every responsive rank writes its recording,
+    and the log (``rankmesh.watch``) reports the diagnosis. The environment variables ``RANKMESH=watch`` and
+    ``RANKMESH_RECORD`` (a folder) override ``record``. Either every rank records, or none does.
+
+    Raises ``ConnectError`` if variables contradict each other, if the rendezvous address does not resolve or answer, if
+    ranks request different backends, or if a rank has no device for the backend. Raises ``AgreementError`` with the
+    ranks that did not arrive.
+    """
+    watched = bool(record or os.environ.get("RANKMESH") or os.environ.get("RANKMESH_RECORD"))
+    start_watch = lazy.watch(record) if watched else list
+    live = enter(backend=backend, timeout=timeout)
+    live.before_leaving += start_watch()
+    return live
 
 
 def enter(

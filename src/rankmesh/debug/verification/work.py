@@ -7,15 +7,18 @@ join the world ──> connect ──> verify each group ──> leave          
 
 from __future__ import annotations
 
+import os
 import re
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from rankmesh.core.plan import Plan
-from rankmesh.debug.joined import watched
 from rankmesh.debug.verification.verify import verify
+from rankmesh.debug.watch.watch import Watch
 from rankmesh.errors import first_line
 from rankmesh.launch.started import Launch
 from rankmesh.runtime.connect import connect
@@ -66,7 +69,7 @@ class Work:
     def run(self) -> None:
         """Check this rank; whatever ends it is in the report."""
         try:
-            with watched(enter(self._launch, self._backend, self._timeout), self._diagnosed) as me:
+            with _watched(enter(self._launch, self._backend, self._timeout), self._diagnosed) as me:
                 try:
                     self._verify(me)
                 except Exception as error:
@@ -106,3 +109,17 @@ class Work:
     def join(self, seconds: float) -> None:
         """Wait for the end of the thread."""
         self._thread.join(seconds)
+
+
+@contextmanager
+def _watched(live: LiveRank, diagnosed: Callable[[str], None]) -> Iterator[LiveRank]:
+    """Watch over a rank until it leaves its world; ``diagnosed`` is given the diagnosis of a hang.
+
+    Recordings are left only in the folder ``RANKMESH_RECORD``.
+    """
+    with live:
+        if not live.launch.single_rank:
+            folder = os.environ.get("RANKMESH_RECORD")
+            watch = Watch(Path(folder).absolute() if folder else None, diagnosed=lambda verdict, _: diagnosed(verdict))
+            live.before_leaving.append(watch.close)
+        yield live

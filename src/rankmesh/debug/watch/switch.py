@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from datetime import timedelta
 from itertools import count
 
 from rankmesh.backend.default import default_group
+from rankmesh.debug.watch import watch
+from rankmesh.debug.watch.recorder import prepare
 from rankmesh.debug.watch.setting import SWITCH, setting
 from rankmesh.debug.watch.watch import Watch
 from rankmesh.runtime.world import World
 
-__all__ = ["EXIT", "THEMSELVES", "start"]
+__all__ = ["EXIT", "THEMSELVES", "begin", "start"]
 
 # The status of a process that ends because its job hangs, as `rankmesh doctor` has it.
 EXIT = 7
@@ -42,6 +44,21 @@ def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
     # Groups of an earlier world have the same names.
     anew = next(_worlds) > 0
     return [Watch(wanted.folder.absolute(), after, then=_ACTIONS[wanted.then], anew=anew, slow=wanted.slow)]
+
+
+def begin(record: bool | str | os.PathLike[str]) -> Callable[[], list[Callable[[], None]]]:
+    """Record from now on, for ``rm.init(record=)``; what starts the watch of the world, and returns what ends it.
+
+    The environment goes before ``record``. torch has started its watch already, where it loads entry points.
+    """
+    prepare()
+
+    def started() -> list[Callable[[], None]]:
+        switched = bool(os.environ.get("RANKMESH") or os.environ.get("RANKMESH_RECORD"))
+        watches = start() if switched else [watch.start(None if isinstance(record, bool) else record)]
+        return [one.close for one in watches]
+
+    return started
 
 
 def _abort() -> None:
