@@ -59,7 +59,7 @@ def _section(title: str, lines: Iterable[str]) -> str:
 def commands() -> Iterator[str]:
     """The lines of the command line: each command with its arguments and options."""
     root = get_command(app)
-    for name in sorted(name for panel in PANELS.values() for name in panel):
+    for name in sorted(PANELS):
         yield from _command(name, root.get_command(None, name))  # type: ignore[attr-defined, arg-type]
 
 

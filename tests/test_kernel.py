@@ -41,8 +41,10 @@ def test_a_command_loads_what_it_needs():
     loaded = _loaded(SHOW)
     assert len(loaded) <= SHOWN, loaded
     assert not {name.split(".")[1] for name in loaded if "." in name} & {"debug", "launch", "placement", "transfer"}
-    assert "rankmesh.cli.show" in loaded
-    assert not {f"rankmesh.cli.{name}" for names in PANELS.values() for name in names if name != "show"} & set(loaded)
+    assert "rankmesh.cli.look.show" in loaded
+    assert not {f"rankmesh.cli.{panel.lower()}.{name}" for name, panel in PANELS.items() if name != "show"} & set(
+        loaded
+    )
 
 
 def test_more_modules_are_noticed():

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from tests.browser.conftest import PAGE, ROOT, WINDOW, chromium
 
-from rankmesh.cli.explore import explored
+from rankmesh.cli.look.explore import explored
 from rankmesh.viz.explorer import page as page_text
 
 IMAGES = ROOT / "docs" / "images"

@@ -9,7 +9,7 @@ import pytest
 from tests.browser.conftest import PAGE, WINDOW
 from tests.browser.gestures import WORLDS, gestures
 
-from rankmesh.cli.explore import explored
+from rankmesh.cli.look.explore import explored
 from rankmesh.core.source import read_plan
 from rankmesh.readers.source import read
 from rankmesh.viz.explorer import page as page_text

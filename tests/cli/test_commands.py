@@ -4,8 +4,8 @@ import json
 
 import pytest
 
-from rankmesh.cli.groups import kind_groups
-from rankmesh.cli.presets import preset_row
+from rankmesh.cli.look.groups import kind_groups
+from rankmesh.cli.look.presets import preset_row
 from rankmesh.core import presets
 from rankmesh.core.difference import difference
 from rankmesh.errors import NotAMember

@@ -2,7 +2,7 @@ from __future__ import annotations
 
 import pytest
 
-from rankmesh.cli import groups
+from rankmesh.cli.look import groups
 from rankmesh.cli.shell import EXIT_CODES, ExitCode
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from rankmesh.cli.explore import explored
+from rankmesh.cli.look.explore import explored
 from rankmesh.core.plan import Plan
 from rankmesh.errors import ClusterError, PlacementError, UnknownGroup
 from rankmesh.readers.source import read

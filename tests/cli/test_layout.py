@@ -10,7 +10,7 @@ import pytest
 import torch
 
 import rankmesh as rm
-from rankmesh.cli.layout import config_of
+from rankmesh.cli.weights.layout import config_of
 from rankmesh.errors import LayoutError, MissingExtra
 from rankmesh.transfer.layouts import sides
 from rankmesh_engines.loaders import Side

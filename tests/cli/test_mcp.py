@@ -7,7 +7,7 @@ import sys
 import pytest
 from tests.docs.pages import ROOT
 
-from rankmesh.cli.mcp import made_server
+from rankmesh.cli.look.mcp import made_server
 from rankmesh.errors import MissingExtra
 
 

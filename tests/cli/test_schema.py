@@ -14,7 +14,7 @@ import yaml
 from tests.docs.pages import ROOT
 
 from rankmesh import Mesh, Plan, RankmeshError, ends
-from rankmesh.cli.schema import Document, schema
+from rankmesh.cli.look.schema import Document, schema
 from rankmesh.core import GroupSpec, presets
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.placement import Traffic

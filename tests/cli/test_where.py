@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from rankmesh.backend.releases import missing
-from rankmesh.cli.where import where
+from rankmesh.cli.run.where import where
 from rankmesh.errors import ConnectError
 from rankmesh.launch.table import LAUNCHERS, srun_variables
 

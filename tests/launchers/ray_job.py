@@ -22,7 +22,7 @@ def train(config):
     from tests.check.phases import sabotage
 
     import rankmesh as rm
-    from rankmesh.cli.where import where
+    from rankmesh.cli.run.where import where
 
     before, result = dict(os.environ), {"where": where().to_dict()}
     with rm.init() as me:

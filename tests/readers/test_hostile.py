@@ -12,7 +12,7 @@ import pytest
 from tests.readers import hostile
 
 import rankmesh as rm
-from rankmesh.cli.explore import explored
+from rankmesh.cli.look.explore import explored
 from rankmesh.core import documents
 from rankmesh.core.documents import DOCUMENT, Unreadable, open_regular, read_bytes
 from rankmesh.core.nccl_config import with_nccl_config

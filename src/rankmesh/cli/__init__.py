@@ -1,13 +1,13 @@
 """The ``rankmesh`` command. Every subcommand is a typed function first; the rest reads words and prints.
 
 ```
-app          the subcommands by panel, each loaded when it is used
+app          finds the subcommands, and loads each when it is used
 shell        errors and exit codes: one line on stderr, never a traceback
 options      the arguments that subcommands have in common
 outputs      files beside what is printed
 console      data to stdout, words for people to stderr
 columns      tables that fit the terminal
-show, groups, explain, diff, explore, presets, schema      one file each, which writes for the terminal too
+look, run, plan, weights, debug      the panels of the help: a file for each subcommand
 ```
 """
 

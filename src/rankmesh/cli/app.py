@@ -1,4 +1,7 @@
-"""The ``rankmesh`` command line: its subcommands by panel, each loaded when it is used, and its help."""
+"""The ``rankmesh`` command line: its subcommands, each loaded when it is used, and its help.
+
+The modules in the folder of a panel are its subcommands.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +10,7 @@ from collections.abc import Callable
 from dataclasses import is_dataclass
 from functools import wraps
 from importlib import import_module
+from pathlib import Path
 from typing import Annotated, Any
 
 import typer
@@ -19,15 +23,12 @@ from rankmesh.cli.shell import EXIT_CODES, Answer, Shell
 
 __all__ = ["PANELS", "app"]
 
-# The panels of the help. Each subcommand is the ``command`` of the module that has its name.
+# The panel of the help that each subcommand is in, by the folders that have the modules.
 PANELS = {
-    "Look": ("show", "groups", "explain", "diff", "lint", "explore", "presets", "schema", "mcp"),
-    "Run": ("check", "measure", "where", "ask"),
-    "Plan": ("cluster", "place", "search"),
-    "Weights": ("layout", "transfer", "checkpoint"),
-    "Debug": ("watch", "top", "doctor", "compare"),
+    path.stem: panel
+    for panel in ("Look", "Run", "Plan", "Weights", "Debug")
+    for path in sorted(Path(__file__).parent.glob(f"{panel.lower()}/[!_]*.py"))
 }
-_PANEL_OF = {name: panel for panel, names in PANELS.items() for name in names}
 
 _SPECS = """\
 [bold]A SPEC is one of[/]
@@ -50,12 +51,12 @@ class _Commands(Shell):
 
     def list_commands(self, ctx: Any) -> list[str]:
         """Return the names of all subcommands, in the order of the panels."""
-        return list(_PANEL_OF)
+        return list(PANELS)
 
     def get_command(self, ctx: Any, cmd_name: str) -> Any:
         """Return a subcommand, None for a name that is none."""
         # What is misspelt is compared with the names of all.
-        for name in [cmd_name] if cmd_name in _PANEL_OF else _PANEL_OF:
+        for name in [cmd_name] if cmd_name in PANELS else PANELS:
             if name not in self.commands:
                 self.commands[name] = _loaded(name)
                 # Each subcommand takes the root's --debug, too.
@@ -65,11 +66,11 @@ class _Commands(Shell):
 
 def _loaded(name: str) -> Any:
     """Return the subcommand of this name; its docstring ends with examples."""
-    command = import_module(f"rankmesh.cli.{name}").command
+    command = import_module(f"rankmesh.cli.{PANELS[name].lower()}.{name}").command
     text, _, examples = inspect.cleandoc(command.__doc__).partition("\n\n$ ")
     epilog = "[bold]Examples[/]\n$ " + examples.replace("[", r"\[")
     one = typer.Typer(add_completion=False, rich_markup_mode="rich")
-    one.command(name, help=text, epilog=epilog, rich_help_panel=_PANEL_OF[name])(_with_options(command))
+    one.command(name, help=text, epilog=epilog, rich_help_panel=PANELS[name])(_with_options(command))
     return get_command(one)
 
 

@@ -111,7 +111,7 @@ def command(
 
         write_output(svg, picture(source.plan, names, cluster=facts.cluster))
     if html is not None:
-        from rankmesh.cli.explore import explored
+        from rankmesh.cli.look.explore import explored
         from rankmesh.viz.explorer import page
 
         write_output(html, page(explored(source, gpus_per_node=gpus_per_node, cluster=cluster, hosts=hosts)))

@@ -10,10 +10,10 @@ from typing import Annotated
 
 import typer
 
-from rankmesh.cli.check import ask_no_name_server, source_in_job
 from rankmesh.cli.columns import print_table, ranks_text
 from rankmesh.cli.console import progress_bar, write
 from rankmesh.cli.options import CLUSTER_HELP, Backend, Kinds, Reading, Spec, Timeout, cluster_of, noted, words_of
+from rankmesh.cli.run.check import ask_no_name_server, source_in_job
 from rankmesh.cli.shell import Answer
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.clusters.cluster import Cluster

@@ -12,10 +12,10 @@ import typer
 
 from rankmesh.cli.columns import bytes_text, print_facts, print_table
 from rankmesh.cli.console import write, write_filled
-from rankmesh.cli.layout import config_of, cut_text
 from rankmesh.cli.options import LIMIT, Cluster, WorldSize, cluster_of, noted, source_of
 from rankmesh.cli.patterns import patterns, reasons
 from rankmesh.cli.shell import Answer
+from rankmesh.cli.weights.layout import config_of, cut_text
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
 from rankmesh.core.mesh import Mesh, MeshData
 from rankmesh.core.sharding import Sharding
