@@ -136,8 +136,8 @@ def run(name, words):
     allowed = {name, *known[name].may}
     files = [path for path in sorted(REPOSITORY.glob("tests/*/**/test_*.py")) if name in needs(path)]
     beside = {"sim", *known["sim"].may} | allowed
-    own, simulating = ([path for path in files if needs(path) <= found] for found in (allowed, beside))
-    return _run(name, allowed, own, words) or _run(f"{name}-sim", beside, sorted({*simulating} - {*own}), words)
+    narrow, wide = ([path for path in files if needs(path) <= found] for found in (allowed, beside))
+    return _run(name, allowed, narrow, words) or _run(f"{name}-sim", beside, sorted({*wide} - {*narrow}), words)
 
 
 def _run(name, allowed, files, words):

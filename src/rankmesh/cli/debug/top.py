@@ -14,8 +14,8 @@ from rich.text import Text
 from rankmesh.cli.console import out
 from rankmesh.cli.shell import Answer
 from rankmesh.debug.slow import FILE, SlowReport
+from rankmesh.debug.speed import lines
 from rankmesh.errors import RecordingError
-from rankmesh.viz.speed import lines
 
 __all__ = ["command"]
 

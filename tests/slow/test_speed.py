@@ -10,7 +10,7 @@ from tests.docs.pages import ROOT, blocks
 from tests.docs.running import run, same
 from tests.slow.making import LATE, report
 
-from rankmesh.viz.speed import lines
+from rankmesh.debug.speed import lines
 
 
 def test_a_slow_job():
