@@ -115,17 +115,20 @@ def test_a_rank_that_does_not_come(ranks):
         assert seconds < limits.AT_ONCE
 
 
-def _dies(self, _):
-    """Rank 0 has said who it is, and is killed while the others wait."""
-    self.channel.first(self.identity_key(0), self.identity)
-    limits.until(lambda: self.seen(1) and self.seen(2))
-    os.kill(os.getpid(), signal.SIGKILL)
-
-
 def _loses_the_first(me, port):
     me.launched(port)
+
+    def dies(self, _):
+        """Rank 0 has named its process, which the others see first, and is killed when they have named theirs."""
+        self.channel.first(self.identity_key(0), self.identity)
+        me.meet("rank 0 is there")
+        limits.until(lambda: self.seen(1) and self.seen(2))
+        os.kill(os.getpid(), signal.SIGKILL)
+
     if me.rank == 0:
-        Round._arrive = _dies
+        Round._arrive = dies
+    else:
+        me.meet("rank 0 is there")
     error = me.error(rm.ConnectError, rm.init, timeout=limits.LONG)
     return error["message"], error["missing"], error["seconds"], error["rank"]
 
