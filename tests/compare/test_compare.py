@@ -15,7 +15,7 @@ import rankmesh as rm
 from rankmesh import sim
 from rankmesh.errors import LayoutError
 from rankmesh.sim.comparison.layouts import layouts_of, reference_of
-from rankmesh.sim.comparison.repairs import formula_of
+from rankmesh.sim.comparison.repairs import factor_of
 from rankmesh.sim.comparison.result import Difference
 
 # -- layouts ----------------------------------------------------------------------------------------------------------
@@ -210,6 +210,14 @@ def test_what_cannot_be_compared_is_refused():
         sim.compare(None, ["tp=2"])
     with pytest.raises(LayoutError, match="tolerance"):
         sim.compare(lambda groups: sim.see("x", 1.0), ["tp=2"], tolerance=float("nan"))
+
+
+def test_a_comparison_inside_another_is_refused():
+    """torch's default dtype is the process's; the next comparison runs."""
+    one = ["dp=2"]
+    with pytest.raises(sim.RanksFailed, match="another comparison runs in this process"):
+        sim.compare(lambda groups: sim.compare(lambda inner: sim.see("x", torch.ones(1)), one), one)
+    assert sim.compare(lambda groups: sim.see("x", torch.ones(1)), one).same
 
 
 def test_a_failing_program_names_its_layout():
@@ -446,21 +454,19 @@ def test_what_gets_other_numbers_is_not_blamed():
 
 
 @pytest.mark.parametrize(
-    ("factors", "formula"),
+    ("factors", "size"),
     [
         ({"dp=2": 0.5, "dp=4": 0.25}, "1/dp"),
         ({"dp=2": 2.0, "tp=2,dp=4": 4.0}, "dp"),
-        ({"tp=2": 2.0, "dp=2": 0.5, "tp=2,dp=4": 0.5}, "tp/dp"),
-        ({"tp=2": 0.5, "dp=4": 0.25, "tp=2,dp=4": 0.125}, "1/(tp*dp)"),
-        ({"dp=2": 0.25, "dp=4": 0.0625}, "1/(dp*dp)"),
+        ({"tp=2": 2.0, "dp=2": 0.5, "tp=2,dp=4": 0.5}, None),
         ({"dp=2": 0.5, "dp=4": 0.5}, None),
     ],
 )
-def test_factors_are_formulas(factors, formula):
-    """The shortest formula in sizes that has these values under these layouts; none that has one number everywhere."""
+def test_factors_are_sizes(factors, size):
+    """The size that has these values under these layouts; none that has one number everywhere."""
     layouts = layouts_of([*factors, "tp=1"])[: len(factors)]
-    found = formula_of(dict(zip(layouts, factors.values(), strict=True)))
-    assert (None if found is None else str(found)) == formula
+    found = factor_of(dict(zip(layouts, factors.values(), strict=True)))
+    assert (None if found is None else str(found)) == size
 
 
 def test_the_line_that_calls_a_helper_is_named():

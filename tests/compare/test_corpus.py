@@ -3,7 +3,6 @@
 import inspect
 
 import pytest
-from tests.compare import wrong
 from tests.compare.right import RIGHT
 from tests.compare.wrong import WRONG
 
@@ -19,14 +18,10 @@ def test_right_program_is_the_same(name):
     assert result.same, result.report()
 
 
-def line_of(program, repair):
-    """The line of a wrong program that should be named; that of a backward pass ends in the class's name."""
-    mark = "# wrong"
-    if repair is not None and len(repair) > 2 and repair[0] == "all-reduce":
-        program = getattr(wrong, repair[2].partition(".")[0]).backward
-        mark = "None  # cut" if "Cut" in repair[2] else "# column"
+def line_of(program):
+    """The line of a wrong program that should be named."""
     lines, start = inspect.getsourcelines(program)
-    marked = [start + number for number, line in enumerate(lines) if line.rstrip().endswith(mark)]
+    marked = [start + number for number, line in enumerate(lines) if line.rstrip().endswith("# wrong")]
     assert len(marked) == 1
     return f"wrong.py:{marked[0]}"
 
@@ -39,7 +34,7 @@ def test_wrong_program_is_found(name):
     result = sim.compare(program, layouts)
     first = result.first
     assert not result.same
-    assert (first.site, first.group, first.repair) == (line_of(program, repair), group, repair), result.report()
+    assert (first.site, first.group, first.repair) == (line_of(program), group, repair), result.report()
     assert (first.operation is None) == (group is None)
     assert first.settles == (repair is not None)
     assert result.report().startswith("could not be repaired: ") == (repair is None)

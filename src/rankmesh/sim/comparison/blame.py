@@ -7,8 +7,7 @@ trials        the same run with one repair; one that makes what was seen right i
 ```
 
 Only a repair that worked is reported: in its run the value is right under every layout where it was wrong, and so is,
-unless the program has a second defect, everything that is seen after it. A trial after which the value is off by a
-factor that is a formula in sizes is repeated with the formula: a sum over another group is divided by another size.
+unless the program has a second defect, everything that is seen after it.
 
 Where no repair works, a collective is named only if it gets the right numbers and its result is wrong.
 One process makes no sends and receives, so none of them is named.
@@ -29,19 +28,11 @@ from rankmesh.sim.calls import Call, Site
 from rankmesh.sim.comparison.aligned import DIFFERENT, SAME, UNKNOWN, match
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.noise import proportion
-from rankmesh.sim.comparison.repairs import (
-    Formula,
-    Repair,
-    equally_large,
-    formula_of,
-    reductions,
-    regroupings,
-    scalings,
-)
+from rankmesh.sim.comparison.repairs import Factor, Repair, equally_large, reductions, regroupings, scalings
 from rankmesh.sim.comparison.result import Difference
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import SAME_SHAPE, Key, Record, Reference, Session
-from rankmesh.sim.comparison.stacks import Gradient, Node, Stack, nodes_of
+from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
 from rankmesh.sim.failures import RanksFailed
 
 __all__ = ["find"]
@@ -68,8 +59,6 @@ class _Search:
     stuck: bool = False
     fallback: Difference | None = None
     tried: set[Repair] = field(default_factory=set)
-    # Repairs that left a factor, with its formula.
-    rescaled: list[Repair] = field(default_factory=list)
 
     @property
     def layouts(self) -> list[Layout]:
@@ -99,7 +88,6 @@ class _Search:
             return None
         self.tried.add(repair)
         key, left, same_sums, other_sums, untried = self.key, 0, 0, 0, list[str]()
-        factors: dict[Layout, float] = {}
         for layout in self.layouts:
             session = Session(layout, self.reference, repair=repair, until=key)
             outcome = self.runner.tried(session)
@@ -109,23 +97,14 @@ class _Search:
             ):
                 untried.append(layout.name)
                 continue
-            factor = self._factor(session.deviations.get(key)) if outcome != "failed" else None
-            if factor is None or (outcome == "stopped" and key not in session.deviations):
-                return None
-            factors[layout] = factor
-            if outcome == "stopped" and (repair.form != "group" or repair.factor or not _rescaled(repair, factors)):
+            if outcome != "ended" or key in session.deviations:
                 return None
             left += len(session.deviations)
             same_sums, other_sums = same_sums + session.sums_of_equal, other_sums + session.sums_of_different
         # Sums of equal numbers only multiply: that is a scale, and another defect.
         if same_sums and not other_sums:
             return None
-        if any(factor != 1.0 for factor in factors.values()):
-            self.rescaled += filter(None, [_rescaled(repair, factors)])
-            return None
         found = self.first if repair.node is None else _blamed(self.first, repair.node)
-        if repair.gradient is not None:
-            found = replace(found, site=repair.gradient.site.short)
         others = tuple(node.site.short for node in repair.others)
         return replace(found, repair=repair.described(), settles=not left, untried=tuple(untried), others=others)
 
@@ -160,7 +139,7 @@ def find(
     nodes = nodes_of((one.stack, one.kind, one.call.operation) for ranks in record.records.values() for one in ranks)
     states = _states(layout, record, single, key, nodes)
     search = _Search(runs, layout, first, key, reference, runner, time.monotonic() + seconds, _STUCK in states.values())
-    found = search.cause(_phases(search, states, record.gradients))
+    found = search.cause(_phases(search, states))
     if found is not None:
         return found
     wrong, late = ([nodes[0] for nodes, one in states.items() if one == state] for state in (_WRONG, _LATE))
@@ -204,10 +183,8 @@ def _looked_into(
     return richest, session
 
 
-def _phases(
-    search: _Search, states: dict[_Nodes, str], gradients: dict[Gradient, set[str]]
-) -> Iterator[Iterable[Repair]]:
-    """Yield the repairs that are tried, in the order in which one that works is believed."""
+def _phases(search: _Search, states: dict[_Nodes, str]) -> Iterator[Iterable[Repair]]:
+    """Yield candidate repairs, most plausible first. The first that makes the numbers equal is reported."""
     layouts = search.layouts
     suspects = sorted((nodes for nodes in states if states[nodes] in _SUSPECT), key=lambda one: _SUSPECT[states[one]])
     every = list(dict.fromkeys([*suspects, *reversed(states)]))
@@ -223,16 +200,13 @@ def _phases(
     yield together
     if search.stuck:
         return
-    yield search.rescaled
+    regrouped = [*(repair for nodes in plain for repair in regroupings(nodes[0], layouts)), *together]
+    yield [replace(repair, factor=divided) for repair in regrouped if (divided := _divided(repair, layouts))]
     yield reductions(layouts)
     for depth in depths:
         for nodes in plain:
             yield [repair for node in nodes[depth : depth + 1] for repair in _scalings(node, states, nodes, layouts)]
     yield search.scaled()
-    regrouped = [*(repair for nodes in plain for repair in regroupings(nodes[0], layouts)), *together]
-    yield [replace(repair, factor=divided) for repair in regrouped if (divided := _divided(repair, layouts))]
-    for gradient, kinds in gradients.items():
-        yield [repair for repair in reductions(layouts, gradient) if not kinds or repair.kind in kinds]
     yield [repair for nodes in every for node in nodes for repair in regroupings(node, layouts)]
 
 
@@ -248,20 +222,14 @@ def _scalings(node: Node, states: dict[_Nodes, str], nodes: _Nodes, layouts: Seq
         return []
     made = {one for other, one in states.items() if other[0].sites[0] == node.sites[0]}
     innermost = [replace(node, sites=node.sites[:1])] if made == {state} else []
-    factors = [Formula((), (node.kind,)), *([Formula((node.kind,))] if state != _CARRIED else [])]
+    factors = [Factor(under=node.kind), *([Factor(node.kind)] if state != _CARRIED else [])]
     return [Repair("scale", "", one, factor) for one in (*innermost, node) for factor in factors]
 
 
-def _divided(repair: Repair, layouts: Iterable[Layout]) -> Formula | None:
+def _divided(repair: Repair, layouts: Sequence[Layout]) -> Factor | None:
     """Return what divides by the size of the new group, not by the size of the former one."""
     former = "" if repair.node is None else repair.node.kind
-    return Formula((former,), (repair.kind,)) if former in next(iter(layouts)).kinds else None
-
-
-def _rescaled(repair: Repair, factors: dict[Layout, float]) -> Repair | None:
-    """Return a repair with the formula that has these values; one that divides by the new group's size, if it has."""
-    found = formula_of(factors, _divided(repair, factors))
-    return None if found is None else replace(repair, factor=found)
+    return Factor(former, repair.kind) if former in layouts[0].kinds else None
 
 
 def _together(likely: list[Node], every: list[_Nodes], layouts: Sequence[Layout]) -> list[Repair]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import replace
+from threading import Lock
 from types import ModuleType
 
 import torch
@@ -19,6 +20,8 @@ from rankmesh.sim.failures import DivergenceError, HungRank, RanksFailed
 
 __all__ = ["compare"]
 
+# Held while a comparison runs: torch's default dtype and its recording of backward passes are the process's.
+_RUNNING = Lock()
 # Kinds of divergence that a call on another group, or to another rank, may repair.
 _DIVERGED = ("deadlock", "unmatched", "mismatch")
 
@@ -66,11 +69,17 @@ def compare(
     if not tolerance >= 0.0:
         raise LayoutError(f"tolerance is {quoted(tolerance)}; give a number from 0 on, such as 1e-6")
     options = {"timeout": timeout, "seed": seed, "modules": tuple(modules)}
-    runner, reference, refused = _reference(Runner(program, reference_of(chosen[0]), torch.float64, options), tolerance)
-    sessions = {layout: Session(layout, reference) for layout in chosen}
-    for session in sessions.values():
-        _run(runner, session)
-    return replace(_result(runner, reference, sessions, seconds), refused=refused)
+    if not _RUNNING.acquire(blocking=False):
+        raise LayoutError("another comparison runs in this process; wait for it, or compare in another process")
+    try:
+        runner = Runner(program, reference_of(chosen[0]), torch.float64, options)
+        runner, reference, refused = _reference(runner, tolerance)
+        sessions = {layout: Session(layout, reference) for layout in chosen}
+        for session in sessions.values():
+            _run(runner, session)
+        return replace(_result(runner, reference, sessions, seconds), refused=refused)
+    finally:
+        _RUNNING.release()
 
 
 def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str]:

@@ -6,7 +6,6 @@ Repair("group", "dp_cp", node, dp/dp_cp)        and what they sum is divided by 
 Repair("scale", "", node, 1/tp)                 their results are divided by the size of tp
 Repair("scale", "", None, 1/tp)                 what is seen and differs is divided by it
 Repair("all-reduce", "tp")                      what is seen and differs is summed over tp first
-Repair("all-reduce", "ep", gradient=Gradient)   a gradient is summed over ep in the backward pass of a function
 ```
 """
 
@@ -14,54 +13,51 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import chain, combinations_with_replacement, permutations
-from math import isclose, prod
+from math import isclose
+from typing import NamedTuple
 
 from rankmesh.sim.calls import Site
 from rankmesh.sim.comparison.layouts import Layout
-from rankmesh.sim.comparison.stacks import Gradient, Node
+from rankmesh.sim.comparison.stacks import Node
 
-__all__ = ["Formula", "Repair", "equally_large", "formula_of", "reductions", "regroupings", "scalings"]
+__all__ = ["Factor", "Repair", "equally_large", "factor_of", "reductions", "regroupings", "scalings"]
 
-# How near a measured factor must be to a formula, which a trial then verifies.
+# How near a measured factor must be to the size of a group, which a trial then verifies.
 _CLOSE = 1e-3
 
 
-@dataclass(frozen=True)
-class Formula:
-    """Sizes of kinds of group, multiplied, over others.
+class Factor(NamedTuple):
+    """The size of one kind of group, or over the size of another.
 
-    >>> str(Formula(("dp",), ("dp_cp",))), str(Formula((), ("dp", "tp"))), str(Formula(("tp",)))
-    ('dp/dp_cp', '1/(dp*tp)', 'tp')
+    >>> str(Factor("dp", "dp_cp")), str(Factor(under="dp")), str(Factor("tp"))
+    ('dp/dp_cp', '1/dp', 'tp')
     """
 
-    over: tuple[str, ...] = ()
-    under: tuple[str, ...] = ()
+    over: str = ""
+    under: str = ""
 
     def __str__(self) -> str:
-        under = "*".join(self.under)
-        return ("*".join(self.over) or "1") + (f"/{under}" if len(self.under) == 1 else f"/({under})" if under else "")
+        return f"{self.over or 1}/{self.under}" if self.under else self.over
 
     def value(self, layout: Layout) -> float:
         """Return the number under a layout."""
-        kinds = layout.kinds
-        return prod(kinds[kind].size for kind in self.over) / prod(kinds[kind].size for kind in self.under)
+        over, under = (layout.kinds[kind].size if kind else 1 for kind in self)
+        return over / under
 
 
 @dataclass(frozen=True)
 class Repair:
-    """One change: of the calls of a node and of ``others``, of a gradient, or without them of what is seen.
+    """One change: of the calls of a node and of ``others``, or without them of what is seen.
 
-    ``others_fit`` are other formulas for the factor, which the layouts do not tell apart.
+    ``others_fit`` are other factors that the layouts do not tell apart.
     """
 
     form: str
     kind: str = ""
     node: Node | None = None
-    factor: Formula | None = None
+    factor: Factor | None = None
     others: tuple[Node, ...] = ()
-    gradient: Gradient | None = None
-    others_fit: tuple[Formula, ...] = ()
+    others_fit: tuple[Factor, ...] = ()
 
     def changes(self, stack: Sequence[Site], kind: str) -> bool:
         """Return whether it is a change of this call."""
@@ -69,7 +65,7 @@ class Repair:
 
     def described(self) -> tuple[str, ...]:
         """Return how the user gets it."""
-        details = (self.kind, self.factor, self.gradient, *self.others_fit)
+        details = (self.kind, self.factor, *self.others_fit)
         return (self.form, *(str(detail) for detail in details if detail))
 
 
@@ -92,9 +88,9 @@ def regroupings(node: Node, layouts: Sequence[Layout]) -> list[Repair]:
     return [Repair("group", kind, node) for kind in _distinct(layouts, node.kind) if kind != node.kind]
 
 
-def reductions(layouts: Sequence[Layout], gradient: Gradient | None = None) -> list[Repair]:
-    """Return the sums of what is seen, or of a gradient, over each kind of group."""
-    return [Repair("all-reduce", kind, gradient=gradient) for kind in _distinct(layouts)]
+def reductions(layouts: Sequence[Layout]) -> list[Repair]:
+    """Return the sums of what is seen over each kind of group."""
+    return [Repair("all-reduce", kind) for kind in _distinct(layouts)]
 
 
 def equally_large(kind: str, layouts: Sequence[Layout]) -> list[str]:
@@ -108,30 +104,20 @@ def equally_large(kind: str, layouts: Sequence[Layout]) -> list[str]:
     ]
 
 
-def formula_of(factors: Mapping[Layout, float], likely: Formula | None = None) -> Formula | None:
-    """Return the formula that has these values under these layouts: a likely one, else the shortest."""
-    kinds = list(_distinct(list(factors)))
-    for formula in chain([likely] if likely else [], _formulas(kinds)):
-        if all(isclose(formula.value(layout), factor, rel_tol=_CLOSE) for layout, factor in factors.items()):
-            return formula
+def factor_of(factors: Mapping[Layout, float]) -> Factor | None:
+    """Return the size of a kind of group, or one over it, that has these values under these layouts."""
+    for kind in _distinct(list(factors)):
+        for one in (Factor(under=kind), Factor(kind)):
+            if all(isclose(one.value(layout), factor, rel_tol=_CLOSE) for layout, factor in factors.items()):
+                return one
     return None
 
 
 def scalings(factors: Mapping[Layout, float]) -> list[Repair]:
     """Return the factor of what is seen that has these values, with others that these layouts do not tell apart."""
-    formula = formula_of(factors)
-    if formula is None:
+    found = factor_of(factors)
+    if found is None:
         return []
-    sizes = (*formula.over, *formula.under)
-    others = equally_large(sizes[0], list(factors)) if len(sizes) == 1 else []
-    forms = [Formula((kind,)) if formula.over else Formula((), (kind,)) for kind in others]
-    return [Repair("scale", factor=formula, others_fit=tuple(forms))]
-
-
-def _formulas(kinds: Sequence[str]) -> Iterator[Formula]:
-    for kind in kinds:
-        yield from (Formula((), (kind,)), Formula((kind,)))
-    for first, second in permutations(kinds, 2):
-        yield Formula((first,), (second,))
-    for pair in combinations_with_replacement(kinds, 2):
-        yield from (Formula((), pair), Formula(pair))
+    others = equally_large(found.over or found.under, list(factors))
+    fit = [Factor(kind) if found.over else Factor(under=kind) for kind in others]
+    return [Repair("scale", factor=found, others_fit=tuple(fit))]

@@ -29,13 +29,12 @@ class Difference:
     ``why``                 ``"value"``, ``"shape"``, ``"unseen"`` (by some rank), ``"extra"`` (one process does not
                             see it) or ``"failed"`` (the program did before); ``error``: the most that an element is off
     ``expected``, ``got``   a number, or the tensor of the first of these ranks; None where nobody saw it
-    ``site``                ``"train.py:41"``: the collective that made it differ, or the backward pass that lacks one;
-                            ``sim.see`` where no line is known to be wrong
+    ``site``                ``"train.py:41"``: the collective that made it differ; ``sim.see`` where no line is known
+                            to be wrong
     ``operation, group``    ``"all-reduce"``, ``"dp"``; None where no collective is known to be wrong
     ``repair``              ``("group", "dp_cp")``, or ``("group", "dp_cp", "dp/dp_cp")`` with a factor of its result;
-                            ``("scale", "1/dp")``, or with other formulas that the layouts do not tell apart;
-                            ``("all-reduce", "tp")`` of what is seen, or
-                            ``("all-reduce", "tp", "Gather.backward")`` of a gradient; None
+                            ``("scale", "1/dp")``, or with other factors that the layouts do not tell apart;
+                            ``("all-reduce", "tp")`` of what is seen; None
     ``settles``             whether with the repair everything seen is right, under every layout but the ``untried``
     ``lines``               from the collective to ``site``, as ``file:line in function``, innermost first
     ``others``              the lines of the calls that the repair changes as well
@@ -72,13 +71,10 @@ class Difference:
             ways = [_scaled(self.name if self.operation is None else "its result", one) for one in (what, *more)]
             return " or ".join(ways) + (", which these layouts do not tell apart" if more else "")
         if form == "all-reduce":
-            return f"sum {_gradient(more[0]) if more else self.name} over {what}"
+            return f"sum {self.name} over {what}"
         others = "".join(f", and {line} with it" for line in dict.fromkeys(self.others) if line != self.site)
-        if not more:
-            return f"make it on {what}{others}"
-        if more[0] == f"{self.group}/{what}":
-            return f"make it on {what}{others}, and divide by the size of {what}, not of {self.group}"
-        return f"make it on {what}{others}, and {_scaled('its result', more[0])}"
+        divided = f", and divide by the size of {what}, not of {self.group}" if more else ""
+        return f"make it on {what}{others}{divided}"
 
     def __str__(self) -> str:
         nth = f" (its value {self.number})" if self.number else ""
@@ -140,39 +136,26 @@ class Difference:
 
 def _known(first: Difference) -> str:
     """Return what is known of the line that is named."""
-    form, what, *gradient = first.repair or ("", "")
+    form, what, *_ = first.repair or ("", "")
     if first.operation is not None:
         made = "made it fail" if first.why == "failed" else "made it differ"
         done = {"": "gets the right numbers; its result differs", "scale": "has a result that is off by a factor"}
         return f"the {first.operation} over {first.group} {done.get(form, made)}"
     if form == "all-reduce":
-        where = f"in {gradient[0].partition('[')[0]}" if gradient else "before this line"
-        return f"a sum over {what} is missing {where}"
+        return f"a sum over {what} is missing before this line"
     if first.before:
         return "the first collective that gets other numbers than on one process; the mistake is before it"
     return f"it {'is off by a factor' if form else 'differs'} here, and no line is known to be wrong"
 
 
-def _scaled(subject: str, formula: str) -> str:
+def _scaled(subject: str, factor: str) -> str:
     """Return a factor in words.
 
-    >>> _scaled("loss", "1/dp"), _scaled("loss", "tp"), _scaled("loss", "tp/dp")
-    ('divide loss by the size of dp', 'multiply loss by the size of tp', 'multiply loss by the sizes tp/dp')
+    >>> _scaled("loss", "1/dp"), _scaled("loss", "tp")
+    ('divide loss by the size of dp', 'multiply loss by the size of tp')
     """
-    over, _, under = formula.partition("/")
-    if "*" in formula or (under and over != "1"):
-        return f"multiply {subject} by the sizes {formula}"
+    over, _, under = factor.partition("/")
     return f"divide {subject} by the size of {under}" if under else f"multiply {subject} by the size of {over}"
-
-
-def _gradient(text: str) -> str:
-    """Return a gradient of a backward pass in words; a number is the index of a gradient that it returns.
-
-    >>> _gradient("Gather.backward"), _gradient("Linear.backward[0]")
-    ('what Gather.backward gets', 'gradient 0 of what Linear.backward returns')
-    """
-    function, _, number = text.removesuffix("]").partition("[")
-    return f"gradient {number} of what {function} returns" if number else f"what {function} gets"
 
 
 def _values(count: int) -> str:

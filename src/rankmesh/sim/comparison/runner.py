@@ -40,10 +40,7 @@ class Runner:
                 self.program(groups)
 
         try:
-            with (
-                self._settings(),
-                forward_passes_recorded(session.applied) if session.looks_at_lines else nullcontext(),
-            ):
+            with self._settings(), forward_passes_recorded() if session.looks_at_lines else nullcontext():
                 run(program, session.layout.plan, observer=session, **self.options)
         except RanksFailed as failed:
             if not any(isinstance(error, Stopped) for error in failed.failures.values()):

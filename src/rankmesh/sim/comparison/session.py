@@ -19,14 +19,14 @@ import torch
 from rankmesh.core.boxes import Box, uncovered
 from rankmesh.core.sharding import Shard, Sharding
 from rankmesh.errors import LayoutError, RankmeshError, quoted
-from rankmesh.sim.calls import Call, Site, call_site
+from rankmesh.sim.calls import Call, call_site
 from rankmesh.sim.channel import Channel, Observer
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.noise import Scale, largest
 from rankmesh.sim.comparison.repairs import Repair
 from rankmesh.sim.comparison.result import Difference
 from rankmesh.sim.comparison.seen import Seen, piece
-from rankmesh.sim.comparison.stacks import Gradient, Stack, stack_here
+from rankmesh.sim.comparison.stacks import Stack, stack_here
 from rankmesh.sim.failures import RanksFailed
 from rankmesh.sim.group import SimulatedGroup
 from rankmesh.sim.simulation import current_context
@@ -114,8 +114,6 @@ class Session(Observer):
         self.deviations: dict[Key, Difference] = {}
         self.worst: dict[str, float] = {}
         self.records: dict[int, list[Record]] = defaultdict(list)
-        # Gradients of backward passes, with the kinds of group that their functions got.
-        self.gradients: dict[Gradient, set[str]] = {}
         self.seen_at: dict[Key, dict[int, int]] = defaultdict(dict)
         # Collectives of the repair that were sums of different numbers, and of equal ones.
         self.sums_of_different, self.sums_of_equal = 0, 0
@@ -130,7 +128,7 @@ class Session(Observer):
     @property
     def looks_at_lines(self) -> bool:
         """Whether the lines that led to each collective matter."""
-        return self.trace or (self.repair is not None and (self.repair.node or self.repair.gradient) is not None)
+        return self.trace or (self.repair is not None and self.repair.node is not None)
 
     # -- what is seen -------------------------------------------------------------------------------------------
 
@@ -273,44 +271,6 @@ class Session(Observer):
         with torch.no_grad():
             pg.allgather([every], [tensor]).wait()
         return every
-
-    # -- repairs of gradients -----------------------------------------------------------------------------------
-
-    def applied(self, site: Site, groups: Sequence[object], node: torch.autograd.graph.Node) -> None:
-        """Record the backward pass of a function, or sum the gradient of it that the repair sums."""
-        context, repair = current_context(), self.repair
-        if context is None:
-            return
-        kinds = self._kinds_of(groups, context.rank)
-        for number in (None, *(at for at, (made, _) in enumerate(node.next_functions) if made is not None)):
-            self.gradients.setdefault(Gradient(site, number), set()).update(kinds)
-        if repair is None or repair.gradient is None or repair.gradient.site != site:
-            return
-        kind, number = repair.kind, repair.gradient.returned
-        if (kinds and kind not in kinds) or not self.layout.kinds[kind].has(context.rank):
-            return
-        if number is None:
-            node.register_prehook(lambda got: tuple(self._total(kind, one) for one in got))
-        else:
-            node.register_hook(
-                lambda returned, _: tuple(
-                    self._total(kind, one) if at == number else one for at, one in enumerate(returned)
-                )
-            )
-
-    def _kinds_of(self, groups: Sequence[object], rank: int) -> set[str]:
-        """Return the kinds whose group of a rank has the members of one of these process groups."""
-        given = {frozenset(group.channel.ranks) for group in groups if isinstance(group, SimulatedGroup)}
-        members = {kind: every.of(rank).ranks for kind, every in self.layout.kinds.items() if every.has(rank)}
-        return {kind for kind, ranks in members.items() if frozenset(ranks) in given}
-
-    def _total(self, kind: str, gradient: torch.Tensor | None) -> torch.Tensor | None:
-        context = current_context()
-        if context is None or gradient is None:
-            return gradient
-        every = self._gathered(context.rank, kind, gradient.contiguous())
-        self._count(every)
-        return torch.stack(every).sum(0)
 
     # -- collectives --------------------------------------------------------------------------------------------
 

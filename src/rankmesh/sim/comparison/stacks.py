@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import sys
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from types import FrameType
@@ -29,7 +29,7 @@ from rankmesh.backend.tracing import autograd_node, values_of
 from rankmesh.runtime.handles import LiveGroup
 from rankmesh.sim.calls import Site, is_users_file
 
-__all__ = ["Applied", "Gradient", "Node", "Stack", "forward_passes_recorded", "nodes_of", "stack_here"]
+__all__ = ["Node", "Stack", "forward_passes_recorded", "nodes_of", "stack_here"]
 
 # The call by which Python enters the backward pass, and where a node of autograd keeps the lines that made it.
 _ENGINE, _KEPT = ("graph.py", "_engine_run_backward"), "rankmesh.lines"
@@ -69,24 +69,6 @@ class Node:
             return False
         starts = range(len(stack) - len(self.sites) + 1) if self.anywhere else (0,)
         return any(tuple(stack[start : start + len(self.sites)]) == self.sites for start in starts)
-
-
-@dataclass(frozen=True)
-class Gradient:
-    """A gradient in the backward pass of an ``autograd.Function``, at ``site``, the last line of its ``backward``.
-
-    ``returned`` is its number among the gradients that ``backward`` returns, None for those that it gets.
-    """
-
-    site: Site
-    returned: int | None = None
-
-    def __str__(self) -> str:
-        return self.site.function + ("" if self.returned is None else f"[{self.returned}]")
-
-
-# Called with a backward pass, the process groups that the function got, and its node of the graph.
-Applied = Callable[[Site, list[object], torch.autograd.graph.Node], None]
 
 
 def stack_here(pg: object) -> Stack:
@@ -136,7 +118,7 @@ def _groups(value: object) -> Iterator[object]:
 
 
 @contextmanager
-def forward_passes_recorded(applied: Applied) -> Iterator[None]:
+def forward_passes_recorded() -> Iterator[None]:
     """Have what an ``autograd.Function`` makes keep the lines that called it, for its backward pass."""
     apply: Any = torch.autograd.Function.__dict__["apply"]
 
@@ -148,9 +130,6 @@ def forward_passes_recorded(applied: Applied) -> Iterator[None]:
         for node in nodes:
             made: Any = node
             made.metadata.setdefault(_KEPT, lines)
-            site = _backward(cls)
-            if site is not None and made.name() == f"{cls.__name__}Backward":
-                applied(site, list(_groups(args)), made)
         return result
 
     torch.autograd.Function.apply = classmethod(recorded)  # type: ignore[method-assign,assignment]
@@ -158,15 +137,6 @@ def forward_passes_recorded(applied: Applied) -> Iterator[None]:
         yield
     finally:
         torch.autograd.Function.apply = apply  # type: ignore[method-assign]
-
-
-def _backward(function: type[torch.autograd.Function]) -> Site | None:
-    """Return the last line of a function's backward pass; None where it is not the user's."""
-    code = getattr(function.backward, "__code__", None)
-    if code is None or not is_users_file(code.co_filename):
-        return None
-    last = max(line for *_, line in code.co_lines() if line is not None)
-    return Site(code.co_filename, last, f"{function.__name__}.backward")
 
 
 def nodes_of(calls: Iterable[tuple[Stack, str, str]]) -> dict[tuple[Stack, str], list[Node]]:
