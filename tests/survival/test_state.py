@@ -209,10 +209,29 @@ def test_commits_copy_into_memory_of_two_snapshots():
     assert [one.memory.nbytes for one in state.snapshots.values()] == [128, 128]
 
 
-def _single_rank(tensors):
+def test_the_memory_of_snapshots_is_kept_from_epoch_to_epoch():
+    """The next epoch's snapshots take the block of the step that is not needed, then the other one: none is made."""
+    spare, tensors = [], {"a": torch.arange(6.0)}
+    before, now = (_single_rank(tensors, spare) for _ in range(2))
+    for step in (6, 7):
+        before.commit(step, lambda call: call(), tuple)
+    blocks = {one.memory.data_ptr() for one in before.snapshots.values()}
+    before.keep((7, None))
+    with mock.patch.object(torch, "empty", wraps=torch.empty) as made:
+        now.commit(7, lambda call: call(), tuple)
+        assert torch.equal(before.snapshots[7].tensors["a"], tensors["a"])
+        before.keep(())
+        for step in (8, 9):
+            now.commit(step, lambda call: call(), tuple)
+        assert made.call_count == 0
+    assert {one.memory.data_ptr() for one in now.snapshots.values()} == blocks
+    assert spare == []
+
+
+def _single_rank(tensors, spare=None):
     """What a single rank holds."""
     layout = StateLayout(Mesh(dp=1), {}, ("a",), 0)
-    return EpochState(0, layout, tensors, rank=0, device=torch.device("cpu"))
+    return EpochState(0, layout, tensors, rank=0, device=torch.device("cpu"), spare=spare)
 
 
 def test_a_step_that_is_committed_again_replaces_its_snapshot():

@@ -126,16 +126,22 @@ class ReplicaHolders:
 
 
 class Snapshot:
-    """Tensors by name in one block of memory, with the order, shapes and dtypes of ``like``."""
+    """Tensors by name in one block of memory, with the order, shapes and dtypes of ``like``.
 
-    def __init__(self, like: Mapping[str, Tensor], device: torch.device | None = None) -> None:
+    The block is taken out of ``spare`` if one there is large enough: its pages are there already.
+    """
+
+    def __init__(
+        self, like: Mapping[str, Tensor], device: torch.device | None = None, spare: list[Tensor] | None = None
+    ) -> None:
         ends, end = {}, 0
         for name, tensor in like.items():
             start = -(-end // _ALIGNED) * _ALIGNED
             end = start + tensor.numel() * tensor.element_size()
             ends[name] = slice(start, end)
         device = device or next((tensor.device for tensor in like.values()), None)
-        self.memory = torch.empty(end, dtype=torch.uint8, device=device)
+        fit = [n for n, one in enumerate(spare or ()) if one.nbytes >= end and device in (None, one.device)]
+        self.memory = spare.pop(fit[0])[:end] if spare and fit else torch.empty(end, dtype=torch.uint8, device=device)
         self.tensors = {
             name: self.memory[ends[name]].view(tensor.dtype).view(tensor.shape) for name, tensor in like.items()
         }

@@ -105,6 +105,7 @@ class Session:
         self._rounds = Rounds(timeout)  # a message that comes while the peers are made has a reply
         self._world: EpochWorld | None = None
         self._states: list[EpochState] = []
+        self._spare: list[Tensor] = []  # the memory of former snapshots
         self._is_prepared = False
         self._seconds: dict[str, float] = {}
         self._noticed: float | None = None
@@ -293,7 +294,7 @@ class Session:
         self._check(job)
         hosts = tuple(self._members.hosts.get(member, "") for member in self._members.ranks)
         layout = StateLayout(job.plan.mesh, shardings, hosts, self._redundancy)
-        new = EpochState(self._epoch.number, layout, tensors, rank=job.rank, device=self.device)
+        new = EpochState(self._epoch.number, layout, tensors, rank=job.rank, device=self.device, spare=self._spare)
         new.equal_at = None if self._guard_every is None else -1
         digest = hashlib.sha256(layout.text.encode()).hexdigest()
         if self._entered.first("layout", digest) != digest:
@@ -304,6 +305,8 @@ class Session:
         if job.rank == 0 and not self._warned:
             self._warned = new.warn_of_fewer_copies()
         self._restored(new)
+        if self._machine.source is not None and (old := self._state_of(self._machine.source)) is not None:
+            old.keep((self._machine.step, self._machine.equal))  # from which all go on if another member is lost
         new.commit(self._machine.step, self._entered.wait_for, partial(self._check, job), wait=True)
         if self._guard_every is not None:
             self._settle(self._entered.wait_for(lambda: self._guarded(job, new)))
@@ -368,7 +371,11 @@ class Session:
         """Every member has its part: what was held before is needed by nobody."""
         self._states = until_then
         self._entered.meet("held")
+        for state in self._states:
+            state.keep(() if state is not new else state.snapshots.keys())
         self._states = [] if new is None else [new]
+        if new is None:
+            self._spare.clear()
         with self._lock:
             self._machine.all_hold()
         self._peers.forget(self._epoch.number - 1)

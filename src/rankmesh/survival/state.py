@@ -5,8 +5,8 @@ step 6   step 7          two snapshots: the older one is overwritten by the next
   A        B
 ```
 
-A commit copies the tensors, into memory that is allocated by the first two. On a GPU it waits for its copies: what a
-stream has been given goes on after an abort, with numbers that no collective has summed.
+A commit copies the tensors, into memory that is allocated by the first two and kept from epoch to epoch. On a GPU it
+waits for its copies: what a stream has been given goes on after an abort, with numbers that no collective has summed.
 
 After a change every member of the new world calls ``restore``: a transfer from the snapshots of the members that are
 left, at the shardings of the epoch in which they were taken, to the tensors and shardings of the new one.
@@ -16,7 +16,7 @@ from __future__ import annotations
 
 import threading
 import warnings
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import TYPE_CHECKING
@@ -70,11 +70,19 @@ class EpochState:
     """What a member holds in an epoch: its tensors by name, how each is sharded, and copies of its last steps.
 
     ``rank`` is this one. If other ranks keep the shards that have no replica, this one keeps some of theirs: two
-    snapshots of such shards take (1 + redundancy) times the memory.
+    snapshots of such shards take (1 + redundancy) times the memory. ``spare`` has the memory of former snapshots, which
+    the next ones take.
     """
 
     def __init__(
-        self, epoch: int, layout: StateLayout, tensors: Mapping[str, Tensor], *, rank: int, device: torch.device
+        self,
+        epoch: int,
+        layout: StateLayout,
+        tensors: Mapping[str, Tensor],
+        *,
+        rank: int,
+        device: torch.device,
+        spare: list[Tensor] | None = None,
     ) -> None:
         self.epoch, self.layout, self.tensors, self.rank = epoch, layout, tensors, rank
         self.shardings, self._device = layout.shardings, device
@@ -84,6 +92,7 @@ class EpochState:
         # The last two steps that were committed, each by its number in this epoch.
         self.commits: dict[int, int] = {}
         self.snapshots = Snapshots()
+        self._spare = [] if spare is None else spare
 
     @property
     def steps(self) -> list[int]:
@@ -92,8 +101,11 @@ class EpochState:
 
     def forget(self, after: int) -> None:
         """Drop the snapshots after a step: nobody goes on from them."""
-        for step in [step for step in self.snapshots if step > after]:
-            del self.snapshots[step]
+        self.keep([step for step in self.snapshots if step <= after])
+
+    def keep(self, steps: Collection[int | None]) -> None:
+        """Drop the snapshots of all other steps; their memory is spare."""
+        self._spare += [self.snapshots.pop(step).memory for step in [*self.snapshots] if step not in steps]
 
     def warn_of_fewer_copies(self) -> bool:
         """Whether fewer copies than ``redundancy`` are kept of some shards, with a warning that says of which."""
@@ -131,11 +143,15 @@ class EpochState:
         """Return memory for a snapshot; what is sent to other ranks is in its beginning."""
         first = () if self.copies is None else self.copies.names
         names = [*first, *(name for name in self.tensors if name not in first)]
-        return Snapshot({name: local(self.tensors[name]) for name in names})
+        return Snapshot({name: local(self.tensors[name]) for name in names}, spare=self._spare)
 
     def _take(self, step: int, check: Callable[[], object]) -> Snapshot:
         """Copy the tensors into a snapshot, which counts once they are copied."""
-        snapshot = self.snapshots.overwritten(step, self.equal_at) or self._allocated()
+        snapshot = self.snapshots.overwritten(step, self.equal_at)
+        if snapshot is None:
+            snapshot = self._allocated()
+        else:  # there are as many as this epoch needs
+            self._spare.clear()
         snapshot.copy({name: local(tensor) for name, tensor in self.tensors.items()})
         device_done(self._device, check)
         self.snapshots[step] = snapshot

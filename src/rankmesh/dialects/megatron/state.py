@@ -1,7 +1,7 @@
 """A parallel state: a module object with Megatron's globals and functions. Any number may live side by side.
 
 ```
-critic = ParallelState("critic")          parallel_state.py, executed again: the same functions over other globals
+critic = ParallelState("critic")          parallel_state.py, loaded again: the same functions over other globals
 critic.initialize_model_parallel(...)
 critic.get_tensor_model_parallel_rank()
 ```
@@ -14,10 +14,9 @@ too, so each rank of a simulation has its own.
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from functools import cache
 from importlib.machinery import SourceFileLoader
-from importlib.util import find_spec
-from types import CodeType, FunctionType, ModuleType
+from pathlib import Path
+from types import FunctionType, ModuleType
 from typing import TYPE_CHECKING, Any
 
 from torch.distributed import ProcessGroup
@@ -152,15 +151,8 @@ class ParallelState(ModuleType):
         super().__init__(name, __doc__)
         register(self)
         self.rankmesh_state = State(self, name)
-        exec(_code(), vars(self))  # noqa: S102  - our own file
+        SourceFileLoader(name, str(Path(__file__).with_name("parallel_state.py"))).exec_module(self)
 
     def __getattr__(self, name: str) -> Any:
         # Only reached for what the module does not have; it tells type checkers that functions are attributes.
         raise AttributeError(f"module {self.__name__!r} has no attribute {name!r}")
-
-
-@cache
-def _code() -> CodeType:
-    """Return the compiled file of the default state."""
-    name = f"{__package__}.parallel_state"
-    return SourceFileLoader(name, find_spec(name).origin).get_code(name)  # type: ignore[union-attr, arg-type, return-value]  # it is a file
