@@ -9,8 +9,9 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 
 from rankmesh.debug.slow import SlowReport
@@ -25,6 +26,7 @@ CAUSES = {
     "input": ("input",),
     "layers": ("computes", "imbalance"),
     "pause": ("pause",),
+    "link": ("link",),
 }
 
 
@@ -69,6 +71,46 @@ class Job:
         self.log.close()
 
 
+class HostsJob(Job):
+    """The job on four emulated hosts; host ``n`` has the ranks from ``4 * n``."""
+
+    def __init__(self, folder, seconds):
+        self.folder, self.file, self.pids = Path(folder), Path(folder) / "fault", {}
+        self.folder.mkdir(parents=True, exist_ok=True)
+        os.environ.update(RANKMESH=f"watch:dir={self.folder}/watch,slow=5", OMP_NUM_THREADS="1", LARGE="100000")
+        from tests.slow import program  # torch is loaded with the variable
+
+        from bench.emulated import emulated
+
+        self.stack = ExitStack()
+        self.cluster = self.stack.enter_context(emulated((("node1", "node2", "node3", "node4"),), ranks=4, link=10_000))
+        for rank in range(RANKS):
+            self.pids[rank] = os.fork()
+            if not self.pids[rank]:
+                self._run(program, rank, seconds)
+
+    def _run(self, program, rank, seconds):
+        try:
+            log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(log, 1)
+            os.dup2(log, 2)
+            self.cluster.enter(rank)
+            # Each host has files of its own.
+            tempfile.tempdir = str(self.folder / f"host{rank // 4}")
+            Path(tempfile.tempdir).mkdir(exist_ok=True)
+            sys.argv = ["program.py", str(seconds), str(self.file)]
+            program.main()
+        finally:
+            os._exit(0)
+
+    def close(self):
+        """Kill its ranks, and remove the hosts."""
+        for process in self.pids.values():
+            os.kill(process, signal.SIGKILL)
+            os.waitpid(process, 0)
+        self.stack.close()
+
+
 def stop(process, seconds, every):
     """Stop a process for so long, again and again; returns what ends that."""
     code = (
@@ -89,6 +131,8 @@ def fault(job, kind, rank, process):
         job.file.write_text(f"{rank} {kind}")
     elif kind == "stop":
         helper = stop(process, 0.08, 0.29)
+    elif kind == "link":
+        job.cluster.set_link(f"node{rank // 4 + 1}", 60)
     elif kind == "pause":
         helper = stop(process, 1.9, 12.0)
     elif kind == "neighbour":
@@ -97,6 +141,8 @@ def fault(job, kind, rank, process):
         yield
     finally:
         job.file.unlink(missing_ok=True)
+        if kind == "link":
+            job.cluster.set_link(f"node{rank // 4 + 1}", 10_000)
         if helper is not None:
             helper.kill()
             helper.wait()
@@ -111,10 +157,11 @@ def trial(job, kind, rank, process, within=WITHIN):
         while time.time() < began + within + 6 and found is None:
             report = job.report()
             for one in report.findings if report.time > began else ():
-                if one.ranks == (rank,) and one.cause in CAUSES[kind]:
+                at_fault = f"node{rank // 4 + 1}" in one.hosts if kind == "link" else one.ranks == (rank,)
+                if at_fault and one.cause in CAUSES[kind]:
                     found = report.time - began
                 else:
-                    innocent.add((one.cause, one.ranks))
+                    innocent.add((one.cause, one.ranks, one.hosts))
             time.sleep(0.2)
     end = time.time() + 60
     while time.time() < end and (job.report().findings or job.report().time < time.time() - 8):
@@ -133,7 +180,7 @@ def main():
     """Trials of one fault."""
     kind, trials, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
     burns = {"BURNS": "7"} if kind == "neighbour" else {}
-    job = Job(folder, 100_000, **burns)
+    job = HostsJob(folder, 100_000) if kind == "link" else Job(folder, 100_000, **burns)
     right = late = wrong = 0
     try:
         processes = job.ranks()

@@ -1,6 +1,6 @@
 """A job that knows nothing of rankmesh: ``program.py SECONDS FILE``; its ranks mostly sleep.
 
-Pairs of ranks are tp, and the ranks of the same place among them dp, in two parts. A step computes for 300 ms. A line
+Pairs of ranks are tp, and two pairs of two hosts dp. A step computes for 300 ms. A line
 ``RANK FAULT`` in the file, if it is there, is what the program does worse from then on: ``input``, ``layers``.
 """
 
@@ -24,17 +24,25 @@ class Loader:
             time.sleep(0.2 * STEP)
 
 
+# The dp group of the two pairs of ranks of each host: no two groups are on the same hosts.
+GROUPS = ("ab", "ac", "bd", "cd")
+
+
 def groups(rank, world):
     """The tp and the dp group of this rank."""
-    half, mine = world // 2, {}
-    ranks_of = {f"tp@dp{first // 2}": [first, first + 1] for first in range(0, world, 2)}
-    for part in range(2):
-        ranks_of |= {f"dp@tp{n},pp{part}": list(range(part * half + n, (part + 1) * half, 2)) for n in range(2)}
-    for name, ranks in ranks_of.items():
-        made = dist.new_group(ranks, group_desc=name)
-        if rank in ranks:
-            mine[name[:2]] = made
+    mine, dp = {}, {}
+    for pair in range(world // 2):
+        mine |= made("tp", f"dp{pair}", [2 * pair, 2 * pair + 1], rank)
+        dp.setdefault(GROUPS[pair // 2 % 4][pair % 2], []).extend([2 * pair, 2 * pair + 1])
+    for place, ranks in dp.items():
+        mine |= made("dp", f"pp{place}", ranks, rank)
     return mine["tp"], mine["dp"]
+
+
+def made(kind, place, ranks, rank):
+    """A group by its kind, on its members."""
+    group = dist.new_group(ranks, group_desc=f"{kind}@{place}")
+    return {kind: group} if rank in ranks else {}
 
 
 def burn(seconds):

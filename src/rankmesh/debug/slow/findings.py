@@ -107,14 +107,15 @@ class Window:
 def excess(values: _Numbers, places: _Numbers) -> _Numbers:
     """Return by how much each value is above the median of its place, of the other one where a place has two.
 
-    Values are by rank in the last axis; NaN where a rank is missing, or is the only one of its place.
+    Values are by rank in the second axis; NaN where a rank is missing, or is the only one of its place.
     """
     found = np.full(values.shape, np.nan)
     for members in _places(places).values():
-        if len(members) == 2:
-            found[..., members] = values[..., members] - values[..., members[::-1]]
-        elif len(members) > 2:
-            found[..., members] = values[..., members] - np.nanmedian(values[..., members], axis=-1, keepdims=True)
+        known = members[~np.isnan(values[:, members]).any(axis=0)]
+        if len(known) == 2:
+            found[:, known] = values[:, known] - values[:, known[::-1]]
+        elif len(known) > 2:
+            found[:, known] = values[:, known] - np.median(values[:, known], axis=1, keepdims=True)
     return found
 
 
@@ -122,57 +123,59 @@ def _places(places: _Numbers) -> dict[float, NDArray[np.int64]]:
     """Return the ranks of each place."""
     order = np.argsort(places, kind="stable")
     names, starts = np.unique(places[order], return_index=True)
-    return {
-        float(name): ranks
-        for name, ranks in zip(names, np.split(order, starts[1:]), strict=True)
-        if not math.isnan(name)
-    }
+    listed = zip(names, np.split(order, starts[1:]), strict=True)
+    return {float(name): ranks for name, ranks in listed if not math.isnan(name)}
+
+
+def _stacked(values: Iterable[_Numbers]) -> _Numbers:
+    """Return one row for each window; a rank that is missing in one is as in the window before."""
+    rows = np.stack([*values])
+    for row, before in zip(rows[1:], rows, strict=False):
+        np.copyto(row, before, where=np.isnan(row))
+    return rows
 
 
 def find(windows: Sequence[Window]) -> tuple[Finding, ...]:
     """Return what makes the job slow by the last windows, the costliest first."""
+    paused: list[Finding] | None = None
     for length in _PERIODS:
         # A part of a period has two steps at least.
         part = max(length // 3, math.ceil(2 * windows[-1].step / max(1e-9, windows[-1].seconds)))
         if part * 3 <= len(windows):
-            period = Period(windows[-3 * part :], windows)
-            found = [*period.pauses(), *period.late(), *period.links(), *period.imbalances()]
+            period = Period(windows[-3 * part :])
+            paused = [*period.pauses(windows)] if paused is None else paused
+            ranks = {rank for one in paused for rank in one.ranks}
+            found = [*paused, *period.late(ranks), *period.links(ranks), *period.imbalances()]
             if found:
                 return tuple(sorted(found, key=lambda one: -one.seconds))
     return tuple(_everyone(windows))
 
 
 class Period:
-    """Windows in three parts: what stands out in each of them is steady. ``memory`` has those before as well."""
+    """Windows in three parts, and the last two of them: what stands out in each of the four is steady."""
 
-    def __init__(self, windows: Sequence[Window], memory: Sequence[Window]) -> None:
-        self.windows, self.memory, self.last = windows, memory, windows[-1]
+    def __init__(self, windows: Sequence[Window]) -> None:
+        self.windows, self.last = windows, windows[-1]
         self.places = self.last.by_rank("place")
-        size = len(windows) // 3
-        self.thirds = [windows[size * third : size * (third + 1)] for third in range(3)]
-        self.computes = self._means([window.computes for window in windows])
+        self.computes = self._parts(window.computes for window in windows)
         self.excess = excess(self.computes, self.places)
-        self.gap = self._means([window.gaps[0] for window in windows]).mean(axis=0)
+        self.more = self.excess.mean(axis=0)
         steps = [window.step for window in windows if window.step]
         self.step = float(np.median(steps)) if steps else self.last.seconds
         self.since = windows[0].time - windows[0].seconds
-        self._paused = list[int]()
 
-    def _means(self, values: Sequence[_Numbers]) -> _Numbers:
-        means: _Numbers = np.stack(values).reshape(3, len(values) // 3, -1).mean(axis=1)
-        return means
+    def _parts(self, values: Iterable[_Numbers]) -> _Numbers:
+        """Return the means of the parts, one row for each."""
+        rows = _stacked(values)
+        return np.stack([part.mean(axis=0) for part in (*np.split(rows, 3), rows[-2:])])
 
     @cached_property
     def limits(self) -> _Numbers:
         """By how much each rank's computing has to stand out: more where its place's spread is large."""
-        mean, found = self.excess.mean(axis=0), np.full(len(self.places), np.inf)
+        found = np.full(len(self.places), np.inf)
         for members in _places(self.places).values():
-            found[members] = _limit(mean[members], _LEAST if len(members) > 3 else _FEW)
+            found[members] = _limit(self.more[members], _LEAST if len(members) > 3 else _FEW)
         return found
-
-    def _row(self, name: str) -> _Numbers:
-        row: _Numbers = self._means([window.by_rank(name) for window in self.windows]).mean(axis=0)
-        return row
 
     def _name(self, column: str, rank: int) -> str:
         return self.last.summary.names[int(self.last.by_rank(column)[rank])]
@@ -209,33 +212,30 @@ class Period:
     @cached_property
     def _late(self) -> NDArray[np.int64]:
         """The ranks that stand out in their place, and for which others wait."""
-        mean = self.excess.mean(axis=0)
+        waited = self._parts(window.gaps[0] for window in self.windows).mean(axis=0)
         with np.errstate(invalid="ignore"):
-            steady = (mean >= self.limits) & (self.excess >= self.limits / 2).all(axis=0) & (self.gap >= mean / 2)
-        return np.flatnonzero(steady)
+            steady = (self.more >= self.limits) & (self.excess >= self.limits / 2).all(axis=0)
+            return np.flatnonzero(steady & (waited >= self.more / 2))
 
-    def late(self) -> Iterator[Finding]:
+    def late(self, paused: Iterable[int]) -> Iterator[Finding]:
         """Yield the ranks that compute for longer than others of their place, and hosts that have no other ranks."""
-        late = np.setdiff1d(self._late, self._paused)
-        mean, hosts = self.excess.mean(axis=0), self.last.by_rank("host")
-        whole = [
-            host
-            for host in np.unique(hosts[late])
-            if (hosts == host).sum() > 1 and np.isin(np.flatnonzero(hosts == host), late).mean() >= _HOST
-        ]
-        # All hosts together are not late: their ranks would be compared with each other.
-        whole = [] if len(whole) == len(np.unique(hosts[~np.isnan(hosts)])) else whole
-        for host in whole:
-            ranks = np.flatnonzero(hosts == host)
-            share = float(np.median(mean[np.intersect1d(ranks, late)]))
-            why = f"its {len(ranks)} ranks compute for longer than ranks of other hosts in their places"
-            yield self._finding("host", ranks, share, why, waits_in=self._group(ranks[0]))
-        for rank in late[~np.isin(hosts[late], whole)]:
-            cause, why = self._why(int(rank), float(mean[rank]))
-            yield self._finding(cause, [int(rank)], float(mean[rank]), why, waits_in=self._group(rank))
+        late, hosts = np.setdiff1d(self._late, [*paused]), self.last.by_rank("host")
+        here = {float(host): np.flatnonzero(hosts == host) for host in np.unique(hosts[late])}
+        whole = {host: ranks for host, ranks in here.items() if len(ranks) > 1 and np.isin(ranks, late).mean() >= _HOST}
+        if len(whole) < len(np.unique(hosts[~np.isnan(hosts)])):
+            for ranks in whole.values():
+                why = f"its {len(ranks)} ranks compute for longer than ranks of other hosts in their places"
+                share = float(np.median(self.more[np.intersect1d(ranks, late)]))
+                yield self._finding("host", ranks, share, why, waits_in=self._group(ranks[0]))
+                late = np.setdiff1d(late, ranks)
+        for rank in map(int, late):
+            share = float(self.more[rank])
+            cause, why = self._why(rank, share)
+            yield self._finding(cause, [rank], share, why, waits_in=self._group(rank))
 
     def _why(self, rank: int, share: float) -> tuple[str, str]:
-        reading, queued = (excess(self._row(name) / SHARE, self.places)[rank] for name in ("reading", "queued"))
+        columns = ([window.by_rank(name) / SHARE for window in self.windows] for name in ("reading", "queued"))
+        reading, queued = (float(excess(self._parts(column), self.places).mean(axis=0)[rank]) for column in columns)
         if reading >= _THERE * share:
             return "input", f"in {self._site('data', rank)}, which reads its data"
         place = np.flatnonzero(self.places == self.places[rank])
@@ -252,13 +252,13 @@ class Period:
         line, _, function = self._name(column, rank).rpartition("/")[2].partition(" in ")
         return f"{function} at {line}" if function else line
 
-    def pauses(self) -> Iterator[Finding]:
+    def pauses(self, memory: Sequence[Window]) -> Iterator[Finding]:
         """Yield the ranks that are late rarely, for long, by what is remembered."""
-        longer = excess(np.stack([window.stretch for window in self.memory]), self.places)
-        seconds = np.array([[window.seconds] for window in self.memory])
-        late = excess(np.stack([window.computes for window in self.memory]), self.places) * seconds
-        waited = np.stack([window.gaps[0] for window in self.memory]) * seconds
-        steps = sum(window.seconds / (window.step or self.step) for window in self.memory)
+        longer = excess(_stacked(window.stretch for window in memory), self.places)
+        seconds = np.array([[window.seconds] for window in memory])
+        late = excess(_stacked(window.computes for window in memory), self.places) * seconds
+        waited = np.stack([window.gaps[0] for window in memory]) * seconds
+        steps = sum(window.seconds / (window.step or self.step) for window in memory)
         least = max(_PAUSE, _OF_STEP * self.step)
         with np.errstate(invalid="ignore"):
             # Calls that are rare anyway have long times between them, for which nobody waits.
@@ -267,23 +267,22 @@ class Period:
             when = np.flatnonzero(often[:, rank])
             total = float(late[when, rank].sum())
             times = total / float(np.median(longer[when, rank]))
-            gone = len(self.memory) - when[-1] > max(_PERIODS[1], 2 * len(self.memory) / len(when))
+            gone = len(memory) - when[-1] > max(_PERIODS[1], 2 * len(memory) / len(when))
             if not gone and times <= _RARE * steps and total / steps >= _LEAST * self.step:
-                self._paused.append(int(rank))
-                site, since = self._site("site", int(rank)), self.memory[when[0]].time
+                site, since = self._site("site", int(rank)), memory[when[0]].time
                 about = {"waits_in": self._group(int(rank)), "every": max(2, round(steps / times)), "since": since}
                 share = total / steps / self.step
                 yield self._finding("pause", [int(rank)], share, f"in {site}" if site else "between two calls", **about)
 
     # -- groups and places ------------------------------------------------------------------------------------------
 
-    def links(self) -> Iterator[Finding]:
+    def links(self, paused: set[int]) -> Iterator[Finding]:
         """Yield the group of each family whose calls take longest, where they take longer than in others."""
-        late = set(self._late.tolist()) | set(self._paused)
+        late = paused.union(self._late.tolist())
         whole = [group for group in self.last.call_times if all(group in window.call_times for window in self.windows)]
         families = grouped(((group.kind, len(group.ranks), self._places_of(group)), group) for group in whole)
         for family in families.values():
-            times = self._means([np.array([window.call_times[group] for group in family]) for window in self.windows])
+            times = self._parts(np.array([window.call_times[group] for group in family]) for window in self.windows)
             usual = np.quantile(times, 0.25, axis=1, keepdims=True, method="lower")
             more, mean = times - usual, times.mean(axis=0)
             limit = _limit(more.mean(axis=0)[mean <= np.median(mean)], _LEAST)
@@ -306,7 +305,7 @@ class Period:
         why += f" (so in {len(slow) - 1} more)" if len(slow) > 1 else ""
         named = hosts or self._hosts(worst.ranks)
         why += f"; {first_of(named)} {'is' if len(named) == 1 else 'are'} in it: network or device"
-        return self._finding("link", worst.ranks, share, why, waits_in=worst, hosts=hosts)
+        return self._finding("link", worst.ranks, share, why, waits_in=worst, hosts=named)
 
     def imbalances(self) -> Iterator[Finding]:
         """Yield the ranks of each place that compute for longer than the ranks of other places."""

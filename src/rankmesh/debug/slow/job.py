@@ -50,7 +50,7 @@ class JobSpeed:
 
     def _report(self, window: Window) -> SlowReport:
         rows, step, names = window.summary, window.step, window.summary.names
-        late = excess(window.computes, window.by_rank("place"))
+        late = excess(window.computes[None], window.by_rank("place"))[0]
         waits = np.zeros(window.world_size)
         np.add.at(waits, rows.column("rank")[rows.waits[:, 0]], rows.waits[:, 2] / 10_000)
         listed, numbers = np.unique(np.nan_to_num(window.by_rank("host"), nan=-1), return_inverse=True)

@@ -126,6 +126,7 @@ class Cycle:
 
     calls: Mapping[str, float]
     place: str
+    repeats: bool = False
 
 
 def cycle_of(calls: Sequence[tuple[str, Hashable]]) -> Cycle:
@@ -145,7 +146,7 @@ def cycle_of(calls: Sequence[tuple[str, Hashable]]) -> Cycle:
     kinds = sorted(map(repr, places.most_common(1)[0][0] if period else {what for _, what in calls}))
     cycles = len(calls) / (period or max(1, len(numbers)))
     place = blake2b("\n".join(kinds).encode(), digest_size=4).hexdigest()
-    return Cycle({group: count / cycles for group, count in groups.items()}, place)
+    return Cycle({group: count / cycles for group, count in groups.items()}, place, period > 0)
 
 
 def _period(made: _Rows) -> int:

@@ -23,6 +23,8 @@ __all__ = ["HOSTS", "HostTree", "key"]
 HOSTS = "slow/hosts"
 # Hosts below another one, and seconds in which those below have left their summaries.
 _BELOW, _MOMENT = 8, 0.4
+# How often a host looks for the ranks that reported before, and are late now.
+_TRIES = 4
 
 
 class HostTree:
@@ -32,6 +34,7 @@ class HostTree:
         self._rank, self._host, self._store = rank, host, store
         self._number, self._hosts = 0 if rank == 0 else -1, 0
         self._taken = dict[int, str]()
+        self._here, self._tries = 0, 0
         self.due = float("inf")
         self.bytes = 0
 
@@ -42,11 +45,15 @@ class HostTree:
 
     def take(self, window: int) -> Summary | None:
         """Merge the summaries of this host's ranks and of the hosts below; return them on rank 0, None on others."""
-        self.due = float("inf")
+        self.due, self._tries = float("inf"), self._tries + 1
         texts = [text.partition(" ") for text in self._host.reports()]
         here = [Summary.from_text(text) for number, _, text in texts if number == str(window)]
         if not here:
             return None
+        if len(here) < self._here and self._tries < _TRIES:
+            self.due = time.monotonic() + _MOMENT
+            return None
+        self._here, self._tries = len(here), 0
         try:
             below = self._store.ask(self._below)
         except ChannelLost:

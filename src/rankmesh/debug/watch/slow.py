@@ -17,11 +17,18 @@ from rankmesh.debug.watch.speed import Sampler
 from rankmesh.errors import first_line
 from rankmesh.rendezvous import BoundedChannel
 
-__all__ = ["SlowWatch"]
+__all__ = ["SlowWatch", "window_seconds"]
 
-# Seconds of a window, in a world of up to 1000 ranks; in larger ones a thousandth of each rank.
-_WINDOW, _RANK = 4.0, 0.004
 _log = logging.getLogger("rankmesh.watch")
+
+
+def window_seconds(world_size: int) -> float:
+    """Return the seconds of a window, longer in worlds of more than 2000 ranks.
+
+    >>> window_seconds(64), window_seconds(16_384)
+    (4.0, 32.768)
+    """
+    return max(4.0, 0.002 * world_size)
 
 
 class SlowWatch:
@@ -37,7 +44,7 @@ class SlowWatch:
         self._recorder, self._folder = recorder, folder
         self._sampler, self._tree = Sampler(recorder), HostTree(recorder.rank, host, store)
         self._job = JobSpeed(pause)
-        self._seconds = max(_WINDOW, _RANK * recorder.world_size)
+        self._seconds = window_seconds(recorder.world_size)
         self._window, self._ended = self._now(), False
 
     def _now(self) -> int:

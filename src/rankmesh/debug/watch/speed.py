@@ -33,7 +33,7 @@ __all__ = ["Sampler"]
 # after which the line between two calls is worth knowing.
 _EACH, _LATE, _LONG = 0.1, 0.02, 0.35
 # Windows after which the recorder is read again, at most, as that takes long; and after which it is for durations.
-_READ, _TIMED = 30, 5
+_READ, _TIMED = 60, 5
 _GLOO, _NCCL = 0, 1
 
 
@@ -103,10 +103,10 @@ class Sampler:
         if timed and self._windows % _TIMED:
             return None
         if timed or self._windows >= self._next or not {number for _, number in self._state} <= self._groups.keys():
-            self._next = min(2 * self._windows, self._windows + _READ)
             entries = [calls.calls_kept(recorder) for recorder in (_GLOO, _NCCL)]
             self._learn([*entries[_GLOO], *entries[_NCCL]])
             self._take_durations(entries[_NCCL])
+            self._next = self._windows + (min(3 * self._windows, _READ) if self._cycle.repeats else 1)
         known = self._seconds >= 10 * _EACH and self._cycle.calls and not (timed and not self._waits)
         summary = self._summary() if known else None
         self._begin()

@@ -1,0 +1,160 @@
+"""What it costs to look for slow ranks: ``python -m bench.slow`` prints it; docs/decisions.md has how that works.
+
+```
+step        processor time of the watch's thread on 4 gloo ranks, with and without, in turns; and the same program with
+            nvidia-resiliency-ext's straggler detector, which is told of each step (its CPU part: no CUPTI here)
+store       bytes to the store of 64 ranks on 8 hosts, a rank and second
+16,384      one evaluation: merging 8 messages, finding, writing, on the rank that logs
+```
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+SECONDS, BLOCK, STEP = 64.0, 8.0, 0.1
+
+
+def main() -> None:
+    """Print what each part costs."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("part", nargs="?", choices=("step", "store", "large"), help="one part; default: all")
+    parts = {"step": _step, "store": _store, "large": _large}
+    chosen = parser.parse_args().part
+    for name, part in parts.items():
+        if chosen in (None, name):
+            for line in part():
+                sys.stdout.write(f"{name:6} {line}\n")
+                sys.stdout.flush()
+
+
+# -- a step ---------------------------------------------------------------------------------------------------------
+
+
+def _step() -> list[str]:
+    lines = []
+    for detector in ("rankmesh", "nvidia"):
+        launcher = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+        with tempfile.TemporaryDirectory() as folder:
+            switch = {"RANKMESH": f"watch:dir={folder}"} if detector == "rankmesh" else {}
+            done = subprocess.run(  # noqa: S603
+                (*launcher, "-m", "bench.slow_rank", detector, folder),
+                env={**os.environ, "OMP_NUM_THREADS": "1", **switch},
+                stdout=subprocess.PIPE,
+                text=True,
+                timeout=600,
+                check=False,
+            )
+            if done.returncode:
+                lines.append(f"{detector}: not measured, as it failed")
+                continue
+            ranks = [json.loads(path.read_text()) for path in Path(folder).glob("bench*.json")]
+        on, off = (np.mean([rank[name] for rank in ranks]) for name in ("on", "off"))
+        step, thread = (np.mean([rank[name] for rank in ranks]) for name in ("step", "thread"))
+        text = f"{detector}: processor time of a step {1000 * off:.2f} ms without, {1000 * on:.2f} ms with"
+        if detector == "rankmesh":
+            text += f"; of the thread {1e6 * thread:.0f} us more in a step of {1000 * step:.0f} ms"
+            text += f": {100 * thread / step:.3f} % of the step, {100 * thread / off:.3f} % of its processor time"
+        lines.append(text)
+    return lines
+
+
+# -- messages -------------------------------------------------------------------------------------------------------
+
+
+def _summary(ranks: int, per_host: int) -> Any:
+    from rankmesh.debug.slow.summary import Group, merged, summary_of
+
+    random, tp, made = np.random.default_rng(0), 8, []
+    for rank in range(ranks):
+        first = rank - rank % tp
+        groups = [
+            Group(f"tp{first}", "tp", f"tp@dp{first // tp}", "all_reduce", tuple(range(first, first + tp))),
+            Group(f"dp{rank % tp}", "dp", f"dp@tp{rank % tp}", "all_reduce", tuple(range(rank % tp, ranks, tp))),
+            Group("0", "world", "world", "barrier", tuple(range(ranks))),
+        ]
+        shares = random.uniform(0.05, 0.1, 3)
+        row: dict[str, Any] = {
+            "rank": rank,
+            "host": f"node{rank // per_host}",
+            "place": "5f3a9c21",
+            "step": 1e6 * random.normal(2, 0.01),
+        }
+        row |= {"computes": 10_000 * (1 - shares.sum()), "stretch": 400, "queued": random.integers(100), "reading": 0}
+        row |= {"site": f"/job/train.py:{80 + rank % 5} in step", "data": ""}
+        made.append(summary_of(row, dict(zip(groups, map(float, shares), strict=True))))
+    return merged(made)
+
+
+def _store() -> list[str]:
+    from rankmesh.debug.watch.slow import window_seconds
+
+    hosts = [len(_summary(64, 8).to_text())]
+    parts = [_summary_of_hosts(_summary(64, 8), host) for host in range(1, 8)]
+    total = sum(len(part.to_text()) for part in parts)
+    rate = total / 64 / window_seconds(64)
+    return [
+        f"64 ranks on 8 hosts: {rate:.0f} bytes a rank and second to the store; all ranks in one text: {hosts[0]} bytes"
+    ]
+
+
+def _summary_of_hosts(whole: Any, host: int) -> Any:
+    from dataclasses import replace
+
+    rows = np.flatnonzero(whole.column("rank") // 8 == host)
+    waits = whole.waits[np.isin(whole.waits[:, 0], rows)].copy()
+    waits[:, 0] -= rows[0]
+    used = sorted(set(waits[:, 1].tolist()))
+    waits[:, 1] = np.searchsorted(used, waits[:, 1])
+    groups = tuple(whole.groups[number] for number in used)
+    return replace(whole, rows=whole.rows[rows], waits=waits, groups=groups)
+
+
+def _large() -> list[str]:
+    from rankmesh.debug.slow.findings import MEMORY, Window
+    from rankmesh.debug.slow.job import JobSpeed
+    from rankmesh.debug.slow.summary import Summary, merged
+    from rankmesh.debug.watch.slow import window_seconds
+
+    ranks, lines = 16_384, []
+    whole = _summary(ranks, 8)
+    cut = np.array_split(np.arange(ranks), 9)
+    parts = []
+    for rows in cut:
+        waits = whole.waits[np.isin(whole.waits[:, 0], rows)].copy()
+        waits[:, 0] -= rows[0]
+        parts.append(type(whole)(whole.names, whole.groups, whole.rows[rows], waits).to_text())
+    job = JobSpeed(60)
+    with tempfile.TemporaryDirectory() as folder:
+        times = []
+        for number in range(MEMORY):
+            began = time.thread_time()
+            window = Window(float(number), window_seconds(ranks), ranks, merged([*map(Summary.from_text, parts)]))
+            read = time.thread_time()
+            report = job.add(window)
+            found = time.thread_time()
+            report.write(folder)
+            times.append((read - began, found - read, time.thread_time() - found))
+        size = (Path(folder) / "slow.json").stat().st_size
+    seconds = np.median(times, axis=0)
+    share = 100 * seconds.sum() / window_seconds(ranks)
+    text = "reading {:.2f} s, finding {:.2f} s, writing {:.2f} s".format(*seconds)
+    lines.append(
+        f"16,384 ranks, every {window_seconds(ranks):.0f} s on the rank that logs: {text} ({share:.1f} % of its time)"
+    )
+    lines.append(f"messages that it reads: 8 of {max(map(len, parts)) / 1e6:.2f} MB; slow.json {size / 1e6:.2f} MB")
+    return lines
+
+
+if __name__ == "__main__":
+    main()
