@@ -2,12 +2,15 @@
 
 import json
 import re
+from dataclasses import replace
 from importlib.resources import files
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
 from tests.browser.conftest import PAGE, WINDOW
 from tests.browser.gestures import WORLDS, gestures
+from tests.slow.making import LATE, report
 
 from rankmesh.cli.look.explore import explored
 from rankmesh.core.source import read_plan
@@ -679,6 +682,48 @@ def test_a_hang_is_drawn(shown, tmp_path):
     colours = {rank: tuple(shown.pixel(rank)) for rank in range(4)}
     assert colours[cause["ranks"][0]] not in [colours[rank] for rank in waiting if rank not in cause["ranks"]]
     assert len({colours[rank] for rank in waiting if rank not in cause["ranks"]}) == 1
+
+
+def test_a_slow_job_is_drawn(shown, tmp_path):
+    """Each rank by the seconds that others wait for it, in a few colours, with a legend and what is slow."""
+    report(16, replace(LATE, ranks=(13,))).write(tmp_path)
+    data, file = explored("tp=2,dp=8", recordings=tmp_path), tmp_path / "page.html"
+    file.write_text(page_text(data))
+    shown.goto(path=file)
+    assert (data["state"]["overlay"], shown.app("app.state.overlay")) == ("slow", "slow")
+    pixels = [tuple(shown.pixel(rank)) for rank in range(16)]
+    assert {rank for rank in range(16) if pixels[rank] != pixels[0]} == {13}
+    assert "rank 13 (host node1) makes dp wait: 84 ms of each step of 610 ms (14 %)" in shown.text(".inspector")
+    assert "others wait for it" in shown.text(".legend")
+    shown.page.get_by_role("button", name="groups", exact=True).click()
+    assert len({tuple(shown.pixel(rank)) for rank in range(16)}) > 2
+
+
+# Red, green and blue, linear, as people see them without a kind of cones (Machado and others, 2009), or with all.
+SIGHTS = {
+    "all cones": ((1, 0, 0), (0, 1, 0), (0, 0, 1)),
+    "protanopia": ((0.152, 1.053, -0.205), (0.115, 0.786, 0.099), (-0.004, -0.048, 1.052)),
+    "deuteranopia": ((0.367, 0.861, -0.228), (0.280, 0.673, 0.047), (-0.012, 0.043, 0.969)),
+    "tritanopia": ((1.256, -0.077, -0.179), (-0.078, 0.931, 0.148), (0.005, 0.691, 0.304)),
+}
+
+
+@pytest.mark.parametrize("sight", SIGHTS)
+@pytest.mark.parametrize("theme", ["light", "dark"])
+def test_seconds_differ_in_lightness(shown, theme, sight):
+    """Each colour is at least 12 of 100 further from the paper than the one before, whichever cones an eye has."""
+    shown.goto(f"theme={theme}")
+
+    def lightness(text):
+        parts = [int(text[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+        linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+        seen = [max(0, sum(weight * part for weight, part in zip(row, linear, strict=True))) for row in SIGHTS[sight]]
+        luminance = 0.2126 * seen[0] + 0.7152 * seen[1] + 0.0722 * seen[2]
+        return 116 * luminance ** (1 / 3) - 16 if luminance > 0.008856 else 903.3 * luminance
+
+    steps = [lightness(colour) for colour in shown.app("app.colours.heat")]
+    sign = -1 if theme == "light" else 1
+    assert min(sign * (after - before) for before, after in pairwise(steps)) >= 12
 
 
 def test_a_call_that_all_have_entered_is_a_whole_sentence(shown, tmp_path):

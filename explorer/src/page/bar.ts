@@ -1,6 +1,7 @@
 /** Above the drawing: drawing or tables, places or mesh, what the colours say, and the zoom. */
 import type { App } from "./app";
 import { h } from "./dom";
+import { hangs } from "./given";
 import type { Stage } from "./stage";
 import { fragmentOf, type Overlay } from "./state";
 
@@ -30,7 +31,8 @@ export function bar(app: App, stage: Stage): (Node | null)[] {
   );
   const overlays: [Overlay, string][] = [["none", "groups"]];
   if (app.given.measured) overlays.push(["measured", "measured"]);
-  if (app.given.hang) overlays.push(["hang", "hang"]);
+  if (hangs(app.given)) overlays.push(["hang", "hang"]);
+  if (app.given.hang?.speed) overlays.push(["slow", "slow"]);
   return [
     h(
       "div",

@@ -17,6 +17,8 @@ export interface Colours {
   readonly onFocus: string;
   readonly cause: string;
   readonly waits: string;
+  /** By the share of a step that others wait: ever further in lightness from the paper. */
+  readonly heat: readonly string[];
   /** From slow to fast. */
   readonly scale: (part: number) => string;
 }
@@ -44,6 +46,7 @@ export const LIGHT: Colours = {
   onFocus: "#ffffff",
   cause: "#c02a2a",
   waits: "#e9b44c",
+  heat: ["#f3f5f8", "#f6c688", "#df8a3a", "#aa460a", "#591a00"],
   scale: (part) => hcl(255, 8 + 42 * part, 94 - 34 * part).formatHex(),
 };
 
@@ -62,6 +65,7 @@ export const DARK: Colours = {
   onFocus: "#14181d",
   cause: "#f58a83",
   waits: "#7a5d17",
+  heat: ["#1d2228", "#633c12", "#a3611f", "#e4a759", "#ffefd9"],
   scale: (part) => hcl(255, 8 + 34 * part, 22 + 22 * part).formatHex(),
 };
 

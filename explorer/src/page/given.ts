@@ -32,6 +32,15 @@ export interface Hang {
   }[];
   waiting: number[];
   turns: { call: string; waiting: number[]; missing: number[] }[];
+  /** What is slow, the costliest first. */
+  slow: { sentence: string }[];
+  /** Seconds of a step, and of each step that others wait for each rank. */
+  speed?: Speed | null;
+}
+
+export interface Speed {
+  step: number;
+  caused: number[];
 }
 
 export interface Given {
@@ -43,6 +52,10 @@ export interface Given {
   measured?: Measured;
   hang?: Hang;
 }
+
+/** Whether a diagnosis is given of more than a job that is slow. */
+export const hangs = ({ hang }: Given): boolean =>
+  hang !== undefined && (!hang.speed || hang.causes.length + hang.waiting.length > 0);
 
 export const GIVEN = "given";
 

@@ -3,6 +3,7 @@ import { difference } from "../formula/difference";
 import type { App } from "./app";
 import { card, shortened } from "./card";
 import { h, number, plural } from "./dom";
+import { hangs } from "./given";
 import { kindCard, kindsCard } from "./kind_cards";
 import { rankCard } from "./rank_card";
 import { searchBox } from "./search_box";
@@ -25,6 +26,10 @@ const ranksOf = (ranks: readonly number[]): string => shortened(ranks, ranks.len
 function hang(app: App): HTMLElement[] {
   const found = app.given.hang;
   if (!found) return [];
+  const slow = found.slow.length
+    ? [card("What is slow", h("ul", {}, ...found.slow.slice(0, 8).map((one) => h("li", {}, one.sentence))))]
+    : [];
+  if (!hangs(app.given)) return slow;
   const causes = found.causes
     .slice(0, 8)
     .map((cause) =>
@@ -52,6 +57,7 @@ function hang(app: App): HTMLElement[] {
       turns.length ? h("h3", {}, "Who waits for whom") : null,
       h("ul", {}, ...turns),
     ),
+    ...slow,
   ];
 }
 

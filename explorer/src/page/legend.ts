@@ -4,6 +4,7 @@ import { swatch } from "./card";
 import { kindColour } from "./colours";
 import { h, number, plural } from "./dom";
 import type { Model } from "./model";
+import { SHARES } from "./scene";
 
 /** A rank in words: its host and its coordinate. */
 export function rankText(model: Model, rank: number): string {
@@ -21,6 +22,14 @@ export function legend(app: App): Node[] {
       h("span", {}, swatch(colours.cause), "named as a cause"),
       h("span", {}, swatch(colours.waits), "waits"),
       h("span", {}, "a line leads to a rank that another waits for"),
+    ];
+  if (app.state.overlay === "slow" && app.given.hang?.speed)
+    return [
+      h("span", {}, "others wait for it:"),
+      ...[0, ...SHARES].map((share, level) =>
+        h("span", {}, swatch(colours.heat[level]), share ? `${100 * share} %` : "less"),
+      ),
+      h("span", {}, "of a step, or more"),
     ];
   if (focus !== null)
     return [

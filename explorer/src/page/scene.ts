@@ -4,7 +4,7 @@
  */
 import type { Colours } from "./colours";
 import { groupColour, hueOf, kindColour } from "./colours";
-import type { Hang, Measured } from "./given";
+import type { Hang, Measured, Speed } from "./given";
 import type { Model } from "./model";
 
 /** How one rank, or a block of ranks, is filled: stripes of equal width, and the colour of text on them. */
@@ -266,5 +266,36 @@ export class HangScene extends Base {
       stripes: stripes.length ? stripes : [this.colours.cell],
       ink: this.colours.ink,
     };
+  }
+}
+
+/** Shares of a step from which a rank has the next colour. */
+export const SHARES = [0.02, 0.05, 0.1, 0.3];
+
+/** How long others wait for each rank; a block looks like its slowest. */
+export class SlowScene extends Base {
+  constructor(
+    model: Model,
+    colours: Colours,
+    pins: readonly number[],
+    readonly speed: Speed,
+  ) {
+    super(model, colours, pins);
+  }
+
+  of(rank: number): Look {
+    return rank in this.speed.caused ? this.#look(this.speed.caused[rank]) : this.outside();
+  }
+
+  override block(rankAt: Int32Array, start: number, stop: number): Look {
+    let most = 0;
+    for (let slot = start; slot < stop; slot++) most = Math.max(most, this.speed.caused[rankAt[slot]] ?? 0);
+    return this.#look(most);
+  }
+
+  #look(seconds: number): Look {
+    const level = SHARES.filter((share) => seconds >= share * this.speed.step).length;
+    const ink = level > 2 ? this.colours.onKind : this.colours.ink;
+    return { stripes: [this.colours.heat[level]], ink, note: `${Number((1000 * seconds).toPrecision(2))} ms` };
   }
 }

@@ -4,7 +4,7 @@ import { fill, h } from "./dom";
 import { changedRanks } from "../formula/difference";
 import { neighbours, waits } from "./lines";
 import type { Model } from "./model";
-import { FocusScene, FoundScene, GroupsScene, HangScene, MeasuredScene, type Scene } from "./scene";
+import { FocusScene, FoundScene, GroupsScene, HangScene, MeasuredScene, SlowScene, type Scene } from "./scene";
 import { bar } from "./bar";
 import { legend, rankText } from "./legend";
 import { tables } from "./tables";
@@ -86,11 +86,12 @@ export class Stage {
     return scene;
   }
 
-  #base(model: Model): FocusScene | GroupsScene | MeasuredScene | HangScene {
+  #base(model: Model): FocusScene | GroupsScene | MeasuredScene | HangScene | SlowScene {
     const { app } = this;
     const { colours, focus, pins, kind, given } = app;
     const shown = model.plan.kinds.has(kind) ? kind : model.leading[0];
     if (app.state.overlay === "hang" && given.hang) return new HangScene(model, colours, pins, given.hang);
+    if (app.state.overlay === "slow" && given.hang?.speed) return new SlowScene(model, colours, pins, given.hang.speed);
     if (app.found.length && focus === null) return new FoundScene(model, colours, pins, shown, new Set(app.found));
     if (focus !== null && focus < model.plan.worldSize)
       return new FocusScene(model, colours, pins, focus, kindsOf(app, model));

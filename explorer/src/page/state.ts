@@ -7,7 +7,7 @@
 export type Arrangement = "places" | "mesh";
 export type Tab = "drawing" | "table";
 export type Theme = "auto" | "light" | "dark";
-export type Overlay = "none" | "measured" | "hang";
+export type Overlay = "none" | "measured" | "hang" | "slow";
 
 export interface State {
   readonly spec: string;
@@ -71,7 +71,7 @@ export function stateOf(fragment: string, start: State = START): State {
     pins: ranks(text("pins")).slice(0, 2),
     rank: ranks(text("rank"))[0] ?? null,
     compare: text("compare"),
-    overlay: selection("overlay", ["none", "measured", "hang"]),
+    overlay: selection("overlay", ["none", "measured", "hang", "slow"]),
     theme: selection("theme", ["auto", "light", "dark"]),
     embed: text("embed") === "true" || text("embed") === "1",
   };

@@ -66,7 +66,7 @@ def given(
         state["overlay"] = "measured"
     if hang is not None:
         data["hang"] = hang
-        state["overlay"] = "hang"
+        state["overlay"] = "slow" if hang.get("speed") and not (hang["causes"] or hang["waiting"]) else "hang"
     return data
 
 

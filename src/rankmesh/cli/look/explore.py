@@ -59,11 +59,12 @@ def _document(path: Path) -> dict[str, Any]:
 
 
 def _hang(found: Diagnosis) -> dict[str, object]:
-    """Return the diagnosis with who waits for whom."""
+    """Return the diagnosis with who waits for whom, and how long others wait for each rank."""
     turns = [
         {"call": call.name, "waiting": list(call.waiting), "missing": list(call.missing)} for call in found.waits.calls
     ]
-    return {**found.to_dict(), "turns": turns}
+    speed = {"step": found.slow.step, "caused": found.slow.caused} if found.slow else None
+    return {**found.to_dict(), "turns": turns, "speed": speed}
 
 
 def command(
@@ -75,7 +76,8 @@ def command(
         Path | None, typer.Option(metavar="FILE", help="Also show bandwidths: what rankmesh measure --json printed.")
     ] = None,
     recordings: Annotated[
-        Path | None, typer.Option(metavar="DIR", help="Also show which ranks hang, from the recordings here.")
+        Path | None,
+        typer.Option(metavar="DIR", help="Also show which ranks hang or are slow, from the files here."),
     ] = None,
     browser: Annotated[bool, typer.Option("--open", help="Open the page in a browser.")] = False,
     *,
