@@ -52,6 +52,9 @@ class Nvidia:
                 return lambda *_, **__: {}
 
         straggler.CuptiManager = NoCupti
+        # It sends its numbers on a GPU's group; here they stay on the CPU.
+        torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
+        torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
         self.detector = straggler.Detector
         self.detector.initialize(scores_to_compute="all", gather_on_rank0=True, report_time_interval=4)
         self.on = False

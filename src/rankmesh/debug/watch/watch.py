@@ -20,6 +20,8 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+import torch.distributed as dist
+
 from rankmesh.backend import recorder as calls
 from rankmesh.backend.default import default_group
 from rankmesh.core.options import time_limit
@@ -341,5 +343,7 @@ def start(
 
 def slow() -> SlowReport | None:
     """Return what the running watch of this process last found of the job's speed; None without one."""
+    if not dist.is_initialized():
+        return None
     running = (getattr(ask, "__self__", None) for ask in World.current().diagnosing)
     return next((watch.slow for watch in running if isinstance(watch, Watch)), None)
