@@ -54,7 +54,7 @@ class Nvidia:
         straggler.CuptiManager = NoCupti
         # It sends its numbers on a GPU's group; here they stay on the CPU.
         torch.cuda.current_device = lambda: "cpu"  # type: ignore[assignment, return-value]
-        torch.cuda.synchronize = lambda *_: None  # type: ignore[assignment]
+        torch.cuda.synchronize = lambda *_: None
         self.detector = straggler.Detector
         self.detector.initialize(scores_to_compute="all", gather_on_rank0=True, report_time_interval=4)
         self.on = False

@@ -40,7 +40,10 @@ class _HostRanks:
     """A host with all ranks, of which the unresponsive ones are stopped; or with this rank alone."""
 
     def __init__(self, *, shared=False):
-        self.shared = shared
+        self.shared, self.ends = shared, False
+
+    def terminated(self):
+        return self.ends
 
     def look(self, ranks):
         return {rank: Look("stopped by a signal") for rank in ranks} if self.shared else {}
@@ -157,6 +160,32 @@ def test_a_rank_that_dies_as_it_diagnoses(tmp_path, monkeypatch):
     assert sum(bool(report) for _, _, report in given.values()) == 1
 
 
+def test_a_rank_that_is_to_end(tmp_path):
+    """Of 3 ranks, two get SIGTERM: once their recordings are written they end, and rank 0 diagnoses all three."""
+    store = dist.HashStore()
+    ranks = [_requests(rank, 3, store=store, folder=folder) for rank, folder in enumerate((None, tmp_path, None))]
+    first, *others = ranks
+    read_all, read = first._recordings.read_all, []
+    for one in others:
+        one._host.ends = True
+
+    def after_the_others(*given):
+        for thread in threads:
+            thread.join(LONG)
+        read.append(read_all(*given))
+        return read[0]
+
+    first._recordings.read_all = after_the_others
+    threads = [threading.Thread(target=one.respond, args=("a test", None, Mock())) for one in others]
+    for thread in threads:
+        thread.start()
+    diagnosed = Mock()
+    first.respond("a test", None, diagnosed)
+    assert sorted(read[0]) == [0, 1, 2]
+    diagnosed.assert_called_once()
+    assert [one.hung for one in others] == [True, True], "what they wrote stays"
+
+
 def test_nothing_is_left(tmp_path):
     """What 3 ranks leave in two requests is gone when the last of them closes: but the recordings in the folder."""
     store = dist.HashStore()
@@ -248,7 +277,7 @@ def test_a_recording_in_the_store():
     """It is there for ranks without the folder until its rank takes it back; one that is no recording is none."""
     store = BoundedChannel(StoreChannel(dist.HashStore(), "watch"))
     recordings = Recordings("new", None, store)
-    recordings.put(2, 1, _Recorder(2, 4).document("now"), share=True)
+    recordings.put(2, 1, _Recorder(2, 4).document("now"), share=2000)
     assert recordings.read(2, 1).rank == 2
     recordings.unshare(2, 1)
     assert recordings.read(2, 1) is None

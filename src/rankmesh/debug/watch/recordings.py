@@ -18,7 +18,7 @@ import io
 import json
 import logging
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import Any, BinaryIO, TypeVar
@@ -35,6 +35,8 @@ from rankmesh.rendezvous.channel import LARGEST
 __all__ = ["Recordings"]
 
 _Result = TypeVar("_Result")
+# Recordings that are asked of the store at once.
+_AT_ONCE = 64
 
 _log = logging.getLogger("rankmesh.watch")
 
@@ -45,16 +47,14 @@ class Recordings:
     def __init__(self, session: str, folder: Path | None, store: BoundedChannel) -> None:
         self._session, self._folder, self._store = session, folder, store
 
-    def put(self, rank: int, request: int, document: Mapping[str, Any], *, share: bool = False) -> None:
-        """Write a recording to the folder; with ``share`` to the store as well, until ``unshare``."""
+    def put(self, rank: int, request: int, document: Mapping[str, Any], *, share: int = 0) -> None:
+        """Write a recording to the folder; its last ``share`` calls to the store as well, until ``unshare``."""
         about = {**document["rankmesh"], "session": self._session, "inquiry": request}
-        # Equal data are equal bytes.
-        text = json.dumps({**document, "rankmesh": about}, separators=(",", ":"), default=str)
-        content = gzip.compress(text.encode(), mtime=0)
+        document = {**document, "rankmesh": about}
         if self._folder is not None:
-            _write(self._path(self._folder, rank), content)
+            _write(self._path(self._folder, rank), _packed(document))
         if share:
-            shared = base64.b64encode(content).decode()
+            shared = base64.b64encode(_packed(_last_calls(document, share))).decode()
             if len(shared) < LARGEST:
                 self._ask(lambda store: store.write(_key(rank, request), shared))
             else:
@@ -66,9 +66,35 @@ class Recordings:
         """Delete a recording from the store."""
         self._ask(lambda store: store.delete([_key(rank, request)]))
 
+    def read_all(self, ranks: Sequence[int], request: int) -> dict[int, Recording]:
+        """Return the recordings of ranks for this dump request, or of the end of their programs, as far as they are."""
+        found = dict[int, Recording]()
+        for first in range(0, len(ranks), _AT_ONCE):
+            some = ranks[first : first + _AT_ONCE]
+            for rank, text in zip(some, self._texts(some, request), strict=True):
+                if (recording := self._of(rank, request, text)) is not None:
+                    found[rank] = recording
+        return found
+
     def read(self, rank: int, request: int) -> Recording | None:
         """Return a rank's recording for this dump request, or of the end of its program; None if there is neither."""
-        if text := self._ask(lambda store: store.read(_key(rank, request))):
+        return self.read_all([rank], request).get(rank)
+
+    def _texts(self, ranks: Sequence[int], request: int) -> list[str | None]:
+        """Return what ranks have in the store, None for each that has nothing there or what no rank has written."""
+
+        def read(store: StoreChannel) -> list[str | None]:
+            found = list[str | None]()
+            for rank in ranks:
+                found.append(None)
+                with suppress(AgreementError):
+                    found[-1] = store.read(_key(rank, request))
+            return found
+
+        return self._ask(read) or [None] * len(ranks)
+
+    def _of(self, rank: int, request: int, text: str | None) -> Recording | None:
+        if text:
             return _read(lambda: io.BytesIO(base64.b64decode(text)), rank)
         path = None if self._folder is None else self._path(self._folder, rank)
         found = None if path is None else _read(lambda: os.fdopen(open_file(path), "rb"), rank)
@@ -91,6 +117,21 @@ class Recordings:
     @staticmethod
     def _path(folder: Path, rank: int) -> Path:
         return folder / f"rank{rank}.json.gz"
+
+
+def _packed(document: Mapping[str, Any]) -> bytes:
+    # Equal data are equal bytes.
+    return gzip.compress(json.dumps(document, separators=(",", ":"), default=str).encode(), mtime=0)
+
+
+def _last_calls(document: Mapping[str, Any], calls: int) -> Mapping[str, Any]:
+    """Return a recording as a recorder of this many calls would have kept it, with the stacks of these."""
+    entries = document["entries"][-calls:]
+    used = sorted({entry["frames"] for entry in entries if "frames" in entry})
+    numbers = {number: place for place, number in enumerate(used)}
+    stacks = document.get("stacks", [])
+    last = [entry | ({"frames": numbers[entry["frames"]]} if "frames" in entry else {}) for entry in entries]
+    return {**document, "stacks": [stacks[number] for number in used], "entries": last}
 
 
 def _key(rank: int, request: int) -> str:

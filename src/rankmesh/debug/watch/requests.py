@@ -5,7 +5,8 @@ A request is a round whose epoch is its number:
 ```
 request      any rank concludes it: its call lasts too long, or it got SIGUSR1; the others look for it once a tick
 recordings   every rank arrives when its recording is written; who has not, after a grace, is unresponsive
-diagnosis    the lowest responsive rank reads the recordings and announces the diagnosis
+diagnosis    the lowest responsive rank reads the recordings and announces the diagnosis; the others, once they have
+             written theirs, end if they are told to
 ```
 
 No rank waits for one that is dead, stopped, or in a loop: its host's ranks describe it, and the diagnosis names it.
@@ -17,13 +18,14 @@ when its own call lasts too long, and the doctor reads them there.
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import suppress
 
 from rankmesh.debug.doctor.diagnosis import Diagnosis, diagnose
 from rankmesh.debug.watch.host import HostRanks
 from rankmesh.debug.watch.host_tree import HOSTS
-from rankmesh.debug.watch.recorder import Recorder
+from rankmesh.debug.watch.recorder import CALLS, Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.stacks import Mark
 from rankmesh.errors import AgreementError, StoreLost
@@ -42,27 +44,28 @@ _REQUEST, _RECORDINGS, _DIAGNOSIS = "request", "recordings", "diagnosis"
 _STEPS = (_REQUEST, _RECORDINGS, _DIAGNOSIS)
 # Seconds between two looks for a request, and questions that the store answers for all ranks in a second.
 _TICK, _QUESTIONS = 1.0, 4000
-# Seconds that it takes to read and diagnose one recording.
-_READ = 0.02
+# Seconds that reading all recordings may take; that one takes, and each of its calls; and calls that are read anyway.
+_READING, _RECORDING, _CALL, _FEW = 10.0, 0.0005, 8e-6, 32
 
 
 class Pace:
     """The times of a watch in seconds, for a limit of its calls and the ranks of its world.
 
     ``tick`` lies between two looks, ``grace`` is what ranks have to answer a request, ``reading`` what it takes to read
-    all recordings.
+    all recordings, of which the last ``calls`` are shared: as many as can be read in 10 seconds, 32 at least.
 
     >>> Pace(300, 8).tick, Pace(300, 8).grace
     (1.0, 10.0)
-    >>> Pace(300, 16384).tick, Pace(300, 16384).grace, Pace(300, 16384).reading
-    (4.096, 13.096, 327.68)
+    >>> Pace(300, 16384).tick, Pace(300, 16384).grace, Pace(300, 1024).calls, Pace(300, 16384).calls
+    (4.096, 13.096, 1158, 32)
     """
 
     def __init__(self, patience: float, world_size: int) -> None:
         self.tick = min(max(_TICK, world_size / _QUESTIONS), patience / 10)
         # A rank finds the request up to a tick later.
         self.grace = max(3.0, min(10.0, patience / 5)) + max(0.0, self.tick - _TICK)
-        self.reading = world_size * _READ
+        self.calls = max(_FEW, min(CALLS, int((_READING / world_size - _RECORDING) / _CALL)))
+        self.reading = world_size * (_RECORDING + _CALL * self.calls)
 
 
 class DumpRequests:
@@ -77,7 +80,7 @@ class DumpRequests:
         self, channel: StoreChannel, recordings: Recordings, recorder: Recorder, host: HostRanks, pace: Pace
     ) -> None:
         self.number = 0
-        self.hung = self.overdue = self.store_lost = False
+        self.hung = self.overdue = self.store_lost = self._ends = False
         self._channel, self._recordings = channel, recordings
         self._recorder, self._host, self._pace = recorder, host, pace
         self._round = self._of(0)
@@ -102,7 +105,7 @@ class DumpRequests:
         try:
             self._round.conclude(_REQUEST, lambda _: Outcome(message=reason))
             document = self._recorder.document(reason, mark)
-            self._recordings.put(rank, self.number, document, share=True)
+            self._recordings.put(rank, self.number, document, share=self._pace.calls)
             self._take_part(diagnosed, hangs=hangs)
         except (StoreLost, AgreementError) as error:
             self.store_lost = True
@@ -111,7 +114,8 @@ class DumpRequests:
                 self._recordings.put(rank, self.number, document)
             _log.warning("rankmesh: rank %s reaches no other rank: %s", rank, error)
         finally:
-            self._recordings.unshare(rank, self.number)
+            if not self._ends:
+                self._recordings.unshare(rank, self.number)
             self.number += 1
             self._round = self._of(self.number)
         # A rank that was slow to respond was sent SIGUSR1 for its stacks: that is answered.
@@ -123,8 +127,11 @@ class DumpRequests:
         described = self._describe(arrived.missing)
         responsive = set(among.participants).difference(arrived.missing)
         reporter = min(responsive, default=self._recorder.rank)
-        seconds = self._pace.grace + self._pace.reading
-        outcome = among.reported(_DIAGNOSIS, reporter, lambda _: self._diagnose(made), seconds)
+        if reporter != self._recorder.rank and not self._await_diagnosis(among):
+            # Its recording stays for the rank that diagnoses: who ends the job does not wait for that.
+            self.hung = self._ends = True
+            return
+        outcome = among.reported(_DIAGNOSIS, reporter, lambda _: self._diagnose(made), 0.0)
         if outcome.agreed:
             hung, self.overdue = outcome.value or (False, False)
             self.hung = self.hung or hung
@@ -133,17 +140,26 @@ class DumpRequests:
             self._recordings.unshare(rank, self.number)
         among.leave(outcome)
 
+    def _await_diagnosis(self, among: Round) -> bool:
+        """Wait for the diagnosis of another rank, as long as it may take; return False once this rank is to end."""
+        end, pause = time.monotonic() + self._pace.grace + self._pace.reading, 0.02
+        while time.monotonic() < end and among.listen(_DIAGNOSIS) is None:
+            if self._host.terminated():
+                return False
+            time.sleep(pause)
+            pause = min(2 * pause, self._pace.tick)
+        return True
+
     def _describe(self, unresponsive: tuple[int, ...]) -> list[int]:
         """Record what unresponsive ranks of this host look like from outside; which ranks these are."""
         looks = self._host.look(unresponsive)
         described = [rank for rank in looks if self._recordings.read(rank, self.number) is None]
         for rank in described:
-            self._recordings.put(rank, self.number, self._recorder.unresponsive(rank, looks[rank]), share=True)
+            self._recordings.put(rank, self.number, self._recorder.unresponsive(rank, looks[rank]), share=1)
         return described
 
     def _diagnose(self, made: list[Diagnosis]) -> Outcome:
-        found = {rank: self._recordings.read(rank, self.number) for rank in self._round.participants}
-        diagnosis = diagnose({rank: recording for rank, recording in found.items() if recording is not None})
+        diagnosis = diagnose(self._recordings.read_all(self._round.participants, self.number))
         # Whatever the reason of the request: what was found is evidence, which the end of the program does not replace.
         overdue = any(self._round.arrivals(_RECORDINGS).texts.values())
         hangs = bool(diagnosis.causes) or overdue

@@ -77,6 +77,11 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
         frame = frame.f_back
 
 
+def _source(frame: FrameType | None) -> str:
+    """Return the text of a line; a frame may be between two lines."""
+    return "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
+
+
 def _line(frame: FrameType | None) -> str:
     return "" if frame is None else f"{frame.f_code.co_filename}:{frame.f_lineno} in {frame.f_code.co_name}"
 
@@ -105,7 +110,7 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
         return {"running": True}, (0, 0, 0)
     mark = (id(first), first.f_lasti, recorder.calls_made())
     inner = next(_outside(first), None)
-    source = "" if inner is None else linecache.getline(inner.f_code.co_filename, inner.f_lineno)
+    source = _source(inner)
     moved = _moved(before, mark)
     if any(word in source for word in _WAITS) and not moved:
         return {"operation": "wait", "site": _line(user)}, mark
@@ -117,7 +122,7 @@ def stands(program: int) -> tuple[str, str]:
     frames = [*_outwards(sys._current_frames().get(program))]
     user = _users(frames[0] if frames else None)
     found = next((each.f_code.co_name for each in frames if each.f_code.co_filename == _CALLS), "")
-    if found in _BETWEEN_TWO or (user and "wait(" in linecache.getline(user.f_code.co_filename, user.f_lineno)):
+    if found in _BETWEEN_TWO or "wait(" in _source(user):
         return "waits", _line(user)
     inner = frames[: frames.index(user) + 1] if user else []
     reads = any(each.f_code.co_filename.startswith(_LOADER) for each in frames)
