@@ -73,14 +73,12 @@ BACKENDS = ("nccl", "gloo")
 class DeviceUnits:
     """The units at each level of the devices that are placed on, in nested order: ``(levels, devices)``.
 
-    ``device``: what they are, which decides how NCCL uses their links. ``widths``: devices of a unit, where all are
-    alike.
+    ``device``: what they are, which decides how NCCL uses their links.
     """
 
     levels: tuple[Level, ...]
     units: IntArray
     device: Device = DEVICES["h100"]
-    widths: tuple[int, ...] | None = None
 
     @cached_property
     def binary(self) -> bool:
@@ -109,37 +107,11 @@ def devices_of(plan: Plan, cluster: Cluster, device: Device) -> tuple[IntArray, 
     device_of = np.empty(rank_range.size, dtype=np.int64)
     device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)
     given = device_of[np.searchsorted(ranks, rank_range.ranks(np.arange(rank_range.size)))]
-    levels = reached(cluster.levels, device)
-    widths = cluster.widths if np.array_equal(nested, np.arange(len(nested))) else None
-    return nested, DeviceUnits(levels, cluster.units[:, nested].astype(np.int32), device, widths), given
-
-
-@dataclass(frozen=True)
-class _Shifted:
-    """Groups that are one pattern of devices, each shifted: ``first`` ``(placements, groups)``, then how far."""
-
-    first: npt.NDArray[np.int32]
-    pattern: npt.NDArray[np.int32]
-
-    def apart(self, width: int) -> BoolArray:
-        """Return whether a group has more than one unit of this width, under each placement."""
-        low, high = (self.first + end[:, None] for end in (self.pattern.min(axis=1), self.pattern.max(axis=1)))
-        found: BoolArray = (low // width != high // width).any(axis=1)
-        return found
-
-    def rows(self, width: int) -> tuple[IntArray, IntArray]:
-        """Return the groups that lie differently in units of this width: of which placement, and units of members."""
-        seen = np.zeros(len(self.first) * width, dtype=np.bool_)
-        seen[np.arange(len(self.first))[:, None] * width + self.first % width] = True
-        owner, shift = np.divmod(np.flatnonzero(seen), width)
-        units = (shift[:, None] + self.pattern[owner]) // width
-        return owner, units.astype(np.int64)
-
-
-def _shifted(placed: npt.NDArray[np.int32]) -> _Shifted | None:
-    first, pattern = placed[..., 0], placed[:, 0] - placed[:, 0, :1]
-    shifted = np.array_equal(first[..., None] + pattern[:, None], placed)
-    return _Shifted(first.copy(), pattern) if shifted else None
+    return (
+        nested,
+        DeviceUnits(reached(cluster.levels, device), cluster.units[:, nested].astype(np.int32), device),
+        given,
+    )
 
 
 def bitwise(devices: IntArray) -> bool:
@@ -174,10 +146,6 @@ class HopCounts:
             )
         self.size, self.many, self.machine, self.backend = groups.shape[1], len(devices), machine, backend
         self._placed = devices.astype(np.int32, copy=False)[:, groups]
-        plain = machine.widths is not None and all(level.uplink is None for level in machine.levels)
-        self._pattern = _shifted(self._placed) if plain and backend == "nccl" else None
-        if self._pattern is not None:
-            del self._placed
         self._stages = np.zeros(len(groups), dtype=np.int64) if stages is None else stages
         self._units: dict[int, IntArray] = {}
         self._counted: dict[tuple[str, int], IntArray] = {}
@@ -207,23 +175,15 @@ class HopCounts:
         """The outermost level that a group needs, which is also the slowest that a hop of its ring crosses."""
         found = np.zeros(self.many, dtype=np.int64)
         for level in range(len(self.machine.levels) - 1 if self.size > 1 else 0):
-            apart = self._apart(level)
+            units = self.units(level)
+            apart = (units[..., 1:] != units[..., :-1]).any(axis=(1, 2))
             if not apart.any():
                 break
             found += apart
         return found
 
-    def _apart(self, level: int) -> BoolArray:
-        if self._pattern is not None and self.machine.widths is not None:
-            return self._pattern.apart(self.machine.widths[level])
-        units = self.units(level)
-        found: BoolArray = (units[..., 1:] != units[..., :-1]).any(axis=(1, 2))
-        return found
-
     def _rows(self, level: int) -> tuple[IntArray, IntArray]:
-        """Return of which placement a group is, and the units of its members; of those that lie alike only one."""
-        if self._pattern is not None and self.machine.widths is not None:
-            return self._pattern.rows(self.machine.widths[level])
+        """Return of which placement each group is, and the units of its members."""
         units = self.units(level)
         return np.repeat(np.arange(self.many), units.shape[1]), units.reshape(-1, self.size)
 
