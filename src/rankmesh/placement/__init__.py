@@ -1,7 +1,7 @@
 """Placement: what a step sends, what it costs on a cluster, and the rank order that costs least. No torch."""
 
 from rankmesh.core.model import Training, Transformer
-from rankmesh.placement.crossings import Crossings, crossings, hops, reach, widest
+from rankmesh.placement.crossings import Crossings, crossings, hops, widest
 from rankmesh.placement.place import KindCost, Placed, place
 from rankmesh.placement.steps import stage_traffic, step_traffic
 from rankmesh.placement.traffic import Message, Traffic
@@ -17,7 +17,6 @@ __all__ = [
     "crossings",
     "hops",
     "place",
-    "reach",
     "stage_traffic",
     "step_traffic",
     "widest",

@@ -26,7 +26,7 @@ from rankmesh.core.clusters.cluster import Cluster, Level
 from rankmesh.core.groups import Groups
 from rankmesh.core.strided import IntArray
 
-__all__ = ["Crossings", "crossings", "hops", "reach", "widest"]
+__all__ = ["Crossings", "crossings", "hops", "widest"]
 
 
 @dataclass(frozen=True)
@@ -48,14 +48,6 @@ class Crossings:
 def hops(ranks: IntArray) -> tuple[IntArray, IntArray]:
     """Return where each hop of a ring starts and ends; groups along the last axis, same shape."""
     return ranks, np.roll(ranks, -1, axis=-1)
-
-
-def reach(ranks: IntArray, cluster: Cluster) -> IntArray:
-    """Return the number of the innermost level that holds each group; groups along the last axis."""
-    cluster.hosts_of(ranks)
-    units = cluster.units[:, ranks]
-    apart: IntArray = (units != units[..., :1]).any(axis=-1).sum(axis=0)
-    return apart
 
 
 def widest(groups: Groups, cluster: Cluster) -> Level:

@@ -27,7 +27,7 @@ from rankmesh.core.documents import (
 from rankmesh.errors import PlanError
 from rankmesh.readers.options import Option, line_error
 
-__all__ = ["found_file", "options_of", "over", "read_document"]
+__all__ = ["found_file", "options_of", "over", "read_document", "yaml_pairs"]
 
 # Folders above a file in which one that it names is looked for.
 _ABOVE = 4
@@ -157,25 +157,26 @@ def _yaml_mapping(text: str) -> YamlTree | None:
     return tree if getattr(tree.node, "id", "") == "mapping" else None
 
 
-def _yaml_options(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -> Iterator[Option]:
-    """Yield each value below a node; merged values follow a mapping's own, and the first of them counts."""
-    if node.id != "mapping":
-        yield Option(path, tree.value(node), line)
-        return
-    if not node.value:
-        yield Option(path, {}, line)
+def yaml_pairs(node: Any) -> Iterator[tuple[Any, Any]]:
+    """Yield the keys and values of a mapping; merged ones follow its own, and the first of them counts."""
+    own = [(key, value) for key, value in node.value if key.id == "scalar" and not key.tag.endswith(":merge")]
+    yield from own
+    names = {key.value for key, _ in own}
     merged = [value for key, value in node.value if key.tag.endswith(":merge")]
-    names = set()
-    for key, value in node.value:
-        if key.id == "scalar" and not key.tag.endswith(":merge"):
-            names.add(key.value)
-            yield from _yaml_options(tree, value, (*path, key.value), key.start_mark.line + 1)
     for part in (part for value in merged for part in (value.value if value.id == "sequence" else [value])):
         if part.id != "mapping":
             raise Unreadable(f"merges what is not a mapping (line {part.start_mark.line + 1})")
-        inherited = [option for option in _yaml_options(tree, part, path, line) if option.path != path]
-        yield from (option for option in inherited if option.path[len(path)] not in names)
-        names |= {option.path[len(path)] for option in inherited}
+        inherited = [(key, value) for key, value in yaml_pairs(part) if key.value not in names]
+        yield from inherited
+        names |= {key.value for key, _ in inherited}
+
+
+def _yaml_options(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -> Iterator[Option]:
+    if node.id != "mapping" or not node.value:
+        yield Option(path, {} if node.id == "mapping" else tree.value(node), line)
+        return
+    for key, value in yaml_pairs(node):
+        yield from _yaml_options(tree, value, (*path, key.value), key.start_mark.line + 1)
 
 
 # What a text is if it is a mapping in a form, None otherwise, and the values of that; forms are tried in this order.

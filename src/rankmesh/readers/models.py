@@ -71,35 +71,14 @@ CONFIGS: Mapping[str, Mapping[str, object]] = {
 }  # fmt: skip
 
 # Heads, heads of keys and layers of further models, by the names of their repositories at Hugging Face.
-_COUNTS: Mapping[str, tuple[int, int, int]] = {
-    "qwen2.5-0.5b": (14, 2, 24),
-    "qwen2.5-1.5b": (12, 2, 28),
-    "qwen2.5-3b": (16, 2, 36),
-    "qwen2.5-7b": (28, 4, 28),
-    "qwen2.5-14b": (40, 8, 48),
-    "qwen2.5-32b": (40, 8, 64),
-    "qwen2.5-72b": (64, 8, 80),
-    "qwen2-57b-a14b": (28, 4, 28),
-    "qwen2-vl-2b": (12, 2, 28),
-    "qwen2-vl-7b": (28, 4, 28),
-    "qwen1.5-32b": (40, 8, 64),
-    "qwen3-0.6b": (16, 8, 28),
-    "qwen3-1.7b": (16, 8, 28),
-    "qwen3-4b": (32, 8, 36),
-    "qwen3-14b": (40, 8, 40),
-    "qwq-32b": (40, 8, 64),
-    "llama-2-7b": (32, 32, 32),
-    "llama-2-13b": (40, 40, 40),
-    "llama-2-70b": (64, 8, 80),
-    "llama-3.2-1b": (32, 8, 16),
-    "llama-3.2-3b": (24, 8, 28),
-    "mistral-7b": (32, 8, 32),
-    "phi-4": (40, 10, 40),
-    "gemma-2-9b": (16, 8, 42),
-    "gemma-2-27b": (32, 16, 46),
-    "opt-125m": (12, 12, 12),
-    "gpt2": (12, 12, 12),
-}
+_COUNTS = """
+qwen2.5-0.5b 14 2 24, qwen2.5-1.5b 12 2 28, qwen2.5-3b 16 2 36, qwen2.5-7b 28 4 28, qwen2.5-14b 40 8 48,
+qwen2.5-32b 40 8 64, qwen2.5-72b 64 8 80, qwen2-57b-a14b 28 4 28, qwen2-vl-2b 12 2 28, qwen2-vl-7b 28 4 28,
+qwen1.5-32b 40 8 64, qwen3-0.6b 16 8 28, qwen3-1.7b 16 8 28, qwen3-4b 32 8 36, qwen3-14b 40 8 40,
+qwq-32b 40 8 64, llama-2-7b 32 32 32, llama-2-13b 40 40 40, llama-2-70b 64 8 80, llama-3.2-1b 32 8 16,
+llama-3.2-3b 24 8 28, mistral-7b 32 8 32, phi-4 40 10 40, gemma-2-9b 16 8 42, gemma-2-27b 32 16 46,
+opt-125m 12 12 12, gpt2 12 12 12
+"""
 _NAMES: Mapping[str, str] = {
     r"llama-3(\.1)?-8b": "llama3-8b",
     r"llama-3(\.[13])?-70b": "llama3-70b",
@@ -122,7 +101,7 @@ def named_counts(name: str) -> dict[str, int]:
     ({'heads': 28, 'kv_heads': 4, 'layers': 28}, {})
     """
     model = _VARIANT.sub("", name.rpartition("/")[2].lower()).removeprefix("meta-")
-    if model in _COUNTS:
-        return dict(zip(("heads", "kv_heads", "layers"), _COUNTS[model], strict=True))
+    if (row := re.search(rf"(?:^|, ){re.escape(model)} ([\d ]+)", _COUNTS, re.MULTILINE)) is not None:
+        return dict(zip(("heads", "kv_heads", "layers"), map(int, row[1].split()), strict=True))
     known = next((re.sub(pattern, to, model) for pattern, to in _NAMES.items() if re.fullmatch(pattern, model)), model)
     return counts(CONFIGS[known]) if known in CONFIGS else {}

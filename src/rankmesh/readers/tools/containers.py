@@ -25,6 +25,7 @@ from math import prod
 from typing import Any
 
 from rankmesh.core.documents import Budget, Invalid, Unreadable, compose_documents
+from rankmesh.readers.documents import yaml_pairs
 from rankmesh.readers.options import Option
 from rankmesh.readers.script import TAKEN, Command, Script, Variable, read_script
 from rankmesh.readers.tokens import Part, Word, gap_of, shown
@@ -261,12 +262,7 @@ def _started(word: Word) -> tuple[Word, ...]:
 
 def _values(node: Any) -> dict[str, Any]:
     """Return the nodes of a mapping by their keys, with those that it merges; none of another node."""
-    if node is None or node.id != "mapping":
-        return {}
-    stated = {key.value: value for key, value in node.value if key.id == "scalar" and not key.tag.endswith(":merge")}
-    merged = [value for key, value in node.value if key.tag.endswith(":merge")]
-    parts = [part for value in merged for part in _items(value) or [value]]
-    return {name: value for part in reversed(parts) for name, value in _values(part).items()} | stated
+    return {key.value: value for key, value in yaml_pairs(node)} if node is not None and node.id == "mapping" else {}
 
 
 def _items(node: Any) -> list[Any]:

@@ -409,17 +409,24 @@ def _checks(layout: _Layout) -> Iterator[_Check]:
 
 @dataclass(frozen=True)
 class _Rule:
-    """A size that has to divide a count of the model: the option of the size, its argument, and the count."""
+    """A size that has to divide a count of the model: the option of the size, the count, and of which model it is.
+
+    ``shares``: replicas of attention, among which the size is divided.
+    """
 
     check: _Check
     option: Option
-    argument: str
+    size: int
     count: Option
     model: str = ""
-    shares: int = 1  # replicas of attention, among which the size is divided
+    shares: int = 1
 
     def fits(self, size: int) -> bool:
         return size % self.shares == 0 and self.check.fits(size // self.shares, int(self.count.first))
+
+    def smaller(self) -> list[int]:
+        """Return the sizes that may do instead, the largest first."""
+        return [each * self.shares for each in smaller(self.size // self.shares, int(self.count.first))]
 
 
 def _of_model(layout: _Layout | None, given: dict[str, Any]) -> Iterator[Finding]:
@@ -432,26 +439,21 @@ def _of_model(layout: _Layout | None, given: dict[str, Any]) -> Iterator[Finding
     rules = list(_rules(layout))
 
     def works(name: str, value: int) -> bool:
-        of_size = (rule for rule in rules if rule.argument == name)
+        of_size = (rule for rule in rules if rule.check.argument == name)
         return all(rule.fits(value) for rule in of_size) and layout.fits({**given, name: value})
 
     if layout.problem:
         found = fitting(given, lambda sizes: all(works(*item) for item in sizes.items() - given.items()))
         yield _of_sizes(layout, found)
         given |= [found] if found else []
-    for argument in dict.fromkeys(rule.argument for rule in rules):
-        broken = [rule for rule in rules if rule.argument == argument and not rule.fits(_size(rule, layout))]
+    for argument in dict.fromkeys(rule.check.argument for rule in rules):
+        broken = [rule for rule in rules if rule.check.argument == argument and not rule.fits(rule.size)]
         for rule in broken[:1]:
-            tried = [each * rule.shares for each in smaller(_size(rule, layout) // rule.shares, int(rule.count.first))]
-            value = next((each for each in tried if works(argument, each)), None)
-            yield _of_rule(layout, rule, value)
+            value = next((each for each in rule.smaller() if works(argument, each)), None)
+            yield _of_rule(layout, rule, value, _spec(layout))
             given |= {} if value is None else {argument: value}
     yield from _of_rollouts(layout)
     yield from _of_batch(layout)
-
-
-def _size(rule: _Rule, layout: _Layout) -> int:
-    return int(layout.arguments.get(rule.argument, 1))
 
 
 def _of_sizes(layout: _Layout, found: tuple[str, int] | None) -> Finding:
@@ -464,28 +466,26 @@ def _of_sizes(layout: _Layout, found: tuple[str, int] | None) -> Finding:
     return Finding(layout.path, _line(line), "sizes", layout.problem, fix, None, found and layout.spelled(*found))
 
 
-def _of_rule(layout: _Layout, rule: _Rule, value: int | None) -> Finding:
-    size = _size(rule, layout)
-    name = f"{size // rule.shares} ({rule.option} over {rule.shares} replicas)" if rule.shares > 1 else str(rule.option)
-    message = f"{name} does not divide {rule.count}{rule.model}" + _at_line(rule.count)
-    fix = None if value is None else f"{rule.argument}={value}"
-    edit = None if value is None else layout.spelled(rule.argument, value)
-    spec = _spec(layout) if layout.known and not layout.problem else None
+def _of_rule(layout: _Layout, rule: _Rule, value: int | None, spec: str | None) -> Finding:
+    over = f"{rule.size // rule.shares} ({rule.option} over {rule.shares} replicas)"
+    place = f" (line {rule.count.line})" if rule.count.line else ""
+    message = f"{over if rule.shares > 1 else rule.option} does not divide {rule.count}{rule.model}{place}"
+    fix, edit = None, None
+    if value is not None:
+        fix, edit = f"{rule.check.argument}={value}", written(rule.option.path, value, layout.path)
     return Finding(layout.path, _line(rule.option.line), rule.check.code, message, fix, spec, edit)
-
-
-def _at_line(count: Option) -> str:
-    return f" (line {count.line})" if count.line else ""
 
 
 def _rules(layout: _Layout) -> Iterator[_Rule]:
     """Yield the rules of the layout's own sizes, as far as the model is known."""
-    shares = _attention(layout)
+    # SGLang shares its tensor parallel ranks among replicas of attention.
+    shared = prod(layout.arguments.get(name, 1) for name in ("attn_dp", "attn_cp")) if layout.format == "sglang" else 1
     for check in _checks(layout):
         reading = next((each for each in layout.readings if each.argument == check.argument), None)
         found = _count(layout, check) if reading is not None else None
         if reading is not None and found is not None:
-            yield _Rule(check, reading.single, check.argument, *found, shares if check.code == "heads" else 1)
+            size = int(layout.arguments.get(check.argument, 1))
+            yield _Rule(check, reading.single, size, *found, shared if check.code == "heads" else 1)
 
 
 def _count(layout: _Layout, check: _Check) -> tuple[Option, str] | None:
@@ -536,25 +536,15 @@ def _of_batch(layout: _Layout) -> Iterator[Finding]:
 
 def _of_rollouts(layout: _Layout) -> Iterator[Finding]:
     """Yield a finding where the engine of rollouts has a size that does not divide the heads of the model."""
+    world = (layout.arguments.get("world_size") if layout.known else None) or 0  # engines share its ranks
     for option in (option.single for option in layout.stated if option.key in _ROLLOUTS):
         if not re.fullmatch(r"[1-9]\d{0,4}", str(option.value)):
             continue
-        counts_known = [(check, *found) for check in _ENGINE_HEADS if (found := _count(layout, check))]
-        rules = [_Rule(check, option, "tp", count, model) for check, count, model in counts_known]
-        size = int(option.value)
+        size, known = int(option.value), [(check, _count(layout, check)) for check in _ENGINE_HEADS]
+        rules = [_Rule(check, option, size, *found) for check, found in known if found]
         for rule in [rule for rule in rules if not rule.fits(size)][:1]:
-            tried = smaller(size, int(rule.count.first))
-            world = layout.arguments.get("world_size") if layout.known else None  # engines share its ranks
-            fitting_all = (each for each in tried if all(rule.fits(each) for rule in rules) and not (world or 0) % each)
-            value = next(fitting_all, None)
-            message = f"{option} does not divide {rule.count}{rule.model}{_at_line(rule.count)}"
-            fix, edit = (None, None) if value is None else (f"tp={value}", written(option.path, value, layout.path))
-            yield Finding(layout.path, _line(option.line), "heads", message, fix, None, edit)
-
-
-def _attention(layout: _Layout) -> int:
-    """Return among how many replicas of attention SGLang shares its tensor parallel ranks."""
-    return prod(layout.arguments.get(name, 1) for name in ("attn_dp", "attn_cp")) if layout.format == "sglang" else 1
+            fitting_all = (each for each in rule.smaller() if all(one.fits(each) for one in rules) and not world % each)
+            yield _of_rule(layout, rule, next(fitting_all, None), None)
 
 
 def _model(layout: _Layout) -> tuple[Option, dict[str, int]]:
@@ -584,10 +574,12 @@ def _counted(found: Sequence[Option]) -> Option | None:
 
 
 def _spec(layout: _Layout) -> str | None:
-    """Return the layout as a SPEC, None for a recipe that no SPEC names."""
+    """Return the layout as a SPEC, None for a recipe that no SPEC names and for sizes that do not fit."""
+    if not layout.known or layout.problem or layout.recipe not in RECIPES:
+        return None
     sizes = {"world": layout.arguments["world_size"], **layout.arguments}
     words = ",".join(f"{name}={value}" for name, value in sizes.items() if name != "world_size")
-    return f"{layout.recipe}:{words}" if layout.recipe in RECIPES else None
+    return f"{layout.recipe}:{words}"
 
 
 # -- nodes and GPUs ---------------------------------------------------------------------------------------------------
