@@ -76,6 +76,16 @@ def test_folder(tmp_path):
     assert codes("torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 8", script) == []
 
 
+def test_a_model_that_was_downloaded(tmp_path, monkeypatch):
+    """The config.json in Hugging Face's cache goes before a name that is known."""
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    snapshot = tmp_path / "hub" / "models--org--m" / "snapshots" / "0a"
+    snapshot.mkdir(parents=True)
+    (snapshot / "config.json").write_text('{"model_type": "llama", "num_attention_heads": 12}')
+    assert codes("vllm serve org/m -tp 8") == [("heads", 2, "tp=6")]
+    assert codes("vllm serve org/other -tp 8") == []
+
+
 def test_several_runs_of_a_script():
     """Each run of a script is checked."""
     found = codes("vllm serve Qwen/Qwen3-8B -tp 3 &\nvllm serve Qwen/Qwen3-8B -tp 2 &\nvllm serve Qwen/Qwen3-8B -tp 5")

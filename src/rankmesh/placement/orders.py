@@ -18,6 +18,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from math import isqrt, lgamma, log
 from operator import mul
 
 import numpy as np
@@ -56,16 +57,11 @@ def mesh_factors(mesh: Mesh) -> tuple[Factor, ...]:
 def primes(factors: Sequence[Factor]) -> tuple[Factor, ...]:
     """Cut factors into prime sizes, so that half of an axis may stay inside a host."""
     found = []
-    for factor in factors:
-        left, stride, prime = factor.size, factor.stride, 2
+    for axis, left, stride in ((factor.axis, factor.size, factor.stride) for factor in factors):
         while left > 1:
-            if prime * prime > left:
-                prime = left
-            if left % prime == 0:
-                found.append(Factor(factor.axis, prime, stride))
-                left, stride = left // prime, stride * prime
-            else:
-                prime += 1
+            prime = next((each for each in range(2, isqrt(left) + 1) if left % each == 0), left)
+            found.append(Factor(axis, prime, stride))
+            left, stride = left // prime, stride * prime
     return tuple(found)
 
 
@@ -145,14 +141,8 @@ def labelings(counts: Sequence[int], most: int) -> IntArray | None:
     >>> labelings((1, 2), 10).tolist()
     [[0, 1, 1], [1, 0, 1], [1, 1, 0]]
     """
-    ways, total = 1, 0
-    for count in counts:
-        for chosen in range(1, count + 1):
-            total += 1
-            ways = ways * total // chosen
-            if ways > most * 64:
-                return None
-    if ways > most:
+    ways = lgamma(sum(counts) + 1) - sum(lgamma(count + 1) for count in counts)  # the logarithm
+    if ways > log(most + 0.5):
         return None
     return np.array(list(_labelings(list(counts), [])), dtype=np.int64)
 

@@ -13,8 +13,10 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from importlib.resources import files
 from typing import Any
 
+from rankmesh.core.documents import parse_json
 from rankmesh.errors import PlacementError, quoted
 
 __all__ = ["FAMILIES", "counts", "latent_attention", "model_type", "transformer"]
@@ -51,56 +53,11 @@ class _Family:
     gated: bool = True
 
 
-_MLA = {"kv_lora_rank": 512, "q_lora_rank": 1536, "qk_rope_head_dim": 64, "qk_nope_head_dim": 128, "v_head_dim": 128}
-_DEEPSEEK_V3 = {**_MLA, "n_routed_experts": 256, "num_experts_per_tok": 8, "moe_intermediate_size": 2048,
-                "first_k_dense_replace": 3, "n_shared_experts": 1}  # fmt: skip
 # Source: the config classes of transformers 5; tests/readers/families.json has the parameters of their models.
-FAMILIES: Mapping[str, _Family] = {
-    "llama": _Family("LlamaForCausalLM"),
-    "mistral": _Family("MistralForCausalLM", {"num_key_value_heads": 8, "sliding_window": 4096}, full_every=0),
-    "mixtral": _Family("MixtralForCausalLM", {"num_key_value_heads": 8, "num_local_experts": 8,
-                                              "num_experts_per_tok": 2}, full_every=0),
-    "qwen2": _Family("Qwen2ForCausalLM", {"num_key_value_heads": 32}),
-    "qwen2_moe": _Family("Qwen2MoeForCausalLM", {"num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4,
-                                                 "moe_intermediate_size": 1408,
-                                                 "shared_expert_intermediate_size": 5632}),
-    "qwen3": _Family("Qwen3ForCausalLM", {"num_key_value_heads": 32, "head_dim": 128}),
-    "qwen3_moe": _Family("Qwen3MoeForCausalLM", {"num_key_value_heads": 4, "num_experts": 128, "num_experts_per_tok": 8,
-                                                 "moe_intermediate_size": 768}),
-    "qwen3_next": _Family("Qwen3NextForCausalLM", {"num_key_value_heads": 2, "head_dim": 256, "num_experts": 512,
-                                                   "num_experts_per_tok": 10, "moe_intermediate_size": 512,
-                                                   "shared_expert_intermediate_size": 512, "linear_conv_kernel_dim": 4,
-                                                   "linear_key_head_dim": 128, "linear_value_head_dim": 128,
-                                                   "linear_num_key_heads": 16, "linear_num_value_heads": 32},
-                          full_every=4),
-    "gpt2": _Family("GPT2LMHeadModel", {"tie_word_embeddings": True}, gated=False),
-    "gpt_oss": _Family("GptOssForCausalLM", {"num_key_value_heads": 8, "head_dim": 64, "num_local_experts": 128,
-                                             "num_experts_per_tok": 4, "sliding_window": 128}, full_every=2),
-    "phi3": _Family("Phi3ForCausalLM", full_every=0),
-    "deepseek_v2": _Family("DeepseekV2ForCausalLM", {**_MLA, "n_routed_experts": 64, "moe_intermediate_size": 1407,
-                                                     "n_shared_experts": 2}),
-    "deepseek_v3": _Family("DeepseekV3ForCausalLM", _DEEPSEEK_V3),
-    "kimi_k2": _Family("DeepseekV3ForCausalLM", _DEEPSEEK_V3),
-    "glm4": _Family("Glm4ForCausalLM", {"num_key_value_heads": 2, "head_dim": 128}),
-    "glm4_moe": _Family("Glm4MoeForCausalLM", {"num_key_value_heads": 8, "n_routed_experts": 128,
-                                               "num_experts_per_tok": 8, "moe_intermediate_size": 1408,
-                                               "first_k_dense_replace": 1, "n_shared_experts": 1}),
-    "olmo2": _Family("Olmo2ForCausalLM"),
-    "olmo3": _Family("Olmo3ForCausalLM", {"sliding_window": 4096}, full_every=4),
-    "olmoe": _Family("OlmoeForCausalLM", {"num_experts": 64, "num_experts_per_tok": 8}),
-    "llama4_text": _Family("Llama4ForCausalLM", {"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 16,
-                                                 "num_experts_per_tok": 1, "intermediate_size_mlp": 16384,
-                                                 "attention_chunk_size": 8192}, full_every=4),
-    "gemma2": _Family("Gemma2ForCausalLM", {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
-                                            "tie_word_embeddings": True}, full_every=2),
-    "gemma3_text": _Family("Gemma3ForCausalLM", {"num_key_value_heads": 4, "head_dim": 256, "sliding_window": 4096,
-                                                 "tie_word_embeddings": True}, full_every=6),
-    "seed_oss": _Family("SeedOssForCausalLM", {"num_key_value_heads": 8, "head_dim": 128}),
-    "smollm3": _Family("SmolLM3ForCausalLM", {"num_key_value_heads": 4, "tie_word_embeddings": True}),
-    "granite": _Family("GraniteForCausalLM"),
-    "minimax_m2": _Family("MiniMaxM2ForCausalLM", {"num_key_value_heads": 8, "head_dim": 128, "num_local_experts": 256,
-                                                   "num_experts_per_tok": 8}),
-}  # fmt: skip
+_DATA: Mapping[str, Any] = parse_json(files(__package__).joinpath("families.json").read_text(encoding="utf-8"))
+FAMILIES: Mapping[str, _Family] = {kind: _Family(**row) for kind, row in _DATA.items()}
+# Ranks and widths of latent attention; null where a layer has none.
+_LATENT = ("kv_lora_rank", "q_lora_rank", "qk_rope_head_dim", "qk_nope_head_dim", "v_head_dim")
 # A linear attention computes as one over as many tokens: its state of a head, and a chunk.
 _CHUNK = 64
 
@@ -153,7 +110,7 @@ def transformer(config: Mapping[str, Any]) -> dict[str, Any]:
             "to one of them if the layers are its, or write a file of Transformer's fields",
             received=kind,
         )
-    data = {**family.defaults, **{name: value for name, value in data.items() if value is not None or name in _MLA}}
+    data = {**family.defaults, **{name: value for name, value in data.items() if value is not None or name in _LATENT}}
     found: dict[str, Any] = {"gated": family.gated, "tied": False}
     for name, names in _FIELDS.items():
         for key in reversed(names):

@@ -18,8 +18,8 @@ deepspeed --num_gpus 8 --num_nodes 4          32 ranks
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from difflib import get_close_matches
 from math import prod
 from typing import TYPE_CHECKING
@@ -107,13 +107,10 @@ def recorded_launch(launch: Launch, path: str, marks: frozenset[str] = frozenset
     command = Command(tuple((Part(word, ()),) for word in launch.words), 0, known)
     if not _starts(command, marks):
         return None
-    flags, _ = _flags(command)
-    flags, notes = _last_of_each(flags), _given_again(flags, marks)
-    world = _world_size(command, flags, _launch(command), path)
+    options = _options(command, Script({}, {}), path)
     # A count may be what this machine answers (nproc), which --world-size overrules.
-    if world is not None:
-        world = replace(world, line=0, default=not isinstance(world.value, Missing))
-    return Options(path, flags, command, world, notes=notes)
+    world = options.world and replace(options.world, line=0, default=not isinstance(options.world.value, Missing))
+    return replace(options, world=world, counts=(), notes=_given_again(_flags(command)[0], marks))
 
 
 def _last_of_each(arguments: tuple[Option, ...]) -> tuple[Option, ...]:
@@ -163,10 +160,13 @@ def launches_of(script: Script, path: str, marks: frozenset[str] = frozenset()) 
 
 def _options(command: Command, script: Script, path: str) -> Options:
     flags, strays = _flags(command)
-    launch = _launch(command)
-    world = _world_size(command, flags, launch, path)
-    counts = (*(launch.options if launch.name else flags), *_environment_counts(command))
-    return Options(path, flags, command, world, counts, strays, tuple(script.notes), script.defaults, script.texts)
+    flags = flags if command.line else _last_of_each(flags)  # recorded
+    line = f"{command} "
+    launcher = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
+    counts, unknown = _of_launcher(command, launcher) if launcher else (flags, ())
+    made = Options(path, flags, command, None, counts, strays, tuple(script.notes), script.defaults, script.texts)
+    world = _world(made, launcher, unknown)
+    return replace(made, world=world, counts=(*counts, *_environment_counts(command)))
 
 
 def read_flags(text: str, path: str) -> Options | None:
@@ -297,44 +297,27 @@ def _option(flag: Word, values: list[Word]) -> Option:
     return Option((name,), value, lines[0] if lines else 0, also, default)
 
 
-@dataclass(frozen=True)
-class _Launch:
-    """The launcher of a command, its options and its unknown words; no name: the program is started directly."""
-
-    name: str = ""
-    options: tuple[Option, ...] = ()
-    strays: tuple[Word, ...] = ()
-
-
-def _launch(command: Command) -> _Launch:
-    line = f"{command} "
-    name = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
-    return _Launch(name, *_of_launcher(command, name)) if name else _Launch()
-
-
-def _world_size(command: Command, arguments: tuple[Option, ...], launch: _Launch, path: str) -> Option | None:
-    launcher, options = launch.name, launch.options
-    for gap in (gap for word in launch.strays if (gap := gap_of(word)) and gap.runs):
+def _world(options: Options, launcher: str, unknown: Sequence[Word]) -> Option | None:
+    """Return the ranks that a command starts, None where it states none; ``unknown``: words of its launcher."""
+    command, path = options.command, options.path
+    for gap in (gap for word in unknown if (gap := gap_of(word)) and gap.runs):
         why = f"the options {cut(gap.shown)} of {launcher} are unknown: {gap.why}"
         return Option((launcher,), Missing(gap.shown, why, runs=True), command.line)
     for counts in _LAUNCHERS[launcher][1] if launcher else ():
-        found = _product(counts, options, path)
+        found = _product(counts, options.counts, path)
         if found is not None:
             return found
-    if launcher == "srun" and not _all_nodes(options, command):
+    if launcher == "srun" and not _all_nodes(options.counts, command):
         return None
-    actors = _product(_ACTORS, arguments, path)
-    if actors is not None:
+    if (actors := _product(_ACTORS, options.flags, path)) is not None:
         return actors
     if given := _environment_counts(command):
         key = " x ".join(f"{option.key} {option.value}" for option in given)
         return Option((key,), prod(int(option.value) for option in given), command.line)
     for name in ("SLURM_NTASKS", "WORLD_SIZE") if launcher == "srun" else ("WORLD_SIZE",):
-        variable = command.variables.get(name)
-        word = variable.words[0] if variable is not None and variable.words else ()
+        word, first = command.variable(name)
         text = text_of(word)
-        if variable is not None and text and text.isdecimal():
-            first = (*variable.lines, command.line)[0]
+        if text and text.isdecimal():
             also = tuple(line for line in lines_of(word) if line != first)
             return Option((name,), int(text), first, also, any(part.default for part in word))
     return None
@@ -359,9 +342,9 @@ def _of_launcher(command: Command, launcher: str) -> tuple[tuple[Option, ...], t
         return options, strays
     given = {option.key.lstrip("-").replace("-", "_") for option in options}
     for name in _OF_ENVIRONMENT:
-        variable = command.variables.get(name)
-        if variable is not None and variable.words and name.removeprefix("PET_").lower() not in given:
-            options += (_option(((Part(name, variable.lines)),), [variable.words[0]]),)
+        word, _ = command.variable(name)
+        if word and name.removeprefix("PET_").lower() not in given:
+            options += (_option((Part(name, command.variables[name].lines),), [word]),)
     return options, strays
 
 
@@ -373,8 +356,8 @@ def _glued(option: Option) -> Option:
 
 def _all_nodes(options: tuple[Option, ...], command: Command) -> bool:
     """Return whether a job step runs on all nodes of the job, as far as its options say."""
-    nodes = command.variables.get("SLURM_NNODES")
-    text = text_of(nodes.words[0]) if nodes is not None and nodes.words else None
+    nodes, _ = command.variable("SLURM_NNODES")
+    text = text_of(nodes) if nodes else None
     return all(option.value == text for option in options if option.key in ("-N", "--nodes"))
 
 
@@ -383,13 +366,12 @@ def _environment_counts(command: Command) -> tuple[Option, ...]:
     names = [shown(word).rpartition("/")[2] for word in command.words[:2]]  # the second after bash
     variables = next((_BY_ENVIRONMENT[name] for name in names if name in _BY_ENVIRONMENT), ())
     found = []
-    for variable, default in zip(variables, (None, "1"), strict=False):
-        given = command.variables.get(variable)
-        word = given.words[0] if given is not None and given.words else None
-        text = default if word is None else text_of(word)
+    for name, default in zip(variables, (None, "1"), strict=False):
+        word, line = command.variable(name)
+        text = text_of(word) if word else default
         if not text or not text.isdecimal() or int(text) == 0:
             return ()
-        found.append(Option((variable,), text, (*(given.lines if given else ()), command.line)[0]))
+        found.append(Option((name,), text, line))
     return tuple(found)
 
 

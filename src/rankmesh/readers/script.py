@@ -96,6 +96,11 @@ class Command:
     variables: Mapping[str, Variable] = field(default_factory=dict)
     within: str = ""
 
+    def variable(self, name: str) -> tuple[Word, int]:
+        """Return the value of a variable, its first word if it is an array, and its line; an empty word if unset."""
+        found = self.variables.get(name) or Variable((), False, ())
+        return found.words[0] if found.words else (), (*found.lines, self.line)[0]
+
     def __str__(self) -> str:
         return " ".join(map(shown, self.words))
 

@@ -66,10 +66,9 @@ def _matches(options: Options) -> bool:
 def _file(options: Options) -> Option | None:
     """Return the TOML that a command names, as an option or as the variable of ``run_train.sh``."""
     named = [option.single for option in options.flags if option.name == "job.config_file"]
-    variable = options.command.variables.get("CONFIG_FILE") if "run_train.sh" in str(options.command) else None
-    if variable is not None and variable.words:
-        line = (*variable.lines, options.command.line)[0]
-        named.append(Option(("CONFIG_FILE",), shown(variable.words[0]), line))
+    word, line = options.command.variable("CONFIG_FILE")
+    if word and "run_train.sh" in str(options.command):
+        named.append(Option(("CONFIG_FILE",), shown(word), line))
     return named[0] if named else None
 
 

@@ -555,7 +555,16 @@ def _model(layout: _Layout) -> tuple[Option, dict[str, int]]:
     if not named:
         return Option((), "config.json", 0), _counts_of(folder)
     option = named[0].single
-    return option, _counts_of(folder / option.value) or named_counts(option.value)
+    return option, _counts_of(folder / option.value) or _downloaded(option.value) or named_counts(option.value)
+
+
+def _downloaded(name: str) -> dict[str, int]:
+    """Return the counts of a model that is in Hugging Face's cache, none of another."""
+    hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface"), "hub")
+    known = re.fullmatch(r"[\w.-]+/[\w.-]+", name)
+    folder = Path(hub, f"models--{name.replace('/', '--')}", "snapshots").expanduser()
+    snapshots = sorted(folder.glob("*")) if known else []
+    return next((found for each in snapshots if (found := _counts_of(each))), {})
 
 
 def _counts_of(folder: Path) -> dict[str, int]:
@@ -604,10 +613,9 @@ def _machine(run: Options, container: Container | None, asked: Mapping[str, tupl
 
     nodes, gpus = count("nodes", "SLURM_NNODES"), next(iter(count("GPUs", "SLURM_GPUS_ON_NODE")), None)
     rule, together = "asks Slurm for", nodes[0].value if nodes else 1
-    visible = run.command.variables.get("CUDA_VISIBLE_DEVICES")
-    listed = shown(visible.words[0]) if visible is not None and visible.words else ""
-    if visible is not None and re.fullmatch(r"\d+(,\d+)*", listed):
-        gpus = Option(("CUDA_VISIBLE_DEVICES",), len(listed.split(",")), (*visible.lines, run.command.line)[0])
+    visible, line = run.command.variable("CUDA_VISIBLE_DEVICES")
+    if re.fullmatch(r"\d+(,\d+)*", shown(visible)):
+        gpus = Option(("CUDA_VISIBLE_DEVICES",), len(shown(visible).split(",")), line)
     commands = str(run.command)
     if container is not None:
         nodes, gpus = tuple(replace(each, path=("pods",)) for each in container.pods), container.gpus
