@@ -159,9 +159,9 @@ def _yaml_mapping(text: str) -> YamlTree | None:
 
 def yaml_pairs(node: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the keys and values of a mapping; merged ones follow its own, and the first of them counts."""
-    own = [(key, value) for key, value in node.value if key.id == "scalar" and not key.tag.endswith(":merge")]
-    yield from own
-    names = {key.value for key, _ in own}
+    pairs = [(key, value) for key, value in node.value if key.id == "scalar" and not key.tag.endswith(":merge")]
+    yield from pairs
+    names = {key.value for key, _ in pairs}
     merged = [value for key, value in node.value if key.tag.endswith(":merge")]
     for part in (part for value in merged for part in (value.value if value.id == "sequence" else [value])):
         if part.id != "mapping":
