@@ -17,6 +17,8 @@ if TYPE_CHECKING:
     from typing import Any
 
     from rankmesh.debug.watch import Watch
+    from rankmesh.guard.background import BackgroundGuard
+    from rankmesh.guard.observe import Program
 
 __all__ = ["load"]
 
@@ -29,7 +31,9 @@ def load() -> None:
 
     if not dist.is_available():
         return
-    watches: list[Watch] = []
+    watches: list[Watch | BackgroundGuard] = []
+    if "guard=" in os.environ.get("RANKMESH", ""):
+        _safely(_observe)
 
     def joins(join: Callable[..., Any]) -> Callable[..., Any]:
         @functools.wraps(join)
@@ -60,16 +64,32 @@ def load() -> None:
                 setattr(place, name, watched)
 
 
+# What the program trains, from its first module on.
+_programs: list[Program] = []
+
+
+def _observe() -> None:
+    from rankmesh.guard.observe import Program
+
+    _programs.append(Program())
+
+
 def _prepare() -> None:
     from rankmesh.debug.watch.recorder import prepare
 
     prepare()
 
 
-def _start(watches: list[Watch]) -> None:
-    from rankmesh.debug.watch.switch import start
+def _start(watches: list[Watch | BackgroundGuard]) -> None:
+    from rankmesh.debug.watch.setting import setting
+    from rankmesh.debug.watch.switch import ACTIONS, start
 
     watches += start(os.environ)
+    wanted = setting(os.environ)
+    if watches and wanted is not None and wanted.guard and _programs:
+        from rankmesh.guard.background import BackgroundGuard
+
+        watches.append(BackgroundGuard(_programs[0], wanted.guard, ACTIONS[wanted.then]))
 
 
 def _safely(step: Callable[..., object], *args: object) -> None:

@@ -151,10 +151,10 @@ def test_sums_show_where_tensors_differ(size, seed, dtype, data):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(module, "_ROW", data.draw(st.integers(1, 9)))
         patch.setattr(module, "_CPU", data.draw(st.integers(1, 5)))
-        place, change, single = first_difference(*(summed([each])[0] for each in (one, other)), one)
+        place, change, single = first_difference(*(summed([each])[0] for each in (one, other)), one.nbytes, "cpu")
         if len(at) == 1:
-            inside = place * bits % 64 + bit
-            assert (place, single) == (*at, True)
+            inside = place % 8 * 8 + bit % 8
+            assert (place * 8 // bits, single) == (*at, True)
             assert change in (2**inside, 2**64 - 2**inside)
         else:
             assert not single or len({each * bits // 64 for each in at}) == 1

@@ -71,7 +71,15 @@ def test_settings(environment, wanted):
     assert setting(environment) == wanted
 
 
-UNREADABLE = ["wach", "watch:after=soon", "watch:after=0", "watch:then=kill", "watch:directory=a"]
+UNREADABLE = [
+    "wach",
+    "watch:after=soon",
+    "watch:after=0",
+    "watch:then=kill",
+    "watch:directory=a",
+    "watch:guard=often",
+    "watch:guard",
+]
 
 
 @pytest.mark.parametrize("text", [*UNREADABLE, "watch:slow=often", "watch:slow=-1"])

@@ -73,14 +73,14 @@ def digests_of(sums: Sequence[Tensor], device: torch.device) -> Tensor:
     return found
 
 
-def first_difference(sums: Tensor, others: Tensor, tensor: Tensor) -> tuple[int, int, bool]:
-    """Return where a tensor first differs from another one with the same shape, by the sums of both.
+def first_difference(sums: Tensor, others: Tensor, nbytes: int, device: str) -> tuple[int, int, bool]:
+    """Return where a tensor of ``nbytes`` on a kind of device first differs from another one, by the sums of both.
 
-    The element, in the tensor's order; the change of its word modulo 2^64; and whether no other word differs. If one
-    does, the element is in the first row that differs, or in its block.
+    The byte; the change of its word modulo 2^64; and whether no other word differs. If one does, the byte is in the
+    first row that differs, or in its block.
     """
-    size = _CPU if tensor.device.type == "cpu" else _GPU
-    rows, differ = tensor.nbytes // (8 * _ROW), torch.nonzero(sums != others).flatten()
+    size, rows = _CPU if device == "cpu" else _GPU, nbytes // (8 * _ROW)
+    differ = torch.nonzero(sums != others).flatten()
     place, last = int(differ[0]), rows + -(-rows // size) * _ROW
     if place >= last:
         word, single = rows * _ROW + place - last, len(differ) == 1
@@ -91,7 +91,7 @@ def first_difference(sums: Tensor, others: Tensor, tensor: Tensor) -> tuple[int,
         word = (block * size + min(row, height - 1)) * _ROW + (int(columns[0]) if len(columns) else 0)
         single = len(differ) == 2
     change = (int(sums[place]) - int(others[place])) % 2**64
-    return (word * 8 + ((change & -change).bit_length() - 1) // 8) // tensor.element_size(), change, single
+    return word * 8 + ((change & -change).bit_length() - 1) // 8, change, single
 
 
 def combined(parts: Sequence[Tensor] | Tensor, device: torch.device) -> Tensor:

@@ -19,7 +19,7 @@ from rankmesh.guard.everyone import Everyone, gathered
 from rankmesh.guard.replicas import differing
 from rankmesh.transfer.live.shards import flat, local
 
-__all__ = ["explained", "minority"]
+__all__ = ["explained", "minority", "sentence"]
 
 # Bytes that travel in one message.
 _PIECE = 2**24
@@ -56,7 +56,7 @@ def explained(
     values |= {"count": count, "expected": expected, "got": got}
     there, here = ([rank for rank, one in by_rank.items() if one == by_rank[side]] for side in (wrong, right))
     also = [_called(names[one], tensors) for one in others]
-    message = _sentence(values | {"agree": agree, "called": _called(name, tensors)}, there, here, also)
+    message = sentence(values | {"agree": agree, "called": _called(name, tensors)}, there, here, also)
     return Diverged(message, tied=right in odd, **values)
 
 
@@ -123,21 +123,32 @@ def _called(name: str, tensors: Mapping[str, Tensor]) -> str:
     return quoted(name) + (" (optimizer state)" if name in getattr(tensors, "states", ()) else "")
 
 
-def _sentence(values: Mapping[str, Any], wrong: Sequence[int], right: Sequence[int], also: Sequence[str]) -> str:
-    """Describe the difference in one line, between the ranks of two sides. Of a tie, neither side is right."""
+def sentence(values: Mapping[str, Any], wrong: Sequence[int], right: Sequence[int], also: Sequence[str]) -> str:
+    """Describe the difference in one line, between the ranks of two sides. Of a tie, neither side is right.
+
+    Values without ``got`` are of a comparison that finds where tensors differ, and perhaps the ``bit``.
+    """
     since, odd, box, count, agree = (values[each] for each in ("since", "ranks", "box", "count", "agree"))
     before = "the ranks were never found equal" if since is None else f"they were equal at step {since}"
     start = f"{values['called']} differs within {values['group']} at step {values['step']}"
     start += f" and is equal within {agree}" if agree else ""
-    if not count:
+    if "got" in values and not count:
         return f"{start}, on {in_words(odd)}, and is equal again by now; {before}"
     where = "" if box is None else f" at [{', '.join(str(low) for low, _ in box)}]"
-    many = "" if box is None and count == 1 else f" ({count} element{'s differ' if count > 1 else ' differs'})"
+    where += "" if values.get("bit") is None else f" in bit {values['bit']}"
+    many = (
+        ""
+        if not count or (box is None and count == 1)
+        else f" ({count} element{'s differ' if count > 1 else ' differs'})"
+    )
     tied = right[0] in odd
     wrong, right = (wrong, right) if agree else (wrong[:1], right[:1])
     more = f"; {in_words(odd)} differ" if not agree and len(odd) > (2 if tied else 1) else ""
     more += "; either may be wrong" if tied and not agree else ""
     more += f"; also {', '.join(also[:3])}" + (f" and {len(also) - 3} more" if len(also) > 3 else "") if also else ""
-    other = f"and {in_words(right)} {values['expected']}" if tied else f"where {values['expected']} is expected"
-    got = f"{in_words(wrong)} {'has' if len(wrong) == 1 else 'have'} {values['got']} {other}"
+    if "got" in values:
+        other = f"and {in_words(right)} {values['expected']}" if tied else f"where {values['expected']} is expected"
+        got = f"{in_words(wrong)} {'has' if len(wrong) == 1 else 'have'} {values['got']} {other}"
+    else:
+        got = f"{in_words(wrong)} differs from {in_words(right)}" if tied else f"{in_words(wrong)} differs"
     return f"{start}: {got}{where}{many}{more}; {before}"

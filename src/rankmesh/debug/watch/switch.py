@@ -43,7 +43,7 @@ def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
     after = None if wanted.after is None else timedelta(seconds=wanted.after)
     # Groups of an earlier world have the same names.
     anew = next(_worlds) > 0
-    return [Watch(wanted.folder.absolute(), after, then=_ACTIONS[wanted.then], anew=anew, slow=wanted.slow)]
+    return [Watch(wanted.folder.absolute(), after, then=ACTIONS[wanted.then], anew=anew, slow=wanted.slow)]
 
 
 def begin(record: bool | str | os.PathLike[str]) -> Callable[[], list[Callable[[], None]]]:
@@ -72,4 +72,4 @@ def _exit() -> None:
     os._exit(EXIT)
 
 
-_ACTIONS = {"log": None, "abort": _abort, "exit": _exit}
+ACTIONS = {"log": None, "abort": _abort, "exit": _exit}
