@@ -1,12 +1,4 @@
-r"""The speed of a running job on one screen of text: its step, what is slow, the slowest ranks, hosts by devices.
-
->>> zeros = (0, 0)
->>> report = SlowReport(0, 60, 98, 0.61, 0.14, (), ("a", "b"), (0, 1), zeros, (0, 0.08), zeros, zeros, (0.61,))
->>> print(*list(lines(report, now=4))[-3:], sep="\n")
-device 0  ···▓▓▓
-          a to b
-          others wait: · under 2 % of a step  ░ 2 %  ▒ 5 %  ▓ 10 %  █ 30 %
-"""
+"""The speed of a running job on one screen of text: its step, what is slow, the slowest ranks, hosts by devices."""
 
 from __future__ import annotations
 
@@ -63,5 +55,5 @@ def _map(report: SlowReport, width: int) -> Iterator[str]:
     for row, shades in enumerate(np.digitize(cells, _SHARES)):
         yield f"device {row * most // rows:<3}" + "".join(_SHADES[shade] * min(3, width // columns) for shade in shades)
     each = f", {-(-len(names) // columns)} hosts in a column" if columns < len(names) else ""
-    yield f"{'':10}{names[0]} to {names[-1]}{each}"
+    yield f"{'':10}{' to '.join(dict.fromkeys((names[0], names[-1])))}{each}"
     yield f"{'':10}others wait: · under 2 % of a step  ░ 2 %  ▒ 5 %  ▓ 10 %  █ 30 %"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from contextlib import nullcontext, suppress
+from contextlib import suppress
 from pathlib import Path
 from typing import Annotated
 
@@ -25,7 +25,7 @@ _STYLES = {r"(?m)^slow": "bold red", r"(?m)^(step|lost)": "bold", "▒+": "yello
 def command(
     folder: Annotated[Path, typer.Argument(metavar="DIR", help="Folder of the watch, or the one that has it.")],
     every: Annotated[float, typer.Option(metavar="SECONDS", help="Seconds between two looks.", min=0.1)] = 2.0,
-    once: Annotated[bool, typer.Option("--once", help="Show the last report, and end.")] = False,
+    once: Annotated[bool, typer.Option("--once", help="Show the last report and end, as without a terminal.")] = False,
 ) -> Answer:
     """Show how fast a running job is, and what makes it slow. The job runs with RANKMESH=watch; Ctrl-C ends the view.
 
@@ -33,12 +33,19 @@ def command(
     $ rankmesh top /shared/hangs --once
     $ rankmesh top /shared/hangs --json
     """
+    console = out()
 
     def show() -> None:
-        if once:
-            out().print(_screen(_newest(folder)))
-        else:
-            _follow(folder, every)
+        if once or not console.is_terminal:
+            console.print(_screen(_newest(folder), console.width))
+            return
+        with suppress(KeyboardInterrupt), Live(console=console, screen=True, auto_refresh=False) as live:
+            while True:
+                try:
+                    live.update(_screen(_newest(folder), console.width), refresh=True)
+                except RecordingError as error:
+                    live.update(Text(str(error)), refresh=True)
+                time.sleep(every)
 
     return Answer(lambda: _newest(folder).to_dict(), show)
 
@@ -54,27 +61,8 @@ def _newest(folder: Path) -> SlowReport:
     raise RecordingError(f"{folder} has no {FILE}; {how}")
 
 
-def _screen(report: SlowReport) -> Text:
-    text = Text("\n".join(lines(report, time.time(), out().width)))
+def _screen(report: SlowReport, width: int) -> Text:
+    text = Text("\n".join(lines(report, time.time(), width)))
     for pattern, style in _STYLES.items():
         text.highlight_regex(pattern, style)
     return text
-
-
-def _follow(folder: Path, every: float) -> None:
-    """Show each report until Ctrl-C: on a terminal in place of the last one, else below it."""
-    console, shown = out(), ""
-    page = Live(console=console, screen=True, auto_refresh=False) if console.is_terminal else nullcontext()
-    with suppress(KeyboardInterrupt), page as live:
-        while True:
-            try:
-                report = _newest(folder)
-                text, about = _screen(report), str(report.time)
-            except RecordingError as error:
-                text, about = Text(str(error)), str(error)
-            if live is not None:
-                live.update(text, refresh=True)
-            elif about != shown:
-                console.print(text)
-            shown = about
-            time.sleep(every)

@@ -67,6 +67,7 @@ class Finding:
         cost = f"{duration(self.seconds)} of each step of {duration(self.step)} ({100 * self.share:.0f} %)"
         cost += time.strftime(", since %H:%M:%S", time.localtime(self.since))
         several = len(self.hosts if self.cause == "host" else self.ranks) > 1
+        others = self.kind if self.kind not in (None, "group") else "the others"
         if self.cause == "everyone":
             return f"{self.what} is slower than before: {cost}; {self.evidence}"
         if self.cause == "link":
@@ -74,11 +75,11 @@ class Finding:
         if self.every > 1:
             late = f"late once in about {self.every} steps, by {duration(self.seconds * self.every)}"
             return f"{self.what} {'are' if several else 'is'} {late}, {self.evidence}"
-        return f"{self.what} {'make' if several else 'makes'} {self.kind or 'the others'} wait: {cost}; {self.evidence}"
+        return f"{self.what} {'make' if several else 'makes'} {others} wait: {cost}; {self.evidence}"
 
     def to_dict(self) -> dict[str, Any]:
         """Return the finding as plain data, with its sentence."""
-        return {**_plain(self), "sentence": self.sentence}
+        return {**{field.name: _plain(getattr(self, field.name)) for field in fields(self)}, "sentence": self.sentence}
 
 
 @dataclass(frozen=True)
@@ -108,7 +109,7 @@ class SlowReport:
 
     def to_dict(self) -> dict[str, Any]:
         """Return the report as plain data, seconds rounded to microseconds."""
-        return {"format": _FORMAT, **_plain(self), "findings": [finding.to_dict() for finding in self.findings]}
+        return {"format": _FORMAT, **{field.name: _plain(getattr(self, field.name)) for field in fields(self)}}
 
     @classmethod
     def from_dict(cls, data: Mapping[str, Any]) -> SlowReport:
@@ -117,12 +118,11 @@ class SlowReport:
             raise Unreadable(f"has format {quoted(data['format'])}, and this version of rankmesh reads {_FORMAT}")
         findings = tuple(Finding(**_values(Finding, found)) for found in _values(cls, data)["findings"])
         report = cls(**{**_values(cls, data), "findings": findings})
-        ranks, hosts = range(len(report.places)), range(len(report.host_names))
+        ranks, hosts = set(range(len(report.places))), set(range(len(report.host_names)))
         lists = (report.hosts, report.caused, report.waits, report.computes)
-        if any(len(values) != len(ranks) for values in lists) or not all(host in hosts for host in report.hosts):
-            raise Unreadable("has lists that are not of the same ranks and hosts")
-        if not all(found.cause in CAUSES and all(rank in ranks for rank in found.ranks) for found in findings):
-            raise Unreadable(f"has a finding of another rank, or another cause than {', '.join(CAUSES)}")
+        fits = all(len(values) == len(ranks) for values in lists) and hosts.issuperset(report.hosts)
+        if not fits or not all(found.cause in CAUSES and ranks.issuperset(found.ranks) for found in findings):
+            raise Unreadable(f"has lists of other ranks or hosts, or a cause that is not one of {', '.join(CAUSES)}")
         return report
 
     def write(self, folder: str | Path) -> None:
@@ -149,13 +149,9 @@ def duration(seconds: float) -> str:
     return f"{seconds / 60:.0f} min" if seconds < 7200 else f"{seconds / 3600:.3g} h"
 
 
-def _plain(found: Finding | SlowReport) -> dict[str, Any]:
-    return {field.name: _rounded(getattr(found, field.name)) for field in fields(found)}
-
-
-def _rounded(value: object) -> object:
-    if isinstance(value, tuple):
-        return [_rounded(one) for one in value]
+def _plain(value: object) -> object:
+    if isinstance(value, tuple | Finding):
+        return value.to_dict() if isinstance(value, Finding) else [_plain(one) for one in value]
     return round(value, 6) if isinstance(value, float) else value
 
 
