@@ -39,22 +39,17 @@ def test_dockerfile(text, expected):
 COMPOSE = [
     (f"command: {SERVE}", ("heads", 3, "tp=2")),
     (f'command: ["sh", "-c", "{SERVE}"]', ("heads", 3, "tp=2")),
-    (
-        "command:\n      - vllm\n      - serve\n      - Qwen/Qwen3-8B\n      - --tensor-parallel-size=3",
-        ("heads", 7, "tp=2"),
-    ),
+    ("command:\n      - vllm\n      - serve\n      - Qwen/Qwen3-8B\n      - --tensor-parallel-size=3",
+     ("heads", 7, "tp=2")),
     ("command: >-\n      vllm serve Qwen/Qwen3-8B\n      --tensor-parallel-size ${TP:-3}", ("heads", 5, "tp=2")),
-    ("environment: [TP=3]\n    command: sh -c 'exec vllm serve Qwen/Qwen3-8B\n      -tp $$TP'", ("heads", 5, "tp=2")),
-    (
-        "environment: {TP: 3}\n    entrypoint: [vllm, serve]\n    command: [Qwen/Qwen3-8B, -tp, '$TP']",
-        ("heads", 5, "tp=2"),
-    ),
+    ("environment: [TP=3]\n    command: sh -c 'exec vllm serve Qwen/Qwen3-8B\n      -tp $$TP'",
+     ("heads", 5, "tp=2")),
+    ("environment: {TP: 3}\n    entrypoint: [vllm, serve]\n    command: [Qwen/Qwen3-8B, -tp, '$TP']",
+     ("heads", 5, "tp=2")),
     ("image: vllm/vllm-openai:latest\n    command: --model Qwen/Qwen3-8B -tp 3", ("heads", 4, "tp=2")),
-    (
-        "command: vllm serve m -tp 4\n    deploy: {resources: {reservations: {devices: [{count: 2}]}}}",
-        ("gpus", 3, "tp=2"),
-    ),
-]
+    ("command: vllm serve m -tp 4\n    deploy: {resources: {reservations: {devices: [{count: 2}]}}}",
+     ("gpus", 3, "tp=2")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "expected"), COMPOSE)

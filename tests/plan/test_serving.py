@@ -82,12 +82,9 @@ def test_sglang_cuts_tp_three_times(attn_tp, attn_cp, attn_dp, pp, data):
         (lambda: recipes.sglang(16, tp=8), "world_size is 16, but an SGLang engine has tp 8 x pp 1 = 8 ranks"),
         (lambda: recipes.sglang(tp=8, attn_dp=3), "attn_dp x attn_cp = 3 does not divide tp = 8"),
         (lambda: recipes.sglang(tp=8, ep=4, moe_dp=4), "ep x moe_dp = 16 does not divide tp = 8"),
-        (
-            lambda: recipes.sglang(tp=8, attn_dp=4, shared_experts_tp=4),
-            "does not divide attn_tp = 2",
-        ),
+        (lambda: recipes.sglang(tp=8, attn_dp=4, shared_experts_tp=4), "does not divide attn_tp = 2"),
     ],
-)
+)  # fmt: skip
 def test_sizes_that_do_not_fit_are_refused(make, message):
     """Each with the sizes, and what must divide what."""
     with pytest.raises((PlanError, LayoutError), match=message):

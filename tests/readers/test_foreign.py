@@ -238,20 +238,13 @@ def test_packages_and_references_of_hydra(tmp_path):
     assert source.read(tmp_path / "list.yaml").plan.mesh.axes == {"tp": 2, "cp": 1, "dp": 2, "pp": 4, "ep": 1}
 
 
-def test_replicas_of_automodel():
-    """NeMo-RL's copies of the shards."""
-    text = "policy: {dtensor_cfg: {enabled: true, dp_replicate_size: 2}}\ncluster: {num_nodes: 2, gpus_per_node: 8}\n"
-    assert read_config(text, "run.yaml").plan == recipes.torchtitan(16, dp_replicate=2)
-
-
-def test_experts_of_automodel():
-    """NeMo-RL's expert groups are adjacent ranks of the shards, where nothing else cuts them."""
-    text = (
-        "policy: {dtensor_cfg: {enabled: true, expert_parallel_size: 4%s}}\ncluster: {num_nodes: 1, gpus_per_node: 8}\n"
-    )
-    assert read_config(text % "", "run.yaml").plan == recipes.torchtitan(8, ep=4)
+def test_replicas_and_experts_of_automodel():
+    """NeMo-RL's copies of the shards; its expert groups are adjacent ranks of them, where nothing else cuts them."""
+    text = "policy: {dtensor_cfg: {enabled: true, %s}}\ncluster: {num_nodes: 1, gpus_per_node: 8}\n"
+    assert read_config(text % "dp_replicate_size: 2", "run.yaml").plan == recipes.torchtitan(8, dp_replicate=2)
+    assert read_config(text % "expert_parallel_size: 4", "run.yaml").plan == recipes.torchtitan(8, ep=4)
     with pytest.raises(PlanError, match="expert_parallel_size beside tensor or context parallelism"):
-        read_config(text % ", tensor_parallel_size: 2", "run.yaml")
+        read_config(text % "expert_parallel_size: 4, tensor_parallel_size: 2", "run.yaml")
 
 
 NEMO = """\

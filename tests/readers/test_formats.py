@@ -20,32 +20,20 @@ CASES = {
 }
 
 
-@pytest.mark.parametrize(("name", "world_size", "plan"), [(name, *case) for name, case in CASES.items()])
-def test_a_file_is_the_plan_of_its_recipe(name, world_size, plan):
-    """A file of each format is read as the recipe with its sizes, and is called a config."""
+@pytest.mark.parametrize("name", CASES)
+def test_a_file_is_the_plan_of_its_recipe(name, tmp_path):
+    """A file of each format is read as the recipe with its sizes, whatever its name; readings name their lines."""
+    world_size, plan = CASES[name]
+    text = (FILES / name).read_text()
+    for other in ("config", "config.txt", "job.slurm.bak"):
+        (tmp_path / other).write_text(text)
+        assert source.read(str(tmp_path / other), world_size=world_size).plan == plan
     found = source.read(str(FILES / name), world_size=world_size)
     assert (found.kind, found.text, found.plan) == ("config", str(FILES / name), plan)
     assert found.config.format == name.partition(".")[0]
-
-
-@pytest.mark.parametrize(("name", "world_size", "plan"), [(name, *case) for name, case in CASES.items()])
-def test_every_reading_stands_on_its_line(name, world_size, plan):
-    """The line that a reading names holds its key; the argument it names has the value that the recipe was given."""
-    config = source.read(str(FILES / name), world_size=world_size).config
-    lines = (FILES / name).read_text().splitlines()
-    assert config.readings
-    for reading in config.readings:
-        key = reading.key.rpartition(".")[2].split()[0]
-        assert key in lines[reading.line - 1]
-
-
-@pytest.mark.parametrize("name", CASES)
-def test_a_file_is_recognised_by_what_it_holds(name, tmp_path):
-    """The name of a file decides nothing."""
-    world_size, plan = CASES[name]
-    for other in ("config", "config.txt", "job.slurm.bak"):
-        (tmp_path / other).write_text((FILES / name).read_text())
-        assert source.read(str(tmp_path / other), world_size=world_size).plan == plan
+    assert found.config.readings
+    for reading in found.config.readings:
+        assert reading.key.rpartition(".")[2].split()[0] in text.splitlines()[reading.line - 1]
 
 
 @pytest.mark.parametrize("name", ["megatron.yaml", "torchtitan.toml", "deepspeed.json"])
@@ -90,94 +78,40 @@ TITAN = "[parallelism]\ntensor_parallel_degree = 2\n"
 ACCELERATE = "distributed_type: {}\nnum_machines: 2\nnum_processes: 8\n"
 
 SMALL = [
-    (
-        "[training]\ntensor_parallel_degree = 2\n[experimental]\ncontext_parallel_degree = 2\n",
-        8,
-        "torchtitan",
-        recipes.torchtitan(8, tp=2, cp=2),
-    ),
-    (
-        "parallelism.tensor_parallel_degree = 2\nparallelism.data_parallel_shard_degree = 4\n",
-        None,
-        "torchtitan",
-        recipes.torchtitan(8, tp=2, dp_shard=4),
-    ),
+    ("[training]\ntensor_parallel_degree = 2\n[experimental]\ncontext_parallel_degree = 2\n", 8, "torchtitan",
+     recipes.torchtitan(8, tp=2, cp=2)),
+    ("parallelism.tensor_parallel_degree = 2\nparallelism.data_parallel_shard_degree = 4\n", None, "torchtitan",
+     recipes.torchtitan(8, tp=2, dp_shard=4)),
     ('note = """\ntensor_parallel_degree = 4\n"""\n' + TITAN, 8, "torchtitan", recipes.torchtitan(8, tp=2)),
-    (
-        "parallelism: &p {dp: 2, tp: 2, pp: 1, context_parallel_size: 2}",
-        None,
-        "nanotron",
-        recipes.nanotron(tp=2, dp=2, cp=2),
-    ),
-    (
-        "base: &base {dp: 8, tp: 2, pp: 1}\nparallelism:\n  <<: *base\n  dp: 2\n",
-        None,
-        "nanotron",
-        recipes.nanotron(tp=2, dp=2),
-    ),
+    ("parallelism: &p {dp: 2, tp: 2, pp: 1, context_parallel_size: 2}", None, "nanotron",
+     recipes.nanotron(tp=2, dp=2, cp=2)),
+    ("base: &base {dp: 8, tp: 2, pp: 1}\nparallelism:\n  <<: *base\n  dp: 2\n", None, "nanotron",
+     recipes.nanotron(tp=2, dp=2)),
     ("tensor-model-parallel-size: 2\nworld_size: 8\n", None, "megatron", recipes.megatron(8, tp=2)),
-    (
-        (
-            "MODEL_ARGS:\n  --tensor-model-parallel-size: 2\n  --context-parallel-size: 4\n"
-            "  --hierarchical-context-parallel-sizes: [2, 2]\n"
-        ),
-        16,
-        "megatron",
-        recipes.megatron(16, tp=2, cp=4, hierarchical_cp=(2, 2)),
-    ),
-    (
-        '{"tensor_model_parallel_size": 2, "world_size": 8, "data_parallel_size": 4}',
-        None,
-        "megatron",
-        recipes.megatron(8, tp=2),
-    ),
-    (
-        '{"train_batch_size": 8, "sequence_parallel_size": 4, "data_parallel_size": 2}',
-        None,
-        "deepspeed",
-        recipes.deepspeed(8, sp=4),
-    ),
-    (
-        '{"zero_optimization": {"mics_shard_size": 4}, "tensor_parallel": {"autotp_size": 0}}',
-        8,
-        "deepspeed",
-        recipes.deepspeed(8, mics=4),
-    ),
-    (
-        '{"expert_parallel": {"enabled": true, "autoep_size": 2}, "tensor_parallel": {"autotp_size": 2}}',
-        8,
-        "deepspeed",
-        recipes.deepspeed(8, tp=2, ep=2),
-    ),
+    (("MODEL_ARGS:\n  --tensor-model-parallel-size: 2\n  --context-parallel-size: 4\n"
+     "  --hierarchical-context-parallel-sizes: [2, 2]\n"), 16, "megatron", recipes.megatron(16, tp=2, cp=4,
+     hierarchical_cp=(2, 2))),
+    ('{"tensor_model_parallel_size": 2, "world_size": 8, "data_parallel_size": 4}', None, "megatron",
+     recipes.megatron(8, tp=2)),
+    ('{"train_batch_size": 8, "sequence_parallel_size": 4, "data_parallel_size": 2}', None, "deepspeed",
+     recipes.deepspeed(8, sp=4)),
+    ('{"zero_optimization": {"mics_shard_size": 4}, "tensor_parallel": {"autotp_size": 0}}', 8, "deepspeed",
+     recipes.deepspeed(8, mics=4)),
+    ('{"expert_parallel": {"enabled": true, "autoep_size": 2}, "tensor_parallel": {"autotp_size": 2}}', 8,
+     "deepspeed", recipes.deepspeed(8, tp=2, ep=2)),
     ('{"expert_parallel": {"enabled": false, "autoep_size": 2}}', 8, "deepspeed", recipes.deepspeed(8)),
     (ACCELERATE.format("MULTI_GPU"), None, "accelerate", recipes.accelerate(8, dp_replicate=8)),
     (ACCELERATE.format("FSDP"), None, "accelerate", recipes.accelerate(8)),
-    (
-        ACCELERATE.format("FSDP") + "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}",
-        None,
-        "accelerate",
-        recipes.accelerate(8, dp_replicate=2),
-    ),
-    (
-        ACCELERATE.format("FSDP") + "fsdp_config: {fsdp_sharding_strategy: NO_SHARD}",
-        None,
-        "accelerate",
-        recipes.accelerate(8, dp_replicate=8),
-    ),
-    (
-        ACCELERATE.format("MEGATRON_LM") + "megatron_lm_config: {megatron_lm_tp_degree: 2, megatron_lm_pp_degree: 2}",
-        None,
-        "accelerate",
-        recipes.megatron(8, tp=2, pp=2),
-    ),
+    (ACCELERATE.format("FSDP") + "fsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}", None, "accelerate",
+     recipes.accelerate(8, dp_replicate=2)),
+    (ACCELERATE.format("FSDP") + "fsdp_config: {fsdp_sharding_strategy: NO_SHARD}", None, "accelerate",
+     recipes.accelerate(8, dp_replicate=8)),
+    (ACCELERATE.format("MEGATRON_LM") + "megatron_lm_config: {megatron_lm_tp_degree: 2, megatron_lm_pp_degree: 2}",
+     None, "accelerate", recipes.megatron(8, tp=2, pp=2)),
     (ACCELERATE.format("DEEPSPEED") + "deepspeed_config: {zero_stage: 3}", None, "accelerate", recipes.deepspeed(8)),
-    (
-        "parallelism_config: {parallelism_config_tp_size: 4, parallelism_config_dp_replicate_size: 1}",
-        None,
-        "accelerate",
-        recipes.accelerate(4, tp=4),
-    ),
-]
+    ("parallelism_config: {parallelism_config_tp_size: 4, parallelism_config_dp_replicate_size: 1}", None,
+     "accelerate", recipes.accelerate(4, tp=4)),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "world_size", "name", "plan"), SMALL)
@@ -204,43 +138,29 @@ REFUSED = [
     (TITAN + "[fault_tolerance]\nenable = true\n", 8, r":4: fault_tolerance.enable = true; replica groups"),
     (TITAN, 9, r"does not divide it.*line 2: parallelism.tensor_parallel_degree = 2"),
     ("[parallelism]\ntensor_parallel_degree = 2\ntensor_parallel_degree = 4\n", 8, "this is not a training config"),
-    (
-        "tensor_model_paralel_size: 2\npipeline_model_parallel_size: 2\n",
-        8,
-        r":1: .*did you mean 'tensor_model_parallel",
-    ),
+    ("tensor_model_paralel_size: 2\npipeline_model_parallel_size: 2\n", 8,
+     r":1: .*did you mean 'tensor_model_parallel"),
     ("tensor_model_parallel_size: 2\nencoder_tensor_model_parallel_size: 2\n", 8, r":2: .*a second mesh"),
     ("tensor_model_parallel_size: ${oc.env:TP}\n", 8, r":1: .*the environment of the job gives it; .*--set TP=2"),
     ('{"train_batch_size": 8, "sequence_parallel_size": 4}', 8, "add data_parallel_size"),
     ('{"train_batch_size": 8,\n "autotuning": {"enabled": true, "mp_size": 2}}', 8, ":2: .*an axis of its own"),
     ('{"tensor_parallel": {"autotp_siz": 4}}', 8, "did you mean 'autotp_size'"),
     ('{\n"tensor_parallel": {\n"autotp_size": "auto"}}', 8, ":3: tensor_parallel.autotp_size = .*whole number"),
-    (
-        '{"train_batch_size": 8,\n "zero_optimization": {"mics_hierarchical_params_gather": true}}',
-        8,
-        ":2: .*a node has",
-    ),
+    ('{"train_batch_size": 8,\n "zero_optimization": {"mics_hierarchical_params_gather": true}}', 8,
+     ":2: .*a node has"),
     (ACCELERATE.format("TPU"), None, ":1: .*no recipe has the layout of this type"),
-    (
-        ACCELERATE.format("FSDP") + "parallelism_config:\n  tp_size: 2\n",
-        None,
-        "did you mean 'parallelism_config_tp_size'",
-    ),
-    (ACCELERATE.format("DEEPSPEED") + "deepspeed_config:\n  deepspeed_config_file: ds.json\n", None, "give its path"),
+    (ACCELERATE.format("FSDP") + "parallelism_config:\n  tp_size: 2\n", None,
+     "did you mean 'parallelism_config_tp_size'"),
+    (ACCELERATE.format("DEEPSPEED") + "deepspeed_config:\n  deepspeed_config_file: ds.json\n", None,
+     "give its path"),
     (ACCELERATE.format("MULTI_GPU") + "megatron_lm_config:\n  megatron_lm_tp_degree: 2\n", None, ":5: .*without it"),
-    (
-        ACCELERATE.format("FSDP") + "parallelism_config:\n  parallelism_config_tp_size: 2\n",
-        None,
-        "parallelism_config_dp_shard_size 4, which fits",
-    ),
-    (
-        "distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}",
-        None,
-        ":3: .*add num_machines",
-    ),
+    (ACCELERATE.format("FSDP") + "parallelism_config:\n  parallelism_config_tp_size: 2\n", None,
+     "parallelism_config_dp_shard_size 4, which fits"),
+    ("distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}", None,
+     ":3: .*add num_machines"),
     ("compute_environment: LOCAL_MACHINE\nnum_processes: 8\n", None, "add distributed_type"),
     ("parallelism: " + "[" * 1200, None, "nested more than 64 deep"),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "world_size", "message"), REFUSED)

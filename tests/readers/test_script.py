@@ -28,85 +28,42 @@ def lines_of(config):
 STYLES = [
     (TP + "2", recipes.megatron(8, tp=2), {"tp": (1,), "world_size": (1,)}),
     (TP + "'2'", recipes.megatron(8, tp=2), {"tp": (1,), "world_size": (1,)}),
-    (
-        RUN + "--tensor-model-parallel-size=2 --use-tp-pp-dp-mapping",
-        recipes.megatron(8, tp=2, order="tp-cp-ep-pp-dp"),
-        {"tp": (1,), "order": (1,), "world_size": (1,)},
-    ),
-    (
-        (
-            'A="--nproc_per_node 8 \\\n --nnodes 2"\nB="\n --tensor-model-parallel-size 2 \\\n"\n'
-            "python -m torch.distributed.launch $A \\\n pretrain_gpt.py $B --save $1 2>&1 | tee log\n"
-        ),
-        recipes.megatron(16, tp=2),
-        {"tp": (4,), "world_size": (1, 2)},
-    ),
-    (
-        'N=4\nWORLD_SIZE=$(($N * 2))\nCMD="python pretrain_gpt.py --context-parallel-size 2"\n$CMD > log &\nwait',
-        recipes.megatron(8, cp=2),
-        {"cp": (3,), "world_size": (2, 1)},
-    ),
+    (RUN + "--tensor-model-parallel-size=2 --use-tp-pp-dp-mapping",
+     recipes.megatron(8, tp=2, order="tp-cp-ep-pp-dp"), {"tp": (1,), "order": (1,), "world_size": (1,)}),
+    (('A="--nproc_per_node 8 \\\n --nnodes 2"\nB="\n --tensor-model-parallel-size 2 \\\n"\n'
+     "python -m torch.distributed.launch $A \\\n pretrain_gpt.py $B --save $1 2>&1 | tee log\n"),
+     recipes.megatron(16, tp=2), {"tp": (4,), "world_size": (1, 2)}),
+    ('N=4\nWORLD_SIZE=$(($N * 2))\nCMD="python pretrain_gpt.py --context-parallel-size 2"\n$CMD > log &\nwait',
+     recipes.megatron(8, cp=2), {"cp": (3,), "world_size": (2, 1)}),
     ("TP=${TP:-4}\n" + TP + "$TP", recipes.megatron(8, tp=4), {"tp": (2, 1), "world_size": (2,)}),
     ("TP=2\nTP=4\n" + TP + "${TP}", recipes.megatron(8, tp=4), {"tp": (3, 2), "world_size": (3,)}),
-    (
-        "A=(--tensor-model-parallel-size 2)\nA+=(\n  --context-parallel-size 2 # two\n)\n" + RUN + '"${A[@]}"',
-        recipes.megatron(8, tp=2, cp=2),
-        {"tp": (1,), "cp": (3,), "world_size": (5,)},
-    ),
-    (
-        "srun -n 16 python pretrain_gpt.py --tensor-model-parallel-size 2",
-        recipes.megatron(16, tp=2),
-        {"tp": (1,), "world_size": (1,)},
-    ),
-    (
-        "srun -N 2 --ntasks-per-node 4 python pretrain_gpt.py --tensor-model-parallel-size 2",
-        recipes.megatron(8, tp=2),
-        {"tp": (1,), "world_size": (1,)},
-    ),
-    (
-        "#SBATCH -n64\nsrun -N2 -n16 python pretrain_gpt.py -n 4 --tensor-model-parallel-size 2",
-        recipes.megatron(16, tp=2),
-        None,
-    ),
+    ("A=(--tensor-model-parallel-size 2)\nA+=(\n  --context-parallel-size 2 # two\n)\n" + RUN + '"${A[@]}"',
+     recipes.megatron(8, tp=2, cp=2), {"tp": (1,), "cp": (3,), "world_size": (5,)}),
+    ("srun -n 16 python pretrain_gpt.py --tensor-model-parallel-size 2", recipes.megatron(16, tp=2),
+     {"tp": (1,), "world_size": (1,)}),
+    ("srun -N 2 --ntasks-per-node 4 python pretrain_gpt.py --tensor-model-parallel-size 2",
+     recipes.megatron(8, tp=2), {"tp": (1,), "world_size": (1,)}),
+    ("#SBATCH -n64\nsrun -N2 -n16 python pretrain_gpt.py -n 4 --tensor-model-parallel-size 2",
+     recipes.megatron(16, tp=2), None),
     (TP + "2 --nnodes 4", recipes.megatron(8, tp=2), None),
     ("PET_NNODES=2\n" + TP + "2", recipes.megatron(16, tp=2), None),
-    (
-        'A="--tensor-model-parallel-size 2"\n[ -f x ] && A="$A --bf16" && A="x$A"\n' + RUN + "--seed 1",
-        recipes.megatron(8),
-        None,
-    ),
+    ('A="--tensor-model-parallel-size 2"\n[ -f x ] && A="$A --bf16" && A="x$A"\n' + RUN + "--seed 1",
+     recipes.megatron(8), None),
     ("if x; then LOG=a; EXTRA='--fp16'; fi\n" + TP + "2 --save $LOG $EXTRA", recipes.megatron(8, tp=2), None),
-    (
-        TP + "2 \\\n  --context-parallel-size 4 --hierarchical-context-parallel-sizes 2 2",
-        recipes.megatron(8, tp=2, cp=4, hierarchical_cp=(2, 2)),
-        {"tp": (1,), "cp": (2,), "hierarchical_cp": (2,), "world_size": (1,)},
-    ),
-    (
-        "cat > other.sh <<EOF\n" + TP + "8\nEOF\n# " + TP + "4\n" + TP + "2",
-        recipes.megatron(8, tp=2),
-        {"tp": (5,), "world_size": (5,)},
-    ),
-    (
-        (
-            "#SBATCH --nodes=2 --gpus-per-node=h100:8\n"
-            "srun torchrun --nproc_per_node=$SLURM_GPUS_PER_NODE \\\n"
-            "--nnodes $SLURM_NNODES pretrain_gpt.py --tensor-model-parallel-size 2"
-        ),
-        recipes.megatron(16, tp=2),
-        {"tp": (3,), "world_size": (2, 1, 3)},
-    ),
-    (
-        (
-            "unset TP\nexport TP=2 X=3\nreadonly N=8\ntorchrun --nproc-per-node $N pretrain_gpt.py "
-            "--tensor-model-parallel-size $TP"
-        ),
-        recipes.megatron(8, tp=2),
-        {"tp": (4, 2), "world_size": (4, 3)},
-    ),
+    (TP + "2 \\\n  --context-parallel-size 4 --hierarchical-context-parallel-sizes 2 2",
+     recipes.megatron(8, tp=2, cp=4, hierarchical_cp=(2, 2)),
+     {"tp": (1,), "cp": (2,), "hierarchical_cp": (2,), "world_size": (1,)}),
+    ("cat > other.sh <<EOF\n" + TP + "8\nEOF\n# " + TP + "4\n" + TP + "2", recipes.megatron(8, tp=2),
+     {"tp": (5,), "world_size": (5,)}),
+    (("#SBATCH --nodes=2 --gpus-per-node=h100:8\nsrun torchrun --nproc_per_node=$SLURM_GPUS_PER_NODE \\\n"
+     "--nnodes $SLURM_NNODES pretrain_gpt.py --tensor-model-parallel-size 2"), recipes.megatron(16, tp=2),
+     {"tp": (3,), "world_size": (2, 1, 3)}),
+    (("unset TP\nexport TP=2 X=3\nreadonly N=8\ntorchrun --nproc-per-node $N pretrain_gpt.py "
+     "--tensor-model-parallel-size $TP"), recipes.megatron(8, tp=2), {"tp": (4, 2), "world_size": (4, 3)}),
     ("for i in 0 1; do\n" + TP + "2 --node_rank $i &\ndone\nwait", recipes.megatron(8, tp=2), None),
     ("if [ -d data ]; then\n" + TP + "2\nfi", recipes.megatron(8, tp=2), None),
     ('D="$(cd "$(dirname "$0")" && pwd)"\n' + TP + '2 --save "$D/out" $D/a', recipes.megatron(8, tp=2), None),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "plan", "lines"), STYLES)
@@ -129,14 +86,13 @@ REFUSED = [
     (TP + "two", ":1: .*whole number"),
     (TP, ":1: --tensor-model-parallel-size = true; .*whole number"),
     ("A=0\n" + TP + "$((4 / A))", ":2: .*is not read; " + RUNS),
-    ("A=(--tensor-model-parallel-size 2)\n" + TP + "4 ${A[@]}", ":1: .*line 2 says --tensor-model-parallel-size = 4"),
+    ("A=(--tensor-model-parallel-size 2)\n" + TP + "4 ${A[@]}",
+     ":1: .*line 2 says --tensor-model-parallel-size = 4"),
     (TP + "2\n\n" + TP + "4", ":3: the script has 2 runs [(]line 1: torchrun .*line 3: torchrun"),
     ("if x; then\n" + TP + "2\nelse\n" + TP + "4\nfi", "the script has 2 runs"),
     ("for TP in 1 2; do\n" + TP + "$TP\ndone", ":2: " + SET.format(1)),
-    (
-        "M=()\nif x; then M=(--expert-model-parallel-size 2); fi\n" + TP + "2 ${M[@]}",
-        ":2: [$].M.@.. = " + SET.format(2),
-    ),
+    ("M=()\nif x; then M=(--expert-model-parallel-size 2); fi\n" + TP + "2 ${M[@]}", ":2: [$].M.@.. = " +
+     SET.format(2)),
     ("[ -f x ] && A='--context-parallel-size 2'\n" + TP + "2 --data x $A", ":1: .A = .*; " + RUNS),
     ("read TP\n" + TP + "$TP", ":2: .*TP is set by read TP .line 1.; " + RUNS),
     (TP + "2; echo 'unterminated\n" + TP + "4\n", r"is not read as shell: a quote does not end .line 1.; " + RUNS),
@@ -146,11 +102,10 @@ REFUSED = [
     ("run='" + TP + "2'\neval $run", ":2: the run is in the text of eval, which is not read; " + RUNS),
     ("srun -n 8 bash -c '" + TP + "2'", ":1: the run is in the text of bash -c, which is not read; " + RUNS),
     (TP + "2 $(cat args)", r":1: the arguments \$\(cat args\) may state sizes; .*; " + RUNS),
-    (". env.sh\n" + TP + "2 ${ARGS[@]}", ":2: the arguments .* may state sizes; ARGS may be set by now: .*; " + RUNS),
-    (
-        "if x; then N=4; fi\ntorchrun --nproc_per_node 8 $N pretrain_gpt.py --tensor-model-parallel-size 2",
-        "the options .N of torchrun are unknown: N.*; " + RUNS,
-    ),
+    (". env.sh\n" + TP + "2 ${ARGS[@]}", ":2: the arguments .* may state sizes; ARGS may be set by now: .*; " +
+     RUNS),
+    ("if x; then N=4; fi\ntorchrun --nproc_per_node 8 $N pretrain_gpt.py --tensor-model-parallel-size 2",
+     "the options .N of torchrun are unknown: N.*; " + RUNS),
     (RUN + "--tensor-model-paralel-size 2 x", ":1: .*did you mean '--tensor-model-parallel-size'"),
     (RUN + "--sequence-parallel-size 2", ":1: .*looks like a parallel size"),
     (RUN + "--tensor-model 2", ":1: .*this is the beginning of --tensor-model-parallel-size; write the whole name"),
@@ -158,26 +113,18 @@ REFUSED = [
     (TP + "2 --use-mp-args-from-checkpoint-args", ":1: .*come from the checkpoint"),
     (TP + "2 --yaml-cfg a.yaml", ":1: .*give its path"),
     (TP + "3", "does not divide it"),
-    (
-        "torchrun --nproc_per_node $N pretrain_gpt.py --tensor-model-parallel-size 2",
-        ":1: .*[$]N: the variable N .*give --",
-    ),
-    (
-        "torchrun --nproc_per_node 8 --nnodes 1:4 pretrain_gpt.py --tensor-model-parallel-size 2",
-        "1:4, which is not a fixed",
-    ),
+    ("torchrun --nproc_per_node $N pretrain_gpt.py --tensor-model-parallel-size 2",
+     ":1: .*[$]N: the variable N .*give --"),
+    ("torchrun --nproc_per_node 8 --nnodes 1:4 pretrain_gpt.py --tensor-model-parallel-size 2",
+     "1:4, which is not a fixed"),
     ("torchrun --nproc_per_node 8 --nproc_per_node 4 pretrain_gpt.py", ":1: .*line 1 says --nproc_per_node = 8"),
     ("python pretrain_gpt.py --tensor-model-parallel-size 2", ":1: .*give --world-size"),
-    (
-        "#SBATCH -N 4 --ntasks-per-node 8\nsrun -N 2 python pretrain_gpt.py --context-parallel-size 2",
-        ":2: .*give --world",
-    ),
-    (
-        "torchrun --nproc_per_node 8 train.py --config a.toml",
-        ":1: .*the run has no argument of Megatron .it names --conf",
-    ),
+    ("#SBATCH -N 4 --ntasks-per-node 8\nsrun -N 2 python pretrain_gpt.py --context-parallel-size 2",
+     ":2: .*give --world"),
+    ("torchrun --nproc_per_node 8 train.py --config a.toml",
+     ":1: .*the run has no argument of Megatron .it names --conf"),
     ("echo " + TP + "2", "starts no training in a plain line; " + RUNS),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("text", "message"), REFUSED)
@@ -291,12 +238,8 @@ def test_a_world_size_replaces_a_default(script):
     assert any("is a default; --world-size 64 counts" in text for _, text in config.notes)
     with pytest.raises(PlanError, match="but the world size is 64"):
         read_config("DIR=${DIR:-a} " + TP + "2 --save ${DIR:-a}", "run.sh", world_size=64)
-
-
-def test_a_world_size_for_a_launcher_that_does_not_say():
-    """--world-size stands in for counts that the script leaves open."""
-    text = "torchrun --nproc_per_node $N pretrain_gpt.py --tensor-model-parallel-size 2"
-    assert read_config(text, "run.sh", world_size=16).plan == recipes.megatron(16, tp=2)
+    left_open = "torchrun --nproc_per_node $N pretrain_gpt.py --tensor-model-parallel-size 2"
+    assert read_config(left_open, "run.sh", world_size=16).plan == recipes.megatron(16, tp=2)
 
 
 @pytest.mark.parametrize(
@@ -306,15 +249,12 @@ def test_a_world_size_for_a_launcher_that_does_not_say():
         (TP + "2 $EXTRA", (1, "$EXTRA is unknown; arguments that it adds are not read")),
         (TP + '2 "$@"', (1, "$@ is unknown; arguments that it adds are not read")),
         (". env.sh\n" + TP + "2", (1, ". env.sh is another file; not read")),
-        (
-            TP + "${TP:-2}",
-            (1, "${TP:-2} is read as its default; the environment may say otherwise"),
-        ),
+        (TP + "${TP:-2}", (1, "${TP:-2} is read as its default; the environment may say otherwise")),
     ],
-)
+)  # fmt: skip
 def test_what_is_not_read_is_listed(text, note):
-    """Arguments that come from elsewhere, files and defaults are notes."""
-    assert read_config(text, "run.sh").notes == (note,)
+    """Arguments that come from elsewhere, files and defaults of the layout are notes."""
+    assert read_config(text, "run.sh").notes == (() if note is None else (note,))
 
 
 ARGUMENTS = "# the run\n\n--tensor-model-parallel-size 2 \\\n--context-parallel-size=2 # two\n--save 'a b'\n"
@@ -340,11 +280,6 @@ def test_a_file_of_arguments_that_says_too_little(text, message):
     """Without a world size, without an end of a quote, without a size."""
     with pytest.raises(PlanError, match=message):
         read_config(text, "args.txt")
-
-
-def test_a_default_that_no_size_comes_from_is_not_listed():
-    """Notes are about the layout."""
-    assert read_config("DIR=${DIR:-out}\n" + TP + "2 --save $DIR", "run.sh").notes == ()
 
 
 def test_nothing_is_executed(tmp_path):

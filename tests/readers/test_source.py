@@ -5,51 +5,37 @@ from rankmesh import GroupSpec, LayoutError, Mesh, Plan, PlanError, RankmeshErro
 from rankmesh.core import recipes
 from rankmesh.readers import source
 
-
-def test_axis_string():
-    """An axis string is a mesh with the groups of its axes."""
-    found = source.read(" tp=2,dp=4 ")
-    assert (found.kind, found.plan) == ("axes", recipes.axes(Mesh(tp=2, dp=4)))
-    assert source.read("tp=2,dp=*", world_size=8).plan == found.plan
-
-
-def test_axis_string_with_views():
-    """Views follow after a slash; a star in a view is what is left of the mesh."""
-    plan = source.read("tp=2,dp=4,pp=2/expert:ep=8,pp=*").plan
-    assert plan.mesh == Mesh(tp=2, dp=4, pp=2).with_view("expert", ep=8, pp=2)
+VIEWS = Mesh(tp=2, dp=4, pp=2).with_view("expert", ep=8, pp=2)
 
 
 @pytest.mark.parametrize(
     ("text", "plan"),
     [
+        (" tp=2,dp=4 ", recipes.axes(Mesh(tp=2, dp=4))),
+        ("tp=2,dp=4,pp=2/expert:ep=8,pp=*", recipes.axes(VIEWS)),
         ("megatron:world=64,tp=2,pp=2,ep=4", recipes.megatron(64, tp=2, pp=2, ep=4)),
         ("megatron:world_size=64, tp=2", recipes.megatron(64, tp=2)),
         ("megatron:dp=4,tp=2,order=tp-dp", recipes.megatron(dp=4, tp=2, order="tp-dp")),
         ("megatron:world=16,cp=4,hierarchical_cp=2x2", recipes.megatron(16, cp=4, hierarchical_cp=(2, 2))),
         ("megatron:world=16,gloo=yes,all_gather=false", recipes.megatron(16, gloo=True)),
-        (
-            "megatron:world=16,timeout=2.5,pp_backend=gloo",
-            recipes.megatron(16, timeout=2.5, pp_backend="gloo"),
-        ),
+        ("megatron:world=16,timeout=2.5,pp_backend=gloo", recipes.megatron(16, timeout=2.5, pp_backend="gloo")),
         ("nanotron:tp=2,dp=2,ep=2", recipes.nanotron(tp=2, dp=2, ep=2)),
         ("ezpz:world=16,tp=2,cp=2", recipes.ezpz(16, tp=2, cp=2)),
         ("three_d:tp=2,pp=2,dp=2", recipes.three_d(tp=2, pp=2, dp=2)),
         ("torchtitan:world=16,tp=2,ep=4", recipes.torchtitan(16, tp=2, ep=4)),
     ],
-)
-def test_recipes(text, plan):
-    """A recipe's arguments are read as what they are: whole numbers, seconds, words, flags, sizes."""
+)  # fmt: skip
+def test_specs(text, plan):
+    """Axes with views; a recipe's arguments as what they are: whole numbers, seconds, words, flags, sizes."""
     found = source.read(text)
-    assert (found.kind, found.text, found.plan) == ("recipe", text, plan)
+    kind = "recipe" if text.partition(":")[0] in source.RECIPES else "axes"
+    assert (found.kind, found.text.strip(), found.plan) == (kind, text.strip(), plan)
 
 
-def test_the_world_size_fills_a_recipe():
-    """A recipe without a world takes the one given beside it."""
+def test_what_the_world_size_fills():
+    """A star, or the world of a recipe; a preset has its own, and keeps its source."""
+    assert source.read("tp=2,dp=*", world_size=8).plan == recipes.axes(Mesh(tp=2, dp=4))
     assert source.read("megatron:tp=2", world_size=8).plan == recipes.megatron(8, tp=2)
-
-
-def test_presets():
-    """A preset is read by its name and keeps its source."""
     found = source.read("llama3-405b")
     assert (found.kind, found.plan.world_size) == ("preset", 16_384)
     assert "2407.21783" in found.preset.source
@@ -82,11 +68,8 @@ def test_files(tmp_path):
         ("tp=2,pp=2/expert:pp=4", LayoutError, "its groups differ"),
         ("tp=2,pp=2/expert:ep=4/expert:ep=4", LayoutError, "has a view 'expert' already"),
         ("megatron:", PlanError, "neither world_size nor dp"),
-        (
-            "megatron:world=8,tpp=2",
-            PlanError,
-            "'tpp=2' is not an argument of recipe 'megatron'; write name=value, where name is one of world, tp",
-        ),
+        ("megatron:world=8,tpp=2", PlanError,
+         "'tpp=2' is not an argument of recipe 'megatron'; write name=value, where name is one of world, tp"),
         ("megatron:world=8,tp", PlanError, "'tp' is not an argument of recipe 'megatron'"),
         ("megatron:world=8,tp=2,tp=2", PlanError, "recipe 'megatron' has 'tp' twice"),
         ("megatron:world=8,world_size=8", PlanError, "twice"),
@@ -98,7 +81,7 @@ def test_files(tmp_path):
         ("megatron:world=10,tp=4", PlanError, "world_size is 10"),
         ("missing.json", PlanError, "the path 'missing.json' cannot be read"),
     ],
-)
+)  # fmt: skip
 def test_bad_texts(text, error, message):
     """Each mistake is named, with the form that would be right."""
     with pytest.raises(error, match=message):
@@ -119,12 +102,9 @@ def test_a_plan_for_another_world(text):
         (b"", "an empty file"),
         (b'{"schema": 99}', "schema 99"),
         (b'{"schema": 1, "mesh": {"axes": [["tp", 0]], "offset": 0}, "groups": []}', "size of axis 'tp' is 0"),
-        (
-            b'{"schema": 1, "mesh": {"axes": [["tp", 2]], "offset": 0}, "groups": [{"name": "x"}]}',
-            "'axes'",
-        ),
+        (b'{"schema": 1, "mesh": {"axes": [["tp", 2]], "offset": 0}, "groups": [{"name": "x"}]}', "'axes'"),
     ],
-)
+)  # fmt: skip
 def test_bad_files(tmp_path, content, message):
     """A file that holds no plan is refused with its path and the reason."""
     path = tmp_path / "plan.json"
