@@ -81,14 +81,8 @@ REFUSED = {
     "a bare string": ({"cut": "tp"}, "give axes or None for each dimension"),
     "a position outside": ({"at": {"tp": 2}}, r"axis 'tp' has positions 0 to 1, not 2"),
     "no position": ({"at": {"tp": 0.5}}, r"the position of 'tp' in at is 0\.5"),
-    "parts that do not add up": (
-        {"cut": ("tp", None), "parts": (3, 4)},
-        r"of dimension 0 make 7, not its length 8",
-    ),
-    "parts of what": (
-        {"cut": ("tp", "dp"), "parts": (4, 4)},
-        r"could be of any of the 2 dimensions",
-    ),
+    "parts that do not add up": ({"cut": ("tp", None), "parts": (3, 4)}, r"of dimension 0 make 7, not its length 8"),
+    "parts of what": ({"cut": ("tp", "dp"), "parts": (4, 4)}, r"could be of any of the 2 dimensions"),
     "padding below": ({"padded": {0: 4}}, "padded length of dimension 0 is 4"),
     "parts and padding": ({"padded": {0: 9}, "parts": {0: (4, 4)}}, "dimension 0 has parts and padding"),
     "a dimension outside": ({"padded": {2: 9}}, "dimension 2 of a tensor of 2 dimensions does not exist"),

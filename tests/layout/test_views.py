@@ -107,10 +107,7 @@ def test_views_with_equal_contents_in_any_order_are_one_mesh():
     assert hash(one) == hash(other)
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [{"a": ["a"]}, {"a": ["b"], "b": ["a"]}, {"a": ["tp", "b"], "b": ["c"], "c": ["b"]}],
-)
+@pytest.mark.parametrize("parts", [{"a": ["a"]}, {"a": ["b"], "b": ["a"]}, {"a": ["tp", "b"], "b": ["c"], "c": ["b"]}])
 def test_parts_that_form_a_cycle_are_refused(parts):
     """Saved sub-axes end at axes of the mesh or of the view; a circle is refused with its names."""
     data = Mesh(tp=2, dp=4).with_view("expert", ep=8).to_dict()

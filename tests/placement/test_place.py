@@ -156,10 +156,7 @@ def test_uneven_hosts():
     placed = place(plan, cluster, traffic={"tp": [{"collective": "all-reduce", "bytes": 1e8}]}, exact=False)
     inside = [len(set(cluster.hosts_of(group).tolist())) == 1 for group in placed.plan.groups("tp").array]
     assert sum(inside) == 3
-    with pytest.raises(
-        PlacementError,
-        match=r"groups of 4 ranks such as \[0, 4, 8, 12\] cannot fill host a",
-    ) as error:
+    with pytest.raises(PlacementError, match=r"groups of 4 ranks such as \[0, 4, 8, 12\] cannot fill host a") as error:
         place(plan, cluster, within={"tp": "host"})
     assert (error.value.hosts, error.value.sizes, error.value.fit, error.value.now) == (("a", "c"), (1, 2), 3, 0)
     placed = place(rm.recipes.axes(rm.Mesh(dp=8, tp=2)), cluster, within={"tp": "host"})

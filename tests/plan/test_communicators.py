@@ -24,8 +24,7 @@ PARTLY = Plan(
 PLANS = {
     "partly": PARTLY,
     "mapped": Plan(
-        Mesh(rank_map=(2, 0, 3, 1, 6, 4, 7, 5), tp=2, pp=4),
-        [GroupSpec("low", "pp", pick=(0, 1)), GroupSpec("pp")],
+        Mesh(rank_map=(2, 0, 3, 1, 6, 4, 7, 5), tp=2, pp=4), [GroupSpec("low", "pp", pick=(0, 1)), GroupSpec("pp")]
     ),
     "offset": Plan(Mesh(tp=2, dp=2, offset=3), [GroupSpec("tp"), GroupSpec("dp")]),
     **{

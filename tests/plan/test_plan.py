@@ -83,13 +83,7 @@ def variants():
     yield Plan(mesh, [GroupSpec("dp", levels=(2, 2), level=1)])
     for options in ({"backend": "gloo"}, {"timeout": 5}, {"share": False}, {"overlap": "x"}, {"lazy": True}):
         yield Plan(mesh, [GroupSpec("dp", **options)])
-    for options in (
-        {"sharp": True},
-        {"high_priority": True},
-        {"nccl": {"a": 1}},
-        {"nccl": {"a": 2}},
-        {"nccl": {}},
-    ):
+    for options in ({"sharp": True}, {"high_priority": True}, {"nccl": {"a": 1}}, {"nccl": {"a": 2}}, {"nccl": {}}):
         yield Plan(mesh, [GroupSpec("dp", **options)])
     yield Plan(mesh, [spec], world_size=8)
     yield Plan(mesh, [spec], world_size=9)
@@ -123,10 +117,7 @@ def test_equal_contents_have_equal_digests():
     same = [
         *combinations(ones, 2),
         (Plan(mesh, [GroupSpec("dp", timeout=5)]), Plan(mesh, [plain], options=inherited)),
-        (
-            Plan(mesh, [GroupSpec("dp", pick=[0, 3])]),
-            Plan(mesh, [first_last]),
-        ),
+        (Plan(mesh, [GroupSpec("dp", pick=[0, 3])]), Plan(mesh, [first_last])),
         (Plan(mesh, [nccl[0]]), Plan(mesh, [nccl[1]])),
         (Plan(forward, [plain]), Plan(backward, [plain])),
     ]

@@ -32,11 +32,7 @@ def test_all_members_agree(case):
             seen = [case.plan.of(rank)[name] for rank in ranks]
             for mine in seen:
                 assert list(mine.ranks) == ranks
-                assert (mine.canonical, mine.options, str(mine)) == (
-                    seen[0].canonical,
-                    seen[0].options,
-                    str(seen[0]),
-                )
+                assert (mine.canonical, mine.options, str(mine)) == (seen[0].canonical, seen[0].options, str(seen[0]))
 
 
 def test_share_false_takes_its_own():

@@ -14,10 +14,9 @@ RANGES = st.one_of(
     st.tuples(NUMBERS, st.integers(0, 12)).map(lambda ab: f"{ab[0]}-{sum(ab)}"),
     st.tuples(st.integers(0, 9), st.integers(0, 12)).map(lambda ab: f"{ab[0]:03d}-{sum(ab):03d}"),
 )
-WORDS = st.tuples(
-    st.sampled_from(["node", "gpu-a", "n1x"]),
-    st.lists(RANGES, min_size=1, max_size=3),
-).map(lambda token: f"{token[0]}[{','.join(token[1])}]")
+WORDS = st.tuples(st.sampled_from(["node", "gpu-a", "n1x"]), st.lists(RANGES, min_size=1, max_size=3)).map(
+    lambda token: f"{token[0]}[{','.join(token[1])}]"
+)
 LISTS = st.lists(st.one_of(WORDS, st.sampled_from(["login", "tux7"])), min_size=1, max_size=3).map(",".join)
 
 

@@ -47,10 +47,7 @@ def integer(value: object, what: str, *, least: int) -> int:
         number = None
     if number is None or number < least or isinstance(value, bool):
         raise LayoutError(
-            f"{what} is {quoted(value)}; give an integer of at least {least}",
-            received=value,
-            what=what,
-            least=least,
+            f"{what} is {quoted(value)}; give an integer of at least {least}", received=value, what=what, least=least
         )
     return number
 
@@ -104,11 +101,7 @@ def axis_names(axes: AxesLike) -> tuple[str, ...]:
     for name in names if len(names) > 1 else ():
         if names.count(name) > 1:
             shown = axes if isinstance(axes, str) else "-".join(names)
-            raise LayoutError(
-                f"axes {quoted(shown)} name {name!r} twice; name it once",
-                received=axes,
-                axis=name,
-            )
+            raise LayoutError(f"axes {quoted(shown)} name {name!r} twice; name it once", received=axes, axis=name)
     return names
 
 
@@ -144,15 +137,10 @@ def parse_axes(text: str) -> dict[str, int | None]:
         name, equals, size = (part.strip() for part in item.partition("="))
         if not equals or not size:
             raise LayoutError(
-                f"{quoted(item.strip())} in {quoted(text)} is not an axis; write name=size, such as tp=2",
-                received=text,
+                f"{quoted(item.strip())} in {quoted(text)} is not an axis; write name=size, such as tp=2", received=text
             )
         if axis_name(name) in sizes:
-            raise LayoutError(
-                f"{quoted(text)} names axis {name!r} twice; name it once",
-                received=text,
-                axis=name,
-            )
+            raise LayoutError(f"{quoted(text)} names axis {name!r} twice; name it once", received=text, axis=name)
         sizes[name] = None if size == "*" else axis_size(name, _number(size, text))
     return sizes
 
@@ -195,9 +183,7 @@ def fill(sizes: Mapping[str, int | None], total: int | None, what: str) -> dict[
     if not open_axes and known != total:
         start = f"start {known} ranks, or " if what == "world_size" else ""
         raise LayoutError(
-            f"{what} is {total}, but {_product(sizes)}; {start}{_fitting(sizes, total)}",
-            total=total,
-            product=known,
+            f"{what} is {total}, but {_product(sizes)}; {start}{_fitting(sizes, total)}", total=total, product=known
         )
     return {name: total // known if size is None else size for name, size in sizes.items()}
 

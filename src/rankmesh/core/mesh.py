@@ -122,12 +122,7 @@ class Mesh:
 
     @classmethod
     def parse(
-        cls,
-        text: str,
-        *,
-        world_size: int | None = None,
-        offset: int = 0,
-        rank_map: Iterable[int] | None = None,
+        cls, text: str, *, world_size: int | None = None, offset: int = 0, rank_map: Iterable[int] | None = None
     ) -> Mesh:
         """Return the mesh of an axis string; with ``world_size``, one size may be ``*``: it is inferred.
 

@@ -162,11 +162,7 @@ def search(
 
 
 def evaluate(
-    sizes: Sizes,
-    cluster: Cluster,
-    model: Transformer,
-    training: Training,
-    device: Device = DEVICES["h100"],
+    sizes: Sizes, cluster: Cluster, model: Transformer, training: Training, device: Device = DEVICES["h100"]
 ) -> Found:
     """One layout, in the order that costs least."""
     plan = search_plan(sizes, training)
@@ -232,12 +228,7 @@ def _divisors(number: int, largest: int) -> list[int]:
 
 
 def _ways(
-    sizes: Sizes,
-    model: Transformer,
-    training: Training,
-    free: Collection[str],
-    available: float,
-    tight: list[float],
+    sizes: Sizes, model: Transformer, training: Training, free: Collection[str], available: float, tight: list[float]
 ) -> Iterator[Training]:
     """Yield how a layout may be trained: each free field, and no more recomputed than it must be to fit.
 

@@ -98,8 +98,7 @@ def model_of(values: dict[str, Any], text: str) -> tuple[Transformer, dict[str, 
     missing = [name for name in ("layers", "hidden", "heads", "vocabulary") if name not in values]
     if missing:
         raise PlacementError(
-            f"{text}: the model has no {', '.join(missing)}, which make its traffic; add them",
-            missing=tuple(missing),
+            f"{text}: the model has no {', '.join(missing)}, which make its traffic; add them", missing=tuple(missing)
         )
     values.setdefault("ffn_hidden_size", 4 * values["hidden"])
     model = Transformer(**{name: value for name, value in values.items() if name in names})

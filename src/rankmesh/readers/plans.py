@@ -49,10 +49,7 @@ _RECIPES: Mapping[str, tuple[Callable[..., Plan], str]] = {
     "verl": (_verl, "world_size"),
     "axolotl": (lambda world, **sizes: recipes.accelerate(world, **_shards(world, sizes)), "world_size"),
     "nanotron": (recipes.nanotron, "dp"),
-    "picotron": (
-        lambda world, tp=1, cp=1, pp=1, dp="*": _axes(f"tp={tp},cp={cp},pp={pp},dp={dp}", world),
-        "dp",
-    ),
+    "picotron": (lambda world, tp=1, cp=1, pp=1, dp="*": _axes(f"tp={tp},cp={cp},pp={pp},dp={dp}", world), "dp"),
     "torchtitan": (recipes.torchtitan, "dp_shard"),
     "deepspeed": (recipes.deepspeed, "dp"),
     "accelerate": (recipes.accelerate, "dp_shard"),

@@ -29,19 +29,7 @@ from rankmesh.errors import PlanError
 from rankmesh.readers.options import DOCUMENTS, Option, Options, refused, report, run_it
 from rankmesh.readers.tokens import Missing
 
-__all__ = [
-    "Format",
-    "Read",
-    "Reading",
-    "Refused",
-    "Settled",
-    "Table",
-    "add_world",
-    "flag",
-    "settle",
-    "unless",
-    "whole",
-]
+__all__ = ["Format", "Read", "Reading", "Refused", "Settled", "Table", "add_world", "flag", "settle", "unless", "whole"]
 
 _SIZE = re.compile(
     r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$|(^|_)[tpdce]p_world_size$"

@@ -22,11 +22,7 @@ __all__ = ["is_nodes", "read_aws", "read_nodes", "read_switches"]
 
 # Of each level the labels that name its unit; the first one that a node has counts.
 _LABELS: Mapping[str, tuple[str, ...]] = {
-    "nvlink": (
-        "network.topology.nvidia.com/accelerator",
-        "accelerator.topograph.run/domain",
-        "nvidia.com/gpu.clique",
-    ),
+    "nvlink": ("network.topology.nvidia.com/accelerator", "accelerator.topograph.run/domain", "nvidia.com/gpu.clique"),
     "leaf": (
         "network.topology.nvidia.com/leaf",
         "network.topology.nvidia.com/block",

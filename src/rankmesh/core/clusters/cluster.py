@@ -170,11 +170,7 @@ class Cluster:
 
     @classmethod
     def read(
-        cls,
-        path: str | Path,
-        *,
-        hosts: str | Iterable[str] | None = None,
-        gpus_per_node: int | None = None,
+        cls, path: str | Path, *, hosts: str | Iterable[str] | None = None, gpus_per_node: int | None = None
     ) -> Cluster:
         """Return the cluster of a file: ``rankmesh cluster --json``, Slurm, Kubernetes, AWS, or ``{host: switch}``.
 
@@ -411,10 +407,7 @@ def _check_hosts(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
         if not is_word(host.name):
             raise ClusterError(f"{quoted(host.name)} cannot name a host; give a word, such as node1")
         if host.name in seen:
-            raise ClusterError(
-                f"host {quoted(host.name)} is named twice; name it once, or rename one",
-                host=host.name,
-            )
+            raise ClusterError(f"host {quoted(host.name)} is named twice; name it once, or rename one", host=host.name)
         seen.add(host.name)
         try:
             integer(host.devices, f"devices of host {quoted(host.name)}", least=1)

@@ -206,6 +206,5 @@ def _number(value: object, what: str, *, zero: bool = False) -> None:
     number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
     if not isfinite(number) or number < 0 or (number == 0 and not zero):
         raise ClusterError(
-            f"{what} is {quoted(value)}; give a number {'of at least' if zero else 'above'} 0",
-            received=value,
+            f"{what} is {quoted(value)}; give a number {'of at least' if zero else 'above'} 0", received=value
         )

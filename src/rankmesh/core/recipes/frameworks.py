@@ -104,12 +104,7 @@ def ezpz(
 
 @recipe
 def three_d(
-    world_size: int | None = None,
-    *,
-    tp: int = 1,
-    pp: int = 1,
-    dp: int | None = None,
-    options: Options | None = None,
+    world_size: int | None = None, *, tp: int = 1, pp: int = 1, dp: int | None = None, options: Options | None = None
 ) -> Plan:
     """Plan the minimal ``ProcessGroups(tp, pp, dp)``: tp adjacent, then pp, then dp."""
     world, data = world_and_dp(world_size, dp, tp=tp, pp=pp)
@@ -208,9 +203,7 @@ def deepspeed(
     world, data = world_and_dp(world_size, dp, tp=tp, sp=sp)
     if tp > 1 and sp > 1:
         raise PlanError(
-            f"tp is {tp} and sp is {sp}, but DeepSpeed makes a mesh of dp and one of them; leave one at 1",
-            tp=tp,
-            sp=sp,
+            f"tp is {tp} and sp is {sp}, but DeepSpeed makes a mesh of dp and one of them; leave one at 1", tp=tp, sp=sp
         )
     inner = {"sp": sp} if sp > 1 else {"tp": tp}
     mesh = Mesh.of({**inner, "dp": data})

@@ -90,9 +90,7 @@ def _tokens(order: str, sizes: Mapping[str, int], *, after: str) -> tuple[str, .
     for name in names:
         if name not in sizes and name != "gtp_remat":
             raise PlanError(
-                f"order {quoted(order)} names {name!r}, none of {', '.join(sizes)}; remove it",
-                order=order,
-                axis=name,
+                f"order {quoted(order)} names {name!r}, none of {', '.join(sizes)}; remove it", order=order, axis=name
             )
     missing = [name for name in sizes if name not in names]
     for name in missing:

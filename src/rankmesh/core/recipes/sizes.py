@@ -49,9 +49,7 @@ def divided(total: int, parts: int, what: str, rule: str) -> int:
     """
     if total % parts:
         raise PlanError(
-            f"{rule} = {parts} does not divide {what} = {total}; change one of them",
-            total=total,
-            parts=parts,
+            f"{rule} = {parts} does not divide {what} = {total}; change one of them", total=total, parts=parts
         )
     return total // parts
 

@@ -35,10 +35,7 @@ _MEGATRON = Table(
     harmless=("virtual_pipeline_model_parallel_size",),
 )
 _SHARDS = Table(
-    reads={
-        "ulysses_sequence_parallel_size": Read("sp"),
-        "fsdp_size": Read("fsdp", unless(-1, "-1")),
-    },
+    reads={"ulysses_sequence_parallel_size": Read("sp"), "fsdp_size": Read("fsdp", unless(-1, "-1"))},
     refused={"expert_parallel_size": Refused("its expert groups are none of this layout's")},
 )
 # What sets one of these, the engine, or a count of the world.
