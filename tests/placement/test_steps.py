@@ -11,11 +11,17 @@ from tests.placement.counting import counted, predicted, totals
 
 import rankmesh as rm
 from rankmesh.errors import PlacementError
-from rankmesh.placement import Message, Training, Transformer, stage_traffic, step_traffic
+from rankmesh.placement import Message, Traffic, Training, Transformer, step_traffic
+from rankmesh.placement.steps import Roles, stage_messages
 from rankmesh.sim import run
 
 SHAPE = Shape(layers=4, hidden=16, heads=2, experts=0, sequence=16, batch=8)
 MIXED = Shape(layers=4, hidden=16, heads=2, experts=4, top=2, sequence=16, batch=8)
+
+
+def stage_traffic(plan, *work):
+    """What a rank of one pipeline stage sends in a step."""
+    return Traffic(stage_messages(Roles.of(plan), *work))
 
 
 def _model(shape):

@@ -396,36 +396,26 @@ def compose_yaml(text: str, limits: Limits = DOCUMENT) -> YamlTree:
     """
     import yaml
 
-    nodes, loader = _composed(text, lambda *given: list(yaml.compose_all(*given)), limits)
-    full = [node for node in nodes if node.value != ""]
+    found = compose_documents(text, limits)
+    full = [(tree, tree.node) for tree in found if tree.node is not None and tree.node.value != ""]
     if len(full) > 1:
-        line = full[1].start_mark.line + 1
+        line = full[1][1].start_mark.line + 1
         raise Several(f"has {len(full)} YAML documents (the second at line {line}), and one is read")
-    return YamlTree((full or nodes or [None])[0], loader)
+    return full[0][0] if full else found[0] if found else YamlTree(None, yaml.SafeLoader(""))
 
 
 def compose_documents(text: str, limits: Limits = DOCUMENT) -> list[YamlTree]:
-    """Return the nodes of each document of a YAML text; `compose_yaml` reads a single document."""
-    import yaml
-
-    nodes, loader = _composed(text, lambda *given: list(yaml.compose_all(*given)), limits)
-    return [YamlTree(node, loader) for node in nodes]
-
-
-def _composed(
-    text: str, compose: Callable[[str, type[yaml.SafeLoader]], _T], limits: Limits
-) -> tuple[_T, yaml.SafeLoader]:
-    """Compose a YAML text after its events are checked; return the node and the loader of its values."""
+    """Return the nodes of each document of a YAML text, after its events are checked; `compose_yaml` reads one."""
     import yaml
 
     _check_text(text)
     loader, parser = yaml.SafeLoader(""), getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
-    def composed() -> _T:
+    def composed() -> list[YamlTree]:
         _check_events(yaml.parse(text, Loader=parser), loader, limits)
-        return compose(text, parser)
+        return [YamlTree(node, loader) for node in yaml.compose_all(text, parser)]
 
-    return _made("YAML", composed, limits, yaml.YAMLError), loader
+    return _made("YAML", composed, limits, yaml.YAMLError)
 
 
 def _check_events(events: Iterable[yaml.Event], loader: yaml.SafeLoader, limits: Limits) -> None:

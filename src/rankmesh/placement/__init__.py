@@ -3,7 +3,7 @@
 from rankmesh.core.model import Training, Transformer
 from rankmesh.placement.crossings import Crossings, crossings, hops, widest
 from rankmesh.placement.place import KindCost, Placed, place
-from rankmesh.placement.steps import stage_traffic, step_traffic
+from rankmesh.placement.steps import step_traffic
 from rankmesh.placement.traffic import Message, Traffic
 
 __all__ = [
@@ -17,7 +17,6 @@ __all__ = [
     "crossings",
     "hops",
     "place",
-    "stage_traffic",
     "step_traffic",
     "widest",
 ]

@@ -101,8 +101,7 @@ def devices_of(plan: Plan, cluster: Cluster, device: Device) -> tuple[IntArray, 
     rank_range = plan.mesh.rank_range
     ranks = rank_range.ascending
     cluster.hosts_of(ranks)
-    place_of = np.empty(cluster.size, dtype=np.int64)
-    place_of[cluster.ranks] = np.arange(cluster.size)
+    place_of = np.argsort(cluster.ranks)
     nested = ranks[np.lexsort((place_of[ranks], *cluster.units[:, ranks]))]
     device_of = np.empty(rank_range.size, dtype=np.int64)
     device_of[np.searchsorted(ranks, nested)] = np.arange(rank_range.size)

@@ -149,8 +149,7 @@ def _hosts(placed: Placed) -> list[str]:
 def device_order(placed: Placed) -> dict[str, tuple[int, ...]]:
     """Return the devices of each host in the order of the positions on it, numbered as the host numbers them."""
     cluster, ranks = placed.cluster, np.asarray(placed.rank_map)
-    device = np.empty(cluster.size, dtype=np.int64)
-    device[cluster.ranks] = np.arange(cluster.size)
+    device = np.argsort(cluster.ranks)
     found: dict[str, tuple[int, ...]] = {}
     numbers = cluster.hosts_of(ranks)
     for number in dict.fromkeys(numbers.tolist()):
@@ -168,8 +167,7 @@ def hostfile(placed: Placed) -> tuple[str, ...]:
             "use the plan with its rank map"
         )
     hosts = cluster.hosts_of(ranks)
-    device = np.empty(cluster.size, dtype=np.int64)
-    device[cluster.ranks] = np.arange(cluster.size)
+    device = np.argsort(cluster.ranks)
     for host in np.unique(hosts) if cluster.host_level else ():
         if (np.diff(device[ranks[hosts == host]]) < 0).any():
             raise PlacementError(

@@ -39,7 +39,7 @@ from rankmesh.core.model import Sizes, Training, Transformer
 from rankmesh.core.plan import Plan
 from rankmesh.placement.traffic import Message, Traffic
 
-__all__ = ["Roles", "blocks", "parameters", "stage_messages", "stage_traffic", "step_traffic", "usual_work"]
+__all__ = ["Roles", "blocks", "parameters", "stage_messages", "step_traffic", "usual_work"]
 
 # Which kind of a plan has a role: the first of these names that the plan has.
 _NAMES: Mapping[str, tuple[str, ...]] = {
@@ -189,11 +189,6 @@ def parameters(model: Transformer, sizes: Sizes, stage: int) -> tuple[float, flo
     split += last * model.mtp_layers * 2 * model.hidden**2
     whole = layers * 2 * model.hidden + experts * model.experts * model.hidden + last * model.hidden
     return split / sizes.tp + whole, experts * model.experts / sizes.ep * model.expert / sizes.etp
-
-
-def stage_traffic(plan: Plan, model: Transformer, training: Training, stage: int) -> Traffic:
-    """Return what a rank of one pipeline stage sends in a step; see the table above."""
-    return Traffic(stage_messages(Roles.of(plan), model, training, stage))
 
 
 def stage_messages(roles: Roles, model: Transformer, training: Training, stage: int) -> dict[str, list[Message]]:

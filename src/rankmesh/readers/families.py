@@ -74,16 +74,21 @@ def model_type(config: Mapping[str, object]) -> object:
     return kind
 
 
+def _texts(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], object, _Family | None]:
+    """Return the config of a model's text layers, their type and their family."""
+    texts = config.get("text_config")
+    data = texts if isinstance(texts, Mapping) else config
+    kind = model_type(data)
+    return data, kind, FAMILIES.get(kind) if isinstance(kind, str) else None
+
+
 def counts(config: Mapping[str, Any]) -> dict[str, int]:
     """Return the heads, heads of keys, layers and experts of a ``config.json``, as far as it and its family have them.
 
     >>> counts({"model_type": "mixtral", "num_attention_heads": 32, "num_hidden_layers": 32})
     {'heads': 32, 'kv_heads': 8, 'layers': 32, 'experts': 8}
     """
-    texts = config.get("text_config")
-    data = texts if isinstance(texts, Mapping) else config
-    kind = model_type(data)
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    data, _, family = _texts(config)
     data = {**(family.defaults if family else {}), **data}
     names = ["heads", *(["kv_heads"] if family else []), "layers", "experts"]
     found = {name: next((data[key] for key in _FIELDS[name] if type(data.get(key)) is int), 0) for name in names}
@@ -95,10 +100,7 @@ def transformer(config: Mapping[str, Any]) -> dict[str, Any]:
 
     Raises ``PlacementError`` for a family that is not known, and for a value that is not a number.
     """
-    texts = config.get("text_config")
-    data = texts if isinstance(texts, Mapping) else config
-    kind = model_type(data)
-    family = FAMILIES.get(kind) if isinstance(kind, str) else None
+    data, kind, family = _texts(config)
     if family is None:
         problem = (
             f"the config has no model_type, and architectures is {quoted(data.get('architectures'))}"

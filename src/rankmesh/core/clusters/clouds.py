@@ -23,38 +23,20 @@ __all__ = ["is_nodes", "read_aws", "read_nodes", "read_switches"]
 # Of each level the labels that name its unit; the first one that a node has counts.
 _LABELS: Mapping[str, tuple[str, ...]] = {
     "nvlink": ("network.topology.nvidia.com/accelerator", "accelerator.topograph.run/domain", "nvidia.com/gpu.clique"),
-    "leaf": (
-        "network.topology.nvidia.com/leaf",
-        "network.topology.nvidia.com/block",
-        "fabric.topograph.run/tier-0",
-        "topology.k8s.aws/network-node-layer-3",
-        "cloud.google.com/gce-topology-subblock",
-    ),
-    "spine": (
-        "network.topology.nvidia.com/spine",
-        "fabric.topograph.run/tier-1",
-        "topology.k8s.aws/network-node-layer-2",
-        "cloud.google.com/gce-topology-block",
-    ),
-    "core": (
-        "network.topology.nvidia.com/core",
-        "network.topology.nvidia.com/datacenter",
-        "fabric.topograph.run/tier-2",
-        "topology.k8s.aws/network-node-layer-1",
-    ),
+    "leaf": ("network.topology.nvidia.com/leaf", "network.topology.nvidia.com/block", "fabric.topograph.run/tier-0",
+             "topology.k8s.aws/network-node-layer-3", "cloud.google.com/gce-topology-subblock"),
+    "spine": ("network.topology.nvidia.com/spine", "fabric.topograph.run/tier-1",
+              "topology.k8s.aws/network-node-layer-2", "cloud.google.com/gce-topology-block"),
+    "core": ("network.topology.nvidia.com/core", "network.topology.nvidia.com/datacenter",
+             "fabric.topograph.run/tier-2", "topology.k8s.aws/network-node-layer-1"),
     "zone": ("topology.kubernetes.io/zone",),
-}
+}  # fmt: skip
 _DEVICES = ("nvidia.com/gpu", "amd.com/gpu", "intel.com/gpu", "habana.ai/gaudi", "google.com/tpu")
 # Devices of an instance; of other types the caller gives the number.
 _INSTANCES: Mapping[str, int] = {
-    "p4d.24xlarge": 8,
-    "p4de.24xlarge": 8,
-    "p5.48xlarge": 8,
-    "p5e.48xlarge": 8,
-    "p5en.48xlarge": 8,
-    "p6-b200.48xlarge": 8,
-    "p6e-gb200.36xlarge": 4,
-}
+    "p4d.24xlarge": 8, "p4de.24xlarge": 8, "p5.48xlarge": 8, "p5e.48xlarge": 8, "p5en.48xlarge": 8,
+    "p6-b200.48xlarge": 8, "p6e-gb200.36xlarge": 4,
+}  # fmt: skip
 
 
 def is_nodes(data: Mapping[str, object]) -> bool:

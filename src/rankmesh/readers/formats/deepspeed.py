@@ -20,16 +20,9 @@ _SECTIONS = ("tensor_parallel", "zero_optimization", "expert_parallel")
 _MARKS = {"train_micro_batch_size_per_gpu", "zero_optimization"}
 _BATCHES = {("train_batch_size",), ("gradient_accumulation_steps",)}
 _BESIDE = {
-    ("fp16", "enabled"),
-    ("bf16", "enabled"),
-    ("optimizer", "type"),
-    ("scheduler", "type"),
-    ("autotuning", "enabled"),
-    ("steps_per_print",),
-    ("wall_clock_breakdown",),
-    ("sequence_parallel_size",),
-    ("data_parallel_size",),
-}
+    ("fp16", "enabled"), ("bf16", "enabled"), ("optimizer", "type"), ("scheduler", "type"), ("autotuning", "enabled"),
+    ("steps_per_print",), ("wall_clock_breakdown",), ("sequence_parallel_size",), ("data_parallel_size",),
+}  # fmt: skip
 
 
 # Flags of a command that name the file.

@@ -94,12 +94,9 @@ _PROGRAM = re.compile(r"(.*[/.])?pretrain_\w+(\.py)?")
 _CONFIG = re.compile(r"[^=]+\.(ya?ml|toml|json)")
 _LONG = ["--" + name.replace("_", "-") for name in list(_READS)[:5]]
 _SWITCHES = {
-    "use_tp_pp_dp_mapping",
-    "hybrid_context_parallel",
-    "use_mp_args_from_checkpoint_args",
-    "sequence_parallel",
+    "use_tp_pp_dp_mapping", "hybrid_context_parallel", "use_mp_args_from_checkpoint_args", "sequence_parallel",
     "use_sharp",
-}
+}  # fmt: skip
 # What shapes a model and its batch in every run of Megatron, whose sizes may all be its defaults, which are 1.
 _MODEL = {"--num-layers", "--hidden-size", "--num-attention-heads", "--micro-batch-size", "--seq-length"}
 _MARKS = frozenset(_READS) - {"world_size", "data_parallel_size", "context_parallel_size"}

@@ -41,27 +41,10 @@ __all__ = ["SANDBOXES", "SECONDS", "STAND_INS", "Launch", "Recording", "chosen_s
 SANDBOXES = ("namespaces", "bubblewrap", "none")
 
 STAND_INS = (
-    "torchrun",
-    "srun",
-    "mpirun",
-    "mpiexec",
-    "deepspeed",
-    "accelerate",
-    "python",
-    "python3",
-    *(f"python3.{minor}" for minor in range(8, 16)),
-    "msrun",
-    "ray",
-    "uv",
-    "sbatch",
-    "megatron",
-    "swift",
-    "axolotl",
-    "llamafactory-cli",
-    "vllm",
-    "sglang",
-    "colossalai",
-)
+    "torchrun", "srun", "mpirun", "mpiexec", "deepspeed", "accelerate", "python", "python3",
+    *(f"python3.{minor}" for minor in range(8, 16)), "msrun", "ray", "uv", "sbatch", "megatron", "swift", "axolotl",
+    "llamafactory-cli", "vllm", "sglang", "colossalai",
+)  # fmt: skip
 # Where shells look for programs, whatever this process's PATH is.
 _FOLDERS = ("/usr/local/sbin", "/usr/local/bin", "/usr/sbin", "/usr/bin", "/sbin", "/bin")
 SECONDS = 30.0
