@@ -1,5 +1,7 @@
 """Logs of torch's watchdog: formats of releases, prefixes of launchers, and that no rank is named without proof."""
 
+from contextlib import suppress
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -8,7 +10,7 @@ from tests.doctor.making import WORLD, call, document, write
 import rankmesh as rm
 from rankmesh.debug.doctor import doctor, texts, watchdog
 from rankmesh.debug.doctor.texts import text_of
-from rankmesh.debug.doctor.watchdog import Work, findings_of_logs, log_of
+from rankmesh.debug.doctor.watchdog import Work, log_of
 from rankmesh.errors import RecordingError, in_words
 
 PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
@@ -74,15 +76,17 @@ def read_log(path):
     return next(iter(log_of(text_of(path))), None)
 
 
-def found_in(tmp_path, *texts, plan=None, name="log-{}.txt"):
-    """The cause, ranks, group and confidence of each finding in logs of these lines."""
-    read = []
-    for place, lines in enumerate(texts):
-        path = tmp_path / name.format(place)
+def diagnosed(tmp_path, *texts, plan=None, name="log-{}.txt"):
+    """The diagnosis of logs of these lines."""
+    paths = [tmp_path / name.format(place) for place in range(len(texts))]
+    for path, lines in zip(paths, texts, strict=True):
         path.write_text("\n".join(["step 1", *lines, "bye"]), encoding="utf-8")
-        read.append(read_log(path))
-    findings = findings_of_logs([log for log in read if log], plan)
-    return [(one.cause, one.ranks, one.group, one.confidence) for one in findings]
+    return doctor(paths, plan)
+
+
+def causes(found):
+    """The cause, ranks, group and confidence of each cause."""
+    return [(one.cause, one.ranks, one.group.label, one.confidence) for one in found.causes]
 
 
 def lines_of(*parts):
@@ -93,132 +97,126 @@ def lines_of(*parts):
 BEHIND = lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank != 3), asked(3, 6, 6))
 
 
+LATE, DEAD = [("late", (3,), "world", "likely")], [("dead", (3,), "world", "possible")]
+WAITS = {rank: timed_out(rank, 7) for rank in WHOLE}
+OTHERS = [line for rank in WHOLE if rank != 3 for line in WAITS[rank]]
+
+
 @pytest.mark.parametrize("release", STATUS)
 @pytest.mark.parametrize("prefix", PREFIXES)
 def test_a_rank_that_is_behind(tmp_path, prefix, release):
     """All others wait in call 7, which rank 3 has not enqueued, whatever wrote the lines."""
     others = lines_of(*(timed_out(rank, 7, release=release) for rank in WHOLE if rank != 3))
     lines = [f"{prefix}{line}\r" for line in [*others, *asked(3, 6, 6)]]
-    assert found_in(tmp_path, lines) == [("behind", (3,), "world", "likely")]
+    assert causes(diagnosed(tmp_path, lines)) == LATE
 
 
 def test_one_log_for_each_rank(tmp_path):
     """The logs of all ranks say together what one log of all says."""
     texts = [[line for line in BEHIND if f"[rank{rank}]" in line] for rank in WHOLE]
-    assert found_in(tmp_path, *texts) == [("behind", (3,), "world", "likely")]
+    assert causes(diagnosed(tmp_path, *texts)) == LATE
+
+
+def of_all(**odd):
+    """All ranks wait in call 7, rank 5 in another one."""
+    return lines_of(*(timed_out(rank, 7, **(odd if rank == 5 else {})) for rank in WHOLE))
 
 
 @pytest.mark.parametrize(
-    ("odd", "cause"),
-    [({"operation": "BROADCAST"}, "different"), ({"sizes": (8, 8)}, "different"), ({}, "waiting")],
+    ("lines", "expected", "words"),
+    [
+        # Two operations or sizes at one number are certain; a majority of the group tells who is odd.
+        (of_all(operation="BROADCAST"), [("different", (5,), "world", "certain")], "rank 5 made broadcast"),
+        (of_all(sizes=(8, 8)), [("different", (5,), "world", "certain")], "rank 5 made all_reduce [8]"),
+        (of_all(), [], "ranks 0, 1, 2, 3, 4, 5, 6, 7 wait in all_reduce, call 7 of world; nothing here shows"),
+        (
+            lines_of(*(timed_out(rank, 7, operation=("BROADCAST", "ALLREDUCE")[rank % 2]) for rank in WHOLE)),
+            [("different", tuple(WHOLE), "world", "certain")],
+            "operations differ at call 7",
+        ),
+        (
+            lines_of(*(timed_out(rank, 7, operation="BROADCAST" if rank else "ALLREDUCE") for rank in (0, 1, 7))),
+            [("different", (0, 1, 7), "world", "certain")],
+            "operations differ at call 7",
+        ),
+        # An all-to-all and a gather of uneven parts have other sizes on each rank.
+        (
+            lines_of(*(timed_out(rank, 7, operation="ALLTOALL_BASE", sizes=(rank, 9)) for rank in WHOLE)),
+            [],
+            "wait in all_to_all, call 7 of world",
+        ),
+        # Of two ranks that are behind one may wait for the other in a receive.
+        ([line for line in OTHERS if "[rank2]" not in line] + asked(2, 6, 6) + asked(3, 6, 6), [], "ranks 2, 3 do not"),
+        # Rank 3 is behind in the world as it waits in its tp group, for rank 2, of which there is no line.
+        (
+            [line for line in OTHERS if "[rank2]" not in line] + asked(3, 6, 6) + timed_out(3, 5, ("12", "tp", 1)),
+            [("dead", (2,), "world", "possible")],
+            "no line is of rank 2",
+        ),
+        # One rank waits in a call that no other has enqueued.
+        (WAITS[0] + lines_of(*(asked(rank, 6, 6) for rank in WHOLE if rank)), [], "rank 0 waits in all_reduce, call 7"),
+        # One rank without a line is possibly the one; of two nobody knows, nor in a log of which lines are missing.
+        (OTHERS, DEAD, "no line is of rank 3"),
+        ([line for line in OTHERS if "[rank5]" not in line], [], "ranks 3, 5 do not"),
+        ([*OTHERS, f"{OTHERS[0]} [repeated 3x across cluster]"], [], "rank 3 does not"),
+        # torch 2.3 names groups by a number that is another group on another rank: its ranks are not compared.
+        (
+            timed_out(0, 7, ("3", "", 0), release="2.4")
+            + timed_out(2, 7, ("3", "", 1), operation="BROADCAST", release="2.4"),
+            [("dead", (1,), "world", "possible")],
+            "rank 0 waits in all_reduce, call 7 of group 3",
+        ),
+        # Two ranks at one position of a group are of two groups.
+        (
+            timed_out(0, 7, ("3", "tp", 0)) + timed_out(2, 7, ("3", "tp", 0), operation="BROADCAST"),
+            [("dead", (1,), "world", "possible")],
+            "rank 0 waits in all_reduce, call 7 of tp 3",
+        ),
+        # Ray's trainers and their inference engines each have a world.
+        (
+            [f"(Trainer pid=1) {line}" for rank in (0, 1) for line in WAITS[rank]]
+            + [f"(Engine pid=9) {line}" for line in timed_out(2, 7, operation="BROADCAST") + asked(3, 2, 2)],
+            [],
+            "Engine: rank 2 waits in broadcast, call 7 of world",
+        ),
+        # Lines a timeout older than the last one are of an attempt before.
+        (
+            lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank != 5), asked(5, 6, 6))
+            + lines_of(*(timed_out(rank, 9, second=1500) for rank in WHOLE if rank != 3), asked(3, 8, 8, second=1501)),
+            LATE,
+            "call 9 of world",
+        ),
+        # Lines without a rank: positions of a group are described.
+        ([line.replace("[rank5]:", "") for line in timed_out(5, 7, ("12", "tp", 1))], [], "tp 12: position 1 waits in"),
+    ],
 )
-def test_a_rank_that_made_another_call(tmp_path, odd, cause):
-    """Two operations or sizes at one number are certain; the same ones on all name nobody."""
-    lines = lines_of(*(timed_out(rank, 7, **(odd if rank == 5 else {})) for rank in WHOLE))
-    expected = ((5,), "certain") if odd else ((), "possible")
-    assert found_in(tmp_path, lines) == [(cause, expected[0], "world", expected[1])]
-
-
-def test_half_of_the_ranks_made_another_call(tmp_path):
-    """Where no majority of the group is known to agree, the calls differ for certain, and nobody is named."""
-    lines = lines_of(*(timed_out(rank, 7, operation=("BROADCAST", "ALLREDUCE")[rank % 2]) for rank in WHOLE))
-    assert found_in(tmp_path, lines) == [("different", (), "world", "certain")]
-    few = lines_of(*(timed_out(rank, 7, operation="BROADCAST" if rank else "ALLREDUCE") for rank in (0, 1, 7)))
-    assert found_in(tmp_path, few)[0] == ("different", (), "world", "certain")
-
-
-def test_sizes_that_may_differ(tmp_path):
-    """An all-to-all and a gather of uneven parts have other sizes on each rank."""
-    lines = lines_of(*(timed_out(rank, 7, operation="ALLTOALL_BASE", sizes=(rank, 9)) for rank in WHOLE))
-    assert found_in(tmp_path, lines) == [("waiting", (), "world", "possible")]
-
-
-def test_a_group_is_named_by_the_plan(tmp_path):
-    """Ranks 2 and 3 are positions 0 and 1 of the plan's tp@dp1, whatever the log calls it."""
-    lines = lines_of(timed_out(2, 9, ("12", "TENSOR", 0)), timed_out(3, 9, ("12", "TENSOR", 1)))
-    assert found_in(tmp_path, lines, plan=PLAN)[0] == ("waiting", (), "tp@dp1", "possible")
-    assert found_in(tmp_path, lines)[0] == ("waiting", (), "TENSOR 12", "possible")
-
-
-def test_several_that_are_behind_are_not_named(tmp_path):
-    """Of two ranks that are behind one may wait for the other in a receive."""
-    lines = lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank not in (2, 3)), asked(2, 6, 6), asked(3, 6, 6))
-    assert found_in(tmp_path, lines) == [("differ", (), "world", "possible")]
-
-
-def test_a_rank_that_waits_elsewhere_is_not_named(tmp_path):
-    """Rank 3 is behind in the world as it waits in its tp group, for rank 2, of which there is no line."""
-    others = lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank not in (2, 3)))
-    lines = [*others, *asked(3, 6, 6), *timed_out(3, 5, ("12", "tp", 1))]
-    assert [(cause, ranks) for cause, ranks, *_ in found_in(tmp_path, lines)] == [
-        ("differ", ()),
-        ("waiting", ()),
-        ("missing", (2,)),
-    ]
-
-
-def test_an_extra_call_of_few(tmp_path):
-    """One rank waits in a call that no other has enqueued: it is ahead, and nobody is named."""
-    lines = lines_of(timed_out(0, 7), *(asked(rank, 6, 6) for rank in WHOLE if rank))
-    assert found_in(tmp_path, lines) == [("ahead", (), "world", "possible")]
-
-
-def test_ranks_without_a_line(tmp_path):
-    """All others wait: one rank without a line is possibly the one; of two nobody knows, nor in a partial log."""
-    lines = lines_of(*(timed_out(rank, 7) for rank in WHOLE if rank != 3))
-    assert found_in(tmp_path, lines)[1] == ("missing", (3,), "world", "possible")
-    two = [line for line in lines if "[rank5]" not in line]
-    assert found_in(tmp_path, two)[1] == ("missing", (), "world", "possible")
-    folded = [*lines, f"{lines[0]} [repeated 3x across cluster]"]
-    assert found_in(tmp_path, folded) == [("waiting", (), "world", "possible")]
+def test_what_lines_show(tmp_path, lines, expected, words):
+    """A rank is named only if no other can be the cause; the verdict says who waits where."""
+    found = diagnosed(tmp_path, lines)
+    assert causes(found) == expected
+    assert words in found.verdict
 
 
 @pytest.mark.parametrize("operation", ["SEND", "RECV", "COALESCED"])
 def test_groups_with_sends_and_receives(tmp_path, operation):
     """Sends have numbers of their own, so numbers of different ranks are not compared."""
     lines = lines_of(timed_out(0, 4, operation=operation), *(timed_out(rank, 7) for rank in WHOLE if rank > 1))
-    lines += asked(1, 2, 2)
-    assert {cause for cause, *_ in found_in(tmp_path, lines)} == {"waiting"}
+    assert causes(diagnosed(tmp_path, lines + asked(1, 2, 2))) == [("late", (1,), "world", "possible")]
 
 
-def test_names_that_each_process_counts(tmp_path):
-    """torch 2.3 names groups by a number that is another group on another rank: its ranks are not compared."""
-    lines = lines_of(
-        timed_out(0, 7, ("3", "", 0), release="2.4"),
-        timed_out(5, 7, ("3", "", 1), operation="BROADCAST", release="2.4"),
-    )
-    assert found_in(tmp_path, lines)[0] == ("waiting", (), "group 3", "possible")
-
-
-def test_one_name_of_two_groups(tmp_path):
-    """Two ranks at one position of a group are of two groups."""
-    lines = lines_of(timed_out(0, 7, ("3", "tp", 0)), timed_out(2, 7, ("3", "tp", 0), operation="BROADCAST"))
-    assert {cause for cause, *_ in found_in(tmp_path, lines)} == {"waiting", "missing"}
-
-
-def test_two_worlds_in_one_log(tmp_path):
-    """Ray's trainers and their inference engines each have a world."""
-    lines = [f"(Trainer pid=1) {line}" for line in lines_of(*(timed_out(rank, 7) for rank in (0, 1)))]
-    lines += [f"(Engine pid=9) {line}" for line in lines_of(timed_out(2, 7, operation="BROADCAST"), asked(3, 2, 2))]
-    assert [found[:2] for found in found_in(tmp_path, lines)] == [("waiting", ()), ("differ", ())]
-
-
-def test_an_earlier_attempt(tmp_path):
-    """Lines a timeout older than the last one are of an attempt before."""
-    before = lines_of(*(timed_out(rank, 7, second=0) for rank in WHOLE if rank != 5), asked(5, 6, 6))
-    after = lines_of(*(timed_out(rank, 9, second=1500) for rank in WHOLE if rank != 3), asked(3, 8, 8, second=1501))
-    assert found_in(tmp_path, [*before, *after]) == [("behind", (3,), "world", "likely")]
+def test_a_group_is_named_by_the_plan(tmp_path):
+    """Ranks 2 and 3 are positions 0 and 1 of the plan's tp@dp1, all of whose members wait."""
+    lines = timed_out(2, 9, ("12", "TENSOR", 0)) + timed_out(3, 9, ("12", "TENSOR", 1))
+    assert causes(diagnosed(tmp_path, lines, plan=PLAN)) == [("stuck", (2, 3), "tp@dp1", "likely")]
+    assert "call 9 of TENSOR [2, 3]; nothing here shows" in diagnosed(tmp_path, lines).verdict
 
 
 def test_the_oldest_lines(tmp_path):
     """torch 2.2 says neither rank nor group: the file names the rank, and nobody is compared."""
     texts = [timed_out(rank, 7 - rank, release="2.2") for rank in (0, 1)]
-    assert found_in(tmp_path, *texts, name="train_rank{}.log")[0] == (
-        "waiting",
-        (),
-        "a group that the log does not name",
-        "possible",
-    )
+    found = diagnosed(tmp_path, *texts, name="train_rank{}.log")
+    assert causes(found) == []
+    assert "rank 1 waits in all_reduce, call 6 of a group that the log does not name" in found.verdict
     [line] = read_log(tmp_path / "train_rank1.log").lines
     assert (line.rank, line.position, line.work) == (1, 1, Work(6, "ALLREDUCE", 4, 4))
 
@@ -246,7 +244,7 @@ def test_the_last_part_of_a_large_log(tmp_path, monkeypatch):
     read = read_log(path)
     assert read.is_partial
     assert 3 in {line.rank for line in read.lines}
-    assert not any(ranks for _, ranks, *_ in found_in(tmp_path, ["x" * 5000, *BEHIND]))
+    assert causes(diagnosed(tmp_path, ["x" * 5000, *BEHIND])) == []
     monkeypatch.setattr(texts, "_SIZE", 1 << 20)
     monkeypatch.setattr(watchdog, "_LINES", 4)
     assert len(read_log(path).lines) == 5
@@ -262,26 +260,25 @@ def test_files_without_lines(tmp_path):
         doctor(tmp_path / "train.log")
 
 
-def test_a_mixture(tmp_path):
-    """Recordings decide, and a log beside them adds its finding."""
-    hung = {r: document([call(WORLD, 6), call(WORLD, 7, done=False)], {WORLD: tuple(WHOLE)}) for r in WHOLE if r != 3}
-    write(tmp_path, hung)
-    (tmp_path / "train.log").write_text("\n".join(BEHIND), encoding="utf-8")
-    (tmp_path / "notes.md").write_text("nothing\n", encoding="utf-8")
-    found = doctor(tmp_path, PLAN)
-    assert [(one.cause, one.ranks) for one in found.causes] == [("dead", (3,))]
-    assert [(one.cause, one.ranks, one.source) for one in found.findings] == [("behind", (3,), "train.log")]
-    assert any("notes.md" in note and "train.log" not in note for note in found.notes)
-
-
-def test_a_log_alone(tmp_path):
-    """The verdict is the first finding, and the size of the job is known."""
-    (tmp_path / "train.log").write_text("\n".join(BEHIND), encoding="utf-8")
-    found = doctor(tmp_path / "train.log")
-    assert found.verdict.startswith(
-        "behind: world: rank 3 enqueued no call after 6; ranks 0, 1, 2, 4, 5, 6, 7 wait in call 7"
-    )
-    assert found.world_size == 8
+def test_a_recording_and_a_log_of_one_hang_give_one_diagnosis(tmp_path):
+    """8 ranks: recordings of all, lines of all, and recordings with lines of two that left none."""
+    recorded = {
+        r: document([call(WORLD, 6), call(WORLD, 7, done=r == 3)][: 2 - (r == 3)], {WORLD: WHOLE}) for r in WHOLE
+    }
+    (tmp_path / "recordings").mkdir()
+    write(tmp_path / "recordings", recorded)
+    found = [doctor(tmp_path / "recordings"), diagnosed(tmp_path, BEHIND)]
+    for rank in (3, 5):
+        (tmp_path / "recordings" / f"nccl_trace_rank_{rank}").unlink()
+    found.append(doctor([tmp_path / "recordings", tmp_path / "log-0.txt"], PLAN))
+    same = "rank 3 behind by 1 call of world: "
+    waits = "; ranks 0, 1, 2, 4, 5, 6, 7 wait in all_reduce, call 7 of world"
+    for one, confidence in zip(found, ("", "likely", "likely"), strict=True):
+        assert causes(one) == [("late", (3,), "world", confidence)]
+        assert one.verdict.startswith(f"late: {same}")
+        assert waits in one.verdict
+        assert one.at_fault == (3,)
+        assert (one.world_size, one.waiting) == (8, (0, 1, 2, 4, 5, 6, 7))
 
 
 @settings(max_examples=100, deadline=None)
@@ -291,11 +288,11 @@ def test_laws(tmp_path_factory, states):
     lines = []
     for rank, state in enumerate(states):
         lines += timed_out(rank, 7) if state == "waits" else asked(rank, 6, 6) if state == "behind" else []
-    for cause, ranks, _, confidence in found_in(tmp_path_factory.mktemp("law"), lines):
-        assert confidence != "certain"
-        assert all(states[rank] != "waits" for rank in ranks)
-        assert not ranks or [rank for rank, state in enumerate(states) if state != "waits"][: len(ranks)] == [*ranks]
-        assert cause in ("behind", "missing") or not ranks
+    with suppress(RecordingError):
+        for cause, ranks, _, confidence in causes(diagnosed(tmp_path_factory.mktemp("law"), lines)):
+            assert (cause, confidence) in {("late", "likely"), ("dead", "possible")}
+            last = max(rank for rank, state in enumerate(states) if state != "missing")
+            assert list(ranks) == [rank for rank, state in enumerate(states[: last + 1]) if state != "waits"]
 
 
 @pytest.mark.parametrize(("ranks", "position"), [((37,), 912), ((8, 9, 10, 11), 44), ((0,), 3)])
@@ -304,14 +301,12 @@ def test_the_log_of_one_pod_or_host_names_no_rank_of_others(tmp_path, ranks, pos
     lines = [line for rank in ranks for line in timed_out(rank, position)]
     (tmp_path / "pod.log").write_text("\n".join(lines))
     found = doctor(tmp_path)
-    (finding,) = found.findings
-    assert (finding.cause, finding.ranks) == ("waiting", ())
-    assert f"wait{'s' if len(ranks) == 1 else ''} in call {position}" in found.verdict
-    assert f"of {in_words(ranks)} alone: add the logs of the other ranks" in found.verdict
+    assert (found.causes, found.waiting) == ((), ranks)
+    assert f"{in_words(ranks)} wait{'s' * (len(ranks) == 1)} in all_reduce, call {position} of world" in found.verdict
+    assert "nothing is known of the other ranks: add their files" in found.verdict
     (tmp_path / "ras.txt").write_text(HEALTHY)
     found = doctor(tmp_path)
-    assert (found.world_size, found.findings[0].ranks) == (256, ())
-    assert f"of {in_words(ranks)} of 256 alone" in found.verdict
+    assert (found.world_size, found.causes, found.waiting) == (256, (), ranks)
     assert any("256 ranks, no mismatch" in note for note in found.notes)
     (tmp_path / "ras.txt").write_text("\n".join([HEALTHY, *lines]))
     assert doctor(tmp_path / "ras.txt").verdict == found.verdict  # pasted into one file, as in reports
@@ -344,7 +339,7 @@ def test_a_report_without_a_mismatch_is_no_hang(tmp_path):
     (tmp_path / "ras.txt").write_text(HEALTHY)
     found = doctor(tmp_path)
     assert found.verdict.startswith("256 ranks, no mismatch: the counts of each communicator are equal at this moment")
-    assert (found.findings, found.causes) == ((), ())
+    assert (found.remarks, found.causes) == ((), ())
 
 
 @pytest.mark.parametrize(("here", "size"), [((3,), 8), ((8, 9, 10, 11), 64)])
@@ -357,4 +352,4 @@ def test_the_recordings_of_one_host_name_no_rank_of_others(tmp_path, here, size)
     write(tmp_path, documents)
     found = doctor(tmp_path)
     assert (found.causes, found.waiting, found.at_fault) == ((), here, ())
-    assert f"{size - len(here)} of {size} ranks have no recording here: add theirs" in found.verdict
+    assert "nothing is known of the other ranks: add their files" in found.verdict

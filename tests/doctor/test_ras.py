@@ -11,8 +11,7 @@ from tests.sweeping import ALL
 import rankmesh as rm
 from rankmesh.core.documents import Unreadable
 from rankmesh.debug.doctor import doctor
-from rankmesh.debug.doctor.evidence import merged
-from rankmesh.debug.doctor.ras import findings_of_reports, report_of
+from rankmesh.debug.doctor.ras import report_of
 from rankmesh.errors import RecordingError
 
 PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
@@ -86,10 +85,15 @@ def as_json(communicators):
     return json.dumps({"nccl_version": "2.28.7", "communicators_count": len(found), "communicators": found})
 
 
-def named(text, plan=PLAN):
-    """The cause, ranks and group of each finding of a report."""
-    findings, _ = merged(findings_of_reports([report_of(text, "ras")], plan), {})
-    return [(one.cause, one.ranks, one.group) for one in findings]
+def diagnosed(folder, text, plan=PLAN):
+    """The diagnosis of a report."""
+    (folder / "ras.txt").write_text(text, encoding="utf-8")
+    return doctor(folder / "ras.txt", plan)
+
+
+def named(found):
+    """The cause, ranks, group and confidence of each cause."""
+    return [(one.cause, one.ranks, one.group.label, one.confidence) for one in found.causes]
 
 
 def counts(ranks, usual, **others):
@@ -98,62 +102,91 @@ def counts(ranks, usual, **others):
 
 
 WHOLE = list(range(8))
-FORMS = pytest.mark.parametrize("form", [as_text, as_json])
 
 
-@FORMS
-def test_a_minority_that_is_ahead(form):
-    """Two ranks have launched one call more: they are described, with the group that they are, and may be innocent."""
-    [found] = findings_of_reports(
-        [report_of(form([(WHOLE, {"AllGather": counts(WHOLE, 640, r2=641, r3=641)}, [])]))], PLAN
-    )
-    assert (found.cause, found.ranks, found.group, found.confidence) == ("ahead", (2, 3), "world", "possible")
-    assert "ranks 2, 3 (tp@dp1) at 641, the 6 others at 640" in found.evidence
+TP, DP, EVEN = [2, 3], [1, 3, 5, 7], [0, 2, 4, 6]
 
 
-@FORMS
-def test_a_rank_that_is_behind(form):
-    """One rank has launched one call less: it is the likely one, never a certain one."""
-    [found] = findings_of_reports([report_of(form([(WHOLE, {"AllReduce": counts(WHOLE, 10, r5=9)}, [])]))], PLAN)
-    assert (found.cause, found.ranks, found.confidence) == ("behind", (5,), "likely")
+@pytest.mark.parametrize(
+    ("communicators", "expected", "words"),
+    [
+        # Two ranks have launched one call more: who waits where is told, and nobody is named.
+        (
+            [(WHOLE, {"AllGather": counts(WHOLE, 640, r2=641, r3=641)}, [])],
+            [],
+            "ranks 2, 3 wait in AllGather, call 641 of world, ranks 0, 1, 4, 5, 6, 7 do not",
+        ),
+        # One rank has launched one call less: it is the likely one, never a certain one.
+        (
+            [(WHOLE, {"AllReduce": counts(WHOLE, 10, r5=9)}, [])],
+            [("late", (5,), "world", "likely")],
+            "rank 5 behind by 1 call of world",
+        ),
+        # Fewer of one operation and more of another: it made another call.
+        (
+            [(WHOLE, {"AllReduce": counts(WHOLE, 10, r5=9), "AllGather": counts(WHOLE, 4, r5=5)}, [])],
+            [("absent", (5,), "world", "likely")],
+            "rank 5 never reached AllReduce, call 10 of world",
+        ),
+        # A rank that did not answer is named, and no other: those may wait for it in a call that NCCL does not count.
+        (
+            [(WHOLE, {"AllReduce": {rank: 10 - (rank == 2) for rank in WHOLE if rank != 6}}, [6])],
+            [("dead", (6,), "world", "likely")],
+            "unresponsive: rank 6 did not answer NCCL's request",
+        ),
+        # Rank 3 is behind in its dp group, as it waits in its tp group for rank 2.
+        (
+            [
+                (WHOLE, {"AllReduce": counts(WHOLE, 1)}, []),
+                (DP, {"AllReduce": counts(DP, 7, r3=6)}, []),
+                (TP, {"AllGather": counts(TP, 5, r2=4)}, []),
+            ],
+            [("late", (2,), "tp@dp1", "likely")],
+            "rank 3 waits in AllGather, call 5 of tp@dp1",
+        ),
+        # A stage that waits in a receive is behind, too: where different ranks are, none is named.
+        (
+            [
+                (WHOLE, {"AllReduce": counts(WHOLE, 1)}, []),
+                (EVEN, {"AllReduce": counts(EVEN, 7, r2=6)}, []),
+                (DP, {"AllReduce": counts(DP, 7, r3=6)}, []),
+            ],
+            [],
+            "ranks 0, 4, 6 wait in AllReduce, call 7 of dp@tp0, rank 2 does not",
+        ),
+    ],
+)
+def test_what_reports_show(tmp_path, communicators, expected, words):
+    """A rank is named only if no other can be the cause."""
+    # The text does not list the processes of a communicator that is OK.
+    for form in (as_json,) if len(communicators) > 1 else (as_json, as_text):
+        found = diagnosed(tmp_path, form(communicators))
+        assert named(found) == expected
+        assert words in found.verdict
 
 
-@FORMS
-def test_a_rank_that_launched_another_operation(form):
-    """Fewer of one operation and more of another: it made another call."""
-    made = {"AllReduce": counts(WHOLE, 10, r5=9), "AllGather": counts(WHOLE, 4, r5=5)}
-    assert named(form([(WHOLE, made, [])])) == [("different", (5,), "world")]
+@pytest.mark.parametrize(
+    ("communicator", "words"),
+    [
+        # Without a communicator of the whole job nobody knows which ranks the positions of another one are.
+        (([4, 5], {"AllReduce": {4: 3, 5: 2}}, []), "2 ranks, tp by its size: late: position 1 behind by 1 call"),
+        # The text lists neither half.
+        ((WHOLE, {"AllReduce": counts(WHOLE, 10, r0=9, r1=9, r2=9, r3=9)}, []), "4 ranks at 9, 4 ranks at 10"),
+    ],
+)
+def test_ranks_that_the_text_does_not_list(tmp_path, communicator, words):
+    """The verdict has the numbers, and no rank is named."""
+    found = diagnosed(tmp_path, as_text([communicator]))
+    assert named(found) == []
+    assert words in found.verdict
 
 
-@FORMS
-def test_ranks_without_an_answer(form):
-    """A rank that did not answer is named, and no other: those may wait for it in a call that NCCL does not count."""
-    made = {"AllReduce": {rank: 10 - (rank == 2) for rank in WHOLE if rank != 6}}
-    assert named(form([(WHOLE, made, [6])])) == [("unresponsive", (6,), "world"), ("differ", (), "world")]
-
-
-def test_a_rank_that_waits_elsewhere_is_not_named():
-    """Rank 3 is behind in its dp group, as it waits in its tp group for rank 2."""
-    tp, dp = [2, 3], [1, 3, 5, 7]
-    made = [
-        (WHOLE, {"AllReduce": counts(WHOLE, 1)}, []),
-        (dp, {"AllReduce": counts(dp, 7, r3=6)}, []),
-        (tp, {"AllGather": counts(tp, 5, r2=4)}, []),
-    ]
-    assert named(as_json(made)) == [("behind", (2,), "tp@dp1"), ("differ", (), "dp@tp1")]
-
-
-def test_positions_are_not_ranks():
-    """Without a communicator of the whole job nobody knows which ranks the positions of another one are."""
-    found = named(as_text([([4, 5], {"AllReduce": {4: 3, 5: 2}}, [])]))
-    assert found == [("behind", (), "communicator 0000000000000000 of 2 ranks, tp by its size")]
-
-
-def test_processes_that_nccl_considers_dead():
+def test_processes_that_nccl_considers_dead(tmp_path):
     """The text lists dead processes apart from the ranks of communicators."""
     dead = "DEAD\n  1 job process is considered dead (unreachable via the RAS network)\n"
     dead += "  Process 1006 on node 10.0.0.1 managing GPU 6\n\n#0-0"
-    assert named(as_text([(WHOLE, {}, [6])]).replace("#0-0", dead, 1)) == [("dead", (6,), "world")]
+    found = diagnosed(tmp_path, as_text([(WHOLE, {}, [6])]).replace("#0-0", dead, 1))
+    assert found.verdict == "dead: rank 6 is considered dead by NCCL (likely)"
 
 
 JOBS = st.tuples(
@@ -165,9 +198,10 @@ JOBS = st.tuples(
 
 @settings(max_examples=150 if ALL else 50, deadline=None)
 @given(JOBS)
-def test_laws(job):
-    """Both forms say the same of all ranks; whoever is behind has launched no more than another anywhere."""
+def test_laws(tmp_path_factory, job):
+    """Both forms say the same of all ranks; whoever is late has launched no more than another anywhere."""
     first, second, missing = job
+    folder = tmp_path_factory.mktemp("law")
     tp = [[2 * place, 2 * place + 1] for place in range(4)]
     made = [(WHOLE, {"AllReduce": {r: first[r] for r in WHOLE if r not in missing}}, sorted(missing))]
     made += [
@@ -175,11 +209,11 @@ def test_laws(job):
         for ranks in tp
         if not missing & {*ranks}
     ]
-    assert named(as_text(made[:1], most=8)) == named(as_json(made[:1]))
+    assert named(diagnosed(folder, as_text(made[:1], most=8))) == named(diagnosed(folder, as_json(made[:1])))
     ahead = {r for _, by_name, _ in made for by in by_name.values() for r in by if by[r] > min(by.values())}
-    for cause, ranks, _ in named(as_json(made)):
-        assert cause != "behind" or not set(ranks) & ahead
-        assert (cause == "unresponsive") == bool(set(ranks) & missing)
+    found = named(diagnosed(folder, as_json(made)))
+    assert {rank for cause, ranks, *_ in found if cause == "dead" for rank in ranks} == missing
+    assert not [ranks for cause, ranks, *_ in found if cause == "late" and (missing or set(ranks) & ahead)]
 
 
 @pytest.mark.parametrize(
@@ -209,7 +243,7 @@ def test_a_mixture(tmp_path):
     )
     found = doctor([tmp_path / "traces", tmp_path / "ras-2.json"], PLAN)
     assert [(one.cause, one.ranks) for one in found.causes] == [("dead", (3,))]
-    assert [(one.cause, one.ranks, one.source) for one in found.findings] == [("behind", (3,), "ras-2.json")]
+    assert found.remarks[0].startswith("ras-2.json: late: rank 3 behind by 1 call of world")
     assert any("rank 3" in note and "no recording" in note for note in found.notes)
     assert any("train.log" in note for note in found.notes)
 
@@ -220,7 +254,7 @@ def test_a_report_in_a_folder(tmp_path):
         (tmp_path / place).mkdir(parents=True)
         (tmp_path / place / "ras.json").write_text(as_json([(WHOLE, {"AllReduce": made}, [])]), encoding="utf-8")
     found = doctor(tmp_path)
-    assert [(one.cause, one.ranks) for one in found.findings] == [("behind", (3,))]
+    assert [(one.cause, one.ranks) for one in found.causes] == [("late", (3,))]
     assert any("earlier attempts" in note for note in found.notes)
 
 
@@ -230,19 +264,3 @@ def test_only_regular_files(tmp_path):
     for path in (tmp_path / "train.log", "/dev/zero"):
         with pytest.raises(RecordingError, match=r"train\.log|zero"):
             doctor(path)
-
-
-def test_halves_are_not_named():
-    """Where a report lists neither half, it has numbers, and no rank."""
-    text = as_text([(WHOLE, {"AllReduce": counts(WHOLE, 10, r0=9, r1=9, r2=9, r3=9)}, [])])
-    [found] = findings_of_reports([report_of(text)])
-    assert (found.cause, found.ranks) == ("behind", ())
-    assert "4 ranks at 9, the 4 others at 10" in found.evidence
-
-
-def test_different_ranks_that_are_behind():
-    """A stage that waits in a receive is behind, too: where different ranks are, none is named."""
-    first, second = [0, 2, 4, 6], [1, 3, 5, 7]
-    made = [(WHOLE, {"AllReduce": counts(WHOLE, 1)}, [])]
-    made += [(first, {"AllReduce": counts(first, 7, r2=6)}, []), (second, {"AllReduce": counts(second, 7, r3=6)}, [])]
-    assert [(cause, ranks) for cause, ranks, _ in named(as_json(made))] == [("differ", ()), ("differ", ())]

@@ -57,7 +57,7 @@ def command(
         note(text)
     if len(found.notes) > _NOTES:
         note(f"and {len(found.notes) - _NOTES} more notes; --json lists them")
-    hangs = found.causes or found.waiting or found.findings
+    hangs = found.causes or found.waiting or found.remarks
     return Answer(
         lambda: {**found.to_dict(), **config_of(source)},
         lambda: write(report(found)),

@@ -10,7 +10,6 @@ tracks ── waits ──> who waits for whom ── order, roots ──> cause
 
 from rankmesh.debug.doctor.causes import CAUSES, Cause
 from rankmesh.debug.doctor.diagnosis import Diagnosis, diagnose, doctor
-from rankmesh.debug.doctor.evidence import Finding
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import RecordingError
 
@@ -18,7 +17,6 @@ __all__ = [
     "CAUSES",
     "Cause",
     "Diagnosis",
-    "Finding",
     "Recording",
     "RecordingError",
     "diagnose",

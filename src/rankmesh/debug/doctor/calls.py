@@ -88,10 +88,10 @@ def difference(calls: Sequence[Comparable]) -> str | None:
     return None
 
 
-def odd_ones(calls: Mapping[int, Signature]) -> list[int]:
-    """Return the ranks whose call differs from the majority's; all of them without a majority."""
+def odd_ones(calls: Mapping[int, Signature], members: int = 0) -> list[int]:
+    """Return the ranks whose call differs from the call of most members; all of them without a majority."""
     usual, count = Counter(calls.values()).most_common(1)[0]
-    is_majority = 2 * count > len(calls)
+    is_majority = 2 * count > max(members, len(calls))
     return sorted(rank for rank, call in calls.items() if not (is_majority and call == usual))
 
 

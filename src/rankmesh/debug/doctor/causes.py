@@ -30,8 +30,9 @@ CAUSES = ("different", "order", "dead", "absent", "late", "crosswise", "stuck")
 class Cause:
     """One cause: which ranks, at which call of which group, and the evidence in words.
 
-    ``call`` counts the calls of the group; ``sites`` are lines of code by rank; ``explains`` is how many ranks wait
-    because of it.
+    ``call`` counts the calls of the group, 0 if it is not known; ``sites`` are lines of code by rank; ``explains`` is
+    how many ranks wait because of it. If it is known by lines of logs, reports, stacks or errors, ``source`` are their
+    files, and ``confidence`` is "certain", "likely" or "possible".
     """
 
     cause: str
@@ -42,6 +43,8 @@ class Cause:
     evidence: str
     sites: Mapping[int, str] = field(default_factory=dict)
     explains: int = 0
+    confidence: str = ""
+    source: str = ""
 
     def to_dict(self) -> dict[str, object]:
         """Return the cause as plain data."""
@@ -56,6 +59,8 @@ class Cause:
             "evidence": self.evidence,
             "sites": {str(rank): site for rank, site in sorted(self.sites.items())},
             "explains": self.explains,
+            "confidence": self.confidence,
+            "source": self.source,
         }
 
 

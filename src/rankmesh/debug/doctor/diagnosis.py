@@ -7,29 +7,31 @@
 
 from __future__ import annotations
 
+import re
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+from rankmesh.core.grouped import grouped
 from rankmesh.core.plan import Plan
-from rankmesh.debug.doctor.causes import CAUSES, Cause
-from rankmesh.debug.doctor.evidence import Finding, merged
-from rankmesh.debug.doctor.failures import Failure, findings_of_failures, is_secondary
+from rankmesh.debug.doctor.causes import CAUSES, Cause, wait_in
+from rankmesh.debug.doctor.failures import Failure, is_secondary, lines_of_failures
 from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, history_of
-from rankmesh.debug.doctor.nccl import NcclLog, findings_of_nccl
+from rankmesh.debug.doctor.lines import Line, recordings_of, with_lines
+from rankmesh.debug.doctor.nccl import NcclLog, lines_of_nccl
 from rankmesh.debug.doctor.order import divergences
 from rankmesh.debug.doctor.parting import departure
-from rankmesh.debug.doctor.ras import Report, contradictions, equal_counts, findings_of_reports
-from rankmesh.debug.doctor.recording import Recording
+from rankmesh.debug.doctor.ras import Report, contradictions, equal_counts, lines_of_reports
+from rankmesh.debug.doctor.recording import TRUST, Recording
 from rankmesh.debug.doctor.roots import roots
-from rankmesh.debug.doctor.stacks import Place, findings_of_stacks, places_of
+from rankmesh.debug.doctor.stacks import Place, lines_of_stacks
 from rankmesh.debug.doctor.waits import Waits, waits_of
-from rankmesh.debug.doctor.watchdog import Log, findings_of_logs, size_of_job
+from rankmesh.debug.doctor.watchdog import Log, lines_of_logs, size_of_job
 from rankmesh.debug.slow import SlowReport
-from rankmesh.errors import in_words
+from rankmesh.errors import first_of, in_words
 
 __all__ = ["Diagnosis", "diagnose", "doctor", "report", "summary"]
 
@@ -42,6 +44,8 @@ _SHOWN = 8
 _PLACES = 4
 # Causes that lie with a single rank, and causes by which the minority of a group left the others.
 _OF_A_RANK, _DIVERGED = ("dead", "absent", "late"), ("different", "order")
+# What lines show only if no other rank can be the cause.
+_INFERRED = (*_OF_A_RANK, "crosswise")
 # What a divergence of the same ranks or the same group explains, and what may have begun at an earlier call.
 _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVERGED)
 
@@ -50,9 +54,9 @@ _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVE
 class Diagnosis:
     """What hangs: the causes, the first one first, and the ranks that wait; ``notes`` are on what was not read.
 
-    ``findings`` are of reports, logs, stacks and errors: they explain a hang of which no recording has the cause.
-    ``remark`` is about a job that does not seem to hang: what the watch found before, or that counts are equal.
-    ``slow`` is what the watch last found of its speed.
+    ``remarks`` are facts of reports and logs that name no rank of the job. ``seen`` is about a job that does not seem
+    to hang: what the watch found before, or that counts are equal. ``slow`` is what the watch last found of
+    its speed.
     """
 
     causes: tuple[Cause, ...]
@@ -61,50 +65,56 @@ class Diagnosis:
     notes: tuple[str, ...]
     history: History
     waits: Waits
-    findings: tuple[Finding, ...] = ()
-    remark: str = ""
+    remarks: tuple[str, ...] = ()
+    seen: str = ""
     slow: SlowReport | None = None
 
     @property
     def verdict(self) -> str:
         """One sentence."""
         if not self.causes:
-            if self.findings:
-                first = self.findings[0]
-                return f"{first.cause}: {first.evidence} ({first.confidence})"
-            if self.waiting:
-                waits = "waits" if len(self.waiting) == 1 else "wait"
-                text = f"{in_words(self.waiting)} {waits}, and nothing in these recordings shows for which rank"
-                few = f"; {self.history.unrecorded} of {self.world_size} ranks have no recording here: add theirs"
-                return text + (few if self.history.is_partial else "")
+            if self.waiting or self.remarks:
+                return "; ".join([*self.remarks[:_SHOWN], *self._waits()])
             if failed := {rank: found.failure for rank, found in self.history.recordings.items() if found.failure}:
                 error = next(iter(failed.values()))
                 return f"no rank waits, but {in_words(sorted(failed))} failed ({error}); the cause is not known"
-            if self.remark:
-                return self.remark
+            if self.seen:
+                return self.seen
             if self.slow:
                 sentences = (f"slow: {finding.sentence}" for finding in self.slow.findings)
                 return next(sentences, "no rank waits, and nothing is slow")
             if not any(map(self.history.has, self.history.recordings)):
                 return "no rank left a recording: the cause is not known"
-            return "no rank waits: nothing in these recordings hangs"
+            return "; ".join(["no rank waits: nothing in these recordings hangs", *self._waits()])
         cause, same = self.causes[0], self._first_kind
         ranks = _ranks_of(same)
+        trust = f" ({cause.confidence})" if cause.confidence else ""
         if cause.cause in _OF_A_RANK and (failed_by := self._failed_by(ranks)):
-            return f"failed: {failed_by}; {cause.evidence}"
+            return f"failed: {'; '.join(filter(None, [failed_by, cause.evidence]))}{trust}"
         count = "1 more call" if len(same) == 2 else f"{len(same) - 1} more calls"
         more = f" (and {count} like it: {in_words(ranks)})" if len(same) > 1 else ""
         # An unresponsive rank is not dead: its process runs.
         runs = cause.cause == "dead" and self.history.are_alive(cause.ranks)
-        return f"{'unresponsive' if runs else cause.cause}: {cause.evidence}{more}"
+        return f"{'unresponsive' if runs else cause.cause}: {cause.evidence}{more}{trust}"
+
+    def _waits(self) -> Iterator[str]:
+        """Yield who waits in which call, and that nothing shows for which rank."""
+        for call in self.waits.calls[:_PLACES]:
+            not_there = f", {in_words(call.missing)} {'does' if len(call.missing) == 1 else 'do'} not"
+            yield wait_in(call) + f" at {call.site}" * bool(call.site) + not_there * bool(call.missing)
+        sites = {rank: at.site for rank, one in self.history.recordings.items() if (at := one.in_call) and at.running}
+        yield from [f"rank {rank} is at {site}" for rank, site in sites.items() if site][:_PLACES]
+        if self.waiting:
+            yield "nothing here shows for which rank"
+            if self.history.is_partial or not any(call.missing for call in self.waits.calls):
+                yield "nothing is known of the other ranks: add their files"
 
     def _failed_by(self, ranks: Sequence[int]) -> str:
         """Return by which errors of their own these ranks failed, in words; "" if some did not or nobody knows."""
-        for finding in self.findings:
-            if finding.cause == "failed" and set(finding.ranks) >= set(ranks):
-                return finding.evidence
         errors = {rank: found.failure for rank, found in self.history.recordings.items() if rank in ranks}
-        if len(errors) < len(ranks) or not all(error and not is_secondary(error) for error in errors.values()):
+        if len(errors) < len(ranks) or not all(
+            error and not is_secondary(error.partition(", at ")[0]) for error in errors.values()
+        ):
             return ""
         return "; ".join(f"rank {rank} failed: {error}" for rank, error in errors.items())
 
@@ -141,8 +151,8 @@ class Diagnosis:
             "causes": [cause.to_dict() for cause in self.causes],
             "waiting": list(self.waiting),
             "world_size": self.world_size,
-            "recordings": sorted(rank for rank in self.history.recordings if self.history.has(rank)),
-            "findings": [finding.to_dict() for finding in self.findings],
+            "recordings": [rank for rank, one in self.history.recordings.items() if one.from_rank and not one.source],
+            "remarks": list(self.remarks),
             "slow": [finding.to_dict() for finding in self.slow.findings] if self.slow else [],
             "notes": list(self.notes),
         }
@@ -157,29 +167,39 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
 
     Raises ``RecordingError`` if none of them holds a recording or other evidence.
     """
-    given = [paths] if isinstance(paths, str | Path) else paths
-    found = read_paths([Path(path) for path in given])
-    diagnosis = diagnose(found.recordings, plan)
-    reports, logs, places = found.of(Report), found.of(Log), found.of(Place)
+    found = read_paths([Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
+    reports, logs = found.of(Report), found.of(Log)
     slow = max(found.of(SlowReport), key=lambda report: report.time, default=None)
-    size, reported = diagnosis.world_size, max((report.total for report in reports), default=0)
-    if not found.recordings:
-        size = max(size, found.size, size_of_job(logs, plan), reported, len(slow.places) if slow else 0)
-    known = places_of(places, size)[0]
-    every = (
-        *findings_of_failures(found.of(Failure), size),
-        *findings_of_reports(reports, plan),
-        *findings_of_logs(logs, plan, reported),
-        *findings_of_stacks(places, size),
-        *findings_of_nccl(found.of(NcclLog), plan),
+    reported = max((report.total for report in reports), default=0)
+    stated = plan.world_size if plan is not None else reported
+    places = len(slow.places) if slow else 0
+    size = max(stated, found.size, size_of_job(logs), places, *(rank + 1 for rank in found.recordings))
+    of_ranks = (
+        *lines_of_failures(found.of(Failure), size),
+        *lines_of_logs(logs, plan, stated),
+        *lines_of_stacks(found.of(Place), size),
     )
-    findings, disagreements = merged(every, {rank: place.site for rank, place in known.items() if place.site})
-    notes = (*found.notes, *contradictions(reports, found.recordings), *disagreements)
+    apart = (*lines_of_reports(reports, plan), *lines_of_nccl(found.of(NcclLog)))
+    remarks = [line for line in (*of_ranks, *apart) if isinstance(line, str)]
+    lines = [line for line in of_ranks if isinstance(line, Line)]
+    # Their groups have other names and numbers than those of recordings.
+    lines += [
+        replace(line, job=line.job or line.source * bool(found.recordings)) for line in apart if isinstance(line, Line)
+    ]
+    jobs = {"": [], **grouped((line.job, line) for line in lines)}
+    diagnosis = diagnose(with_lines(found.recordings, recordings_of(jobs.pop(""), size)), plan)
+    for job, of_job in jobs.items():
+        one = diagnose(recordings_of(of_job), None if of_job[0].is_position else plan)
+        verdict = re.sub(r"\brank(s?)\b", r"position\1", one.verdict) if of_job[0].is_position else one.verdict
+        remarks.append(f"{job}: {verdict}")
+    notes = (*found.notes, *contradictions(reports, found.recordings))
     watched = f"no rank waits any more; while the job ran the watch found: {found.watched}" if found.watched else ""
     counted = equal_counts(reports)
-    if counted and (findings or diagnosis.causes):
+    if counted and (remarks or diagnosis.causes or diagnosis.waiting):
         notes = (*notes, f"{reports[0].path}: {counted}")
-    return replace(diagnosis, findings=findings, world_size=size, notes=notes, remark=watched or counted, slow=slow)
+    size = diagnosis.world_size if found.recordings else max(diagnosis.world_size, size)
+    seen = watched or counted
+    return replace(diagnosis, remarks=tuple(remarks), notes=notes, world_size=size, seen=seen, slow=slow)
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
@@ -195,9 +215,37 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
         for cause in roots(history, waits, numbers)
         if not (cause.cause in _EXPLAINED and (odd & set(cause.ranks) or _follows(cause, numbers)))
     ]
-    causes = _ordered(history, waits, [*diverged, *others])
+    causes = _trusted(history, _ordered(history, waits, [*diverged, *others]))
     causes = [_with_departure(history, cause) if place < _DEPARTED else cause for place, cause in enumerate(causes)]
     return Diagnosis(tuple(causes), waiting, history.world_size, notes, history, waits)
+
+
+def _trusted(history: History, causes: Sequence[Cause]) -> list[Cause]:
+    """Return causes with their confidence, without those that lines alone do not show.
+
+    A rank that waits in no call that lines know may wait in another one: it is named if no other rank can be the cause.
+    """
+    sources = {rank: one.source for rank, one in history.recordings.items() if one.source}
+    gone = {rank for rank in sources if not history.recordings[rank].from_rank}
+    suspects = gone | {rank for cause in causes if cause.cause in _INFERRED for rank in cause.ranks}
+    is_clear = len(suspects) == 1 and history.trust != TRUST[0] and 2 * history.unrecorded < history.world_size
+    found = []
+    for cause in causes:
+        of = [sources[rank] for rank in sorted({*cause.ranks, *cause.group.members}) if rank in sources]
+        if not of:
+            found.append(cause)
+        elif (
+            cause.cause in (*_DIVERGED, "stuck")
+            or gone.issuperset(cause.ranks)
+            or (is_clear and cause.cause in _OF_A_RANK)
+        ):
+            known = all(rank in history.recordings for rank in cause.ranks)
+            trust = (
+                "certain" if cause.cause in _DIVERGED else min("likely", history.trust or "possible", key=TRUST.index)
+            )
+            source = first_of(list(dict.fromkeys(of)))
+            found.append(replace(cause, source=source, confidence=trust if known else "possible"))
+    return found
 
 
 def _follows(cause: Cause, diverged: Mapping[KnownGroup, int]) -> bool:
@@ -314,9 +362,8 @@ def report(diagnosis: Diagnosis) -> str:
         lines += ["", *(line for cause in diagnosis.causes[:_SHOWN] for line in _cause_lines(cause, first))]
     if len(diagnosis.causes) > _SHOWN:
         lines.append(f"{'':10} and {len(diagnosis.causes) - _SHOWN} more")
-    if diagnosis.findings:
-        lines += ["", *(line for finding in diagnosis.findings[:_SHOWN] for line in _finding_lines(finding, first))]
-    if (unrecorded := diagnosis.unrecorded) and diagnosis.history.recordings:
+    lines += [f"{'':10} {remark}" for remark in diagnosis.remarks[:_SHOWN] if remark not in first]
+    if (unrecorded := diagnosis.unrecorded) and any(not one.source for one in diagnosis.history.recordings.values()):
         lines.append(f"{'unknown':10} {in_words(unrecorded)} left no recording")
     for finding in diagnosis.slow.findings[:_SHOWN] if diagnosis.slow else ():
         lines += [] if finding.sentence in first else [f"{'slow':10} {finding.sentence}"]
@@ -329,19 +376,12 @@ def _cause_lines(cause: Cause, first: str) -> Iterator[str]:
     """Yield the lines of a cause, with its evidence unless that is in the first line of the report."""
     waits = "1 rank waits" if cause.explains == 1 else f"{cause.explains} ranks wait"
     because = f"; {waits} because of it" if cause.explains else ""
-    operation = f"{cause.operation}, " if cause.operation else ""
-    members = in_words(cause.group.members)
-    yield f"{cause.cause:10} {in_words(cause.ranks)}: {operation}call {cause.call} of {cause.group}, {members}{because}"
+    call = f"call {cause.call} of {cause.group}" if cause.call else str(cause.group)
+    where = ", ".join(filter(None, [cause.operation, call, in_words(cause.group.members)]))
+    yield f"{cause.cause:10} {in_words(cause.ranks)}: {where}{because}"
+    if cause.confidence:
+        yield f"{'':10} {cause.confidence}, by {cause.source}"
     if cause.evidence not in first:
         yield f"{'':10} {cause.evidence}"
     for rank, site in sorted(cause.sites.items())[:_SHOWN]:
         yield f"{'':10} rank {rank}  {site}"
-
-
-def _finding_lines(finding: Finding, first: str) -> Iterator[str]:
-    if finding.evidence not in first:
-        yield f"{finding.cause:10} {finding.evidence}"
-        yield f"{'':10} {finding.confidence}, by {finding.source}"
-    else:
-        ranks = in_words(finding.ranks) if finding.ranks else "no rank is named"
-        yield f"{finding.cause:10} {ranks}, {finding.group}; {finding.confidence}, by {finding.source}"

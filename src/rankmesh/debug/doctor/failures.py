@@ -19,12 +19,12 @@ from datetime import datetime
 from pathlib import Path
 
 from rankmesh.core.grouped import grouped
-from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.lines import Line
 from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 from rankmesh.errors import in_words
 
-__all__ = ["Failure", "failures_of", "findings_of_failures", "is_secondary"]
+__all__ = ["Failure", "failures_of", "is_secondary", "lines_of_failures"]
 
 _LENGTH, _LINES = 200, 4096
 _FIRST = "Root Cause (first observed failure)"
@@ -152,11 +152,11 @@ def _traceback(lines: Sequence[str]) -> tuple[str, str]:
     return error, site_of(reversed(frames))
 
 
-# -- findings --------------------------------------------------------------------------------------------------------
+# -- lines of ranks ----------------------------------------------------------------------------------------------------
 
 
-def findings_of_failures(failures: Sequence[Failure], world_size: int = 0) -> tuple[Finding, ...]:
-    """Return the first rank that failed by an error of its own; without a name where all may have followed another."""
+def lines_of_failures(failures: Sequence[Failure], world_size: int = 0) -> Iterator[Line | str]:
+    """Yield the first rank that failed by an error of its own; in words where all may have followed another."""
     origins = list(dict.fromkeys(failure.origin for failure in failures))
     begins = {failure.first_rank for failure in failures if failure.first_rank is not None} or {0}
     rank_of = {
@@ -164,25 +164,22 @@ def findings_of_failures(failures: Sequence[Failure], world_size: int = 0) -> tu
         for origin, rank in zip(origins, ranked(origins, world_size), strict=True)
     }
     by_rank = grouped((rank_of[failure.origin], failure) for failure in failures)
-    followed = {rank for rank, found in by_rank.items() if not all(one.is_primary for one in found)}
-    primary = {rank: found for rank, found in by_rank.items() if rank is not None and rank not in followed}
-    if not failures:
-        return ()
-    if not primary:
+    primary = {rank: found for rank, found in by_rank.items() if rank is not None and all(f.is_primary for f in found)}
+    if failures and not primary:
         one = min(failures, key=lambda failure: (not failure.is_first, failure.time))
-        return (Finding("ended", (), "world", _words(None, [one], rank_of), "possible", one.origin.path),)
+        rank = rank_of[one.origin]
+        who = "a process" if rank is None else f"rank {rank}"
+        yield f"{who} failed: {_words([one])}" + ("" if one.is_primary else "; it may have waited for another rank")
+    if not primary:
+        return
     # Who raised something comes before who only ended, then the first.
     order = sorted(primary, key=lambda rank: (not any(one.error for one in primary[rank]), _time(primary[rank]), rank))
-    first, rest = order[0], order[1:]
-    same = [rank for rank in rest if _time(primary[rank]) == _time(primary[first])]
-    words = _words(first, primary[first], rank_of)
-    if same and not any(one.is_first for one in primary[first]):
-        ranks, words = tuple(sorted([first, *same])), f"{words}; {in_words(same)} failed, too"
-    else:
-        ranks = (first,)
-        words += f"; {in_words(sorted(rest))} failed later" if rest else ""
-    source = ", ".join(dict.fromkeys(one.origin.path for one in primary[first]))
-    return (Finding("failed", ranks, "world", words, "likely", source),)
+    same = [rank for rank in order if _time(primary[rank]) == _time(primary[order[0]])]
+    named = order[:1] if any(one.is_first for one in primary[order[0]]) else same
+    later = [rank for rank in order if rank not in named]
+    for rank in named:
+        words = _words(primary[rank]) + (f"; {in_words(later)} failed later" if later else "")
+        yield Line(source=", ".join(dict.fromkeys(f.origin.path for f in primary[rank])), rank=rank, failure=words)
 
 
 def _time(found: Sequence[Failure]) -> float:
@@ -190,12 +187,10 @@ def _time(found: Sequence[Failure]) -> float:
     return min((one.time for one in found if one.time), default=float("inf"))
 
 
-def _words(rank: int | None, found: Sequence[Failure], rank_of: Mapping[Origin, int | None]) -> str:
-    rank = rank_of[found[0].origin] if rank is None else rank
-    who = f"rank {rank}" if rank is not None else "a process"
+def _words(found: Sequence[Failure]) -> str:
+    """Return the error by which a process ended, else its exit code, and the line of the program."""
     error = next((one.error for one in found if one.error), "")
     site = next((one.site for one in found if one.site), "")
     code = next((one.exit_code for one in found if one.exit_code is not None), None)
-    how = "" if code is None else f" by signal {-code}" if code < 0 else f" with exit code {code}"
-    ended = f"{who} failed{how}{': ' + error if error else ''}{', at ' + site if site else ''}"
-    return ended if all(one.is_primary for one in found) else f"{ended}; it may have waited for another rank"
+    how = "" if code is None else f"signal {-code}" if code < 0 else f"exit code {code}"
+    return ", ".join(filter(None, [error or how, site and f"at {site}"]))

@@ -37,7 +37,7 @@ from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.calls import Signature
 from rankmesh.debug.doctor.columns import Bools, GroupName, Ints
 from rankmesh.debug.doctor.groups import KnownGroup, known_groups
-from rankmesh.debug.doctor.recording import Recording
+from rankmesh.debug.doctor.recording import TRUST, Recording
 
 __all__ = ["History", "PendingCall", "Track", "history_of"]
 
@@ -74,7 +74,7 @@ class Track:
 
 @dataclass(eq=False)
 class PendingCall:
-    """One unfinished call of a group: who waits in it, and who has not entered it.
+    """One unfinished call of a group: who waits in it, and who has not entered it; ``number`` is 0 if it is unknown.
 
     ``failed``: the call is over, but did not succeed.
     """
@@ -94,7 +94,7 @@ class PendingCall:
     def name(self) -> str:
         """``all_reduce, call 42 of dp@tp1``; with torch's name of the group where others have the same label."""
         of = f"{self.group} ({self.group.name[:40]})" if self.is_ambiguous else str(self.group)
-        return f"{self.operation}, call {self.number} of {of}"
+        return f"{self.operation}, call {self.number} of {of}" if self.number else self.operation
 
 
 @dataclass(frozen=True, eq=False)
@@ -184,6 +184,16 @@ class History:
     def is_partial(self) -> bool:
         """Whether the most ranks have no recording: as these are of one host, or of a few of the ranks."""
         return 2 * self.unrecorded > self.world_size
+
+    @cached_property
+    def trust(self) -> str:
+        """How far what is known of the ranks can be trusted: as the least of it."""
+        return min((recording.trust for recording in self.recordings.values()), key=TRUST.index, default=TRUST[0])
+
+    def is_listed(self, group: KnownGroup) -> bool:
+        """Return whether the members of a group are known: lines tell of some of them, a recording lists all."""
+        known = self.known_as[group]
+        return any(each.members for each in known.values()) or not any(self.recordings[rank].source for rank in known)
 
     def knows(self, rank: int) -> bool:
         """Return whether something is known of a rank: if only few left no recording, that is known of them."""

@@ -14,16 +14,16 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from rankmesh.core.grouped import grouped
-from rankmesh.core.plan import Plan
-from rankmesh.debug.doctor.evidence import Finding
-from rankmesh.debug.doctor.groups import group_of_plan
+from rankmesh.debug.doctor.columns import GroupName
+from rankmesh.debug.doctor.groups import DEFAULT
+from rankmesh.debug.doctor.lines import Line
 from rankmesh.debug.doctor.texts import Text
-from rankmesh.errors import first_of, in_words
+from rankmesh.errors import first_of
 
-__all__ = ["Init", "NcclLog", "findings_of_nccl", "nccl_log_of"]
+__all__ = ["Init", "NcclLog", "lines_of_nccl", "nccl_log_of"]
 
 _RANKS, _SHOWN = 2**20, 3
 _Process = tuple[str, int]
@@ -83,8 +83,8 @@ def _process(line: re.Match[str]) -> _Process:
     return line["host"], int(line["pid"])
 
 
-def findings_of_nccl(logs: Sequence[NcclLog], plan: Plan | None = None) -> tuple[Finding, ...]:
-    """Return the findings of all logs of NCCL of a job."""
+def lines_of_nccl(logs: Sequence[NcclLog]) -> Iterator[Line | str]:
+    """Yield who began to create which communicator, and who completed it; versions and errors in words."""
     made: dict[tuple[str, int], dict[int, Init]] = {}
     for init in (init for log in logs for init in log.inits):
         ranks = made.setdefault((init.comm, init.size), {})
@@ -98,13 +98,24 @@ def findings_of_nccl(logs: Sequence[NcclLog], plan: Plan | None = None) -> tuple
     if any(names[init.process] != init.rank for init in whole):
         names = {}
     source = first_of([log.path for log in logs])
-    findings = [*_versions(versions, names, source)]
-    errors = [error for log in logs for error in log.errors]
-    if errors:
-        findings.append(Finding("network", (), "world", "; ".join(_errors(errors, names)), "likely", source))
+    yield from _versions(versions, names)
+    if errors := [error for log in logs for error in log.errors]:
+        yield f"network: {'; '.join(_errors(errors, names))}"
     for (comm, size), ranks in made.items():
-        findings += _unfinished(comm, size, ranks, names, plan, largest, source)
-    return tuple(findings)
+        if not comm or all(init.is_complete for init in ranks.values()):
+            continue
+        is_whole = size == largest
+        is_named = is_whole or all(init.process in names for init in ranks.values())
+        job = "" if is_named else f"communicator {comm} of {size} ranks"
+        group = GroupName(comm, DEFAULT if is_whole else "", tuple(range(size)) if is_whole or job else None)
+        trust = "" if any(init.is_complete for init in ranks.values()) else "possible"
+        one = Line(source=source, rank=0, job=job, is_position=not is_named, group=group, trust=trust)
+        for position, init in ranks.items():
+            rank = position if is_whole or job else names[init.process]
+            if init.is_complete:
+                yield replace(one, rank=rank, enqueued=1)
+            else:
+                yield replace(one, rank=rank, number=1, operation="ncclCommInitRank")
 
 
 def _in_words(process: _Process, names: Mapping[_Process, int]) -> str:
@@ -112,20 +123,15 @@ def _in_words(process: _Process, names: Mapping[_Process, int]) -> str:
     return f"{f'rank {names[process]}' if process in names else f'process {process[1]}'} on {process[0]}"
 
 
-def _versions(versions: Mapping[_Process, str], names: Mapping[_Process, int], source: str) -> Iterator[Finding]:
-    """Yield a finding if processes of the job run different versions of NCCL."""
+def _versions(versions: Mapping[_Process, str], names: Mapping[_Process, int]) -> Iterator[str]:
+    """Yield which processes of the job run which version of NCCL, if there are several versions."""
     parts = grouped((version, process) for process, version in versions.items())
-    if len(parts) < 2:
-        return
-    by_size = sorted(parts.items(), key=lambda part: len(part[1]))
-    odd = [process for _, processes in by_size[:-1] for process in processes]
-    is_minority = 2 * len(odd) < len(versions) and all(process in names for process in odd)
-    ranks = tuple(sorted(names[process] for process in odd)) if is_minority else ()
-    words = "; ".join(
-        f"NCCL {version} runs in {first_of([_in_words(one, names) for one in processes])}"
-        for version, processes in by_size[:_SHOWN]
-    )
-    yield Finding("versions", ranks, "world", words, "likely", source)
+    if len(parts) > 1:
+        by_size = sorted(parts.items(), key=lambda part: len(part[1]))
+        yield "versions: " + "; ".join(
+            f"NCCL {version} runs in {first_of([_in_words(one, names) for one in processes])}"
+            for version, processes in by_size[:_SHOWN]
+        )
 
 
 def _errors(errors: Sequence[tuple[_Process, str]], names: Mapping[_Process, int]) -> Iterator[str]:
@@ -137,30 +143,3 @@ def _errors(errors: Sequence[tuple[_Process, str]], names: Mapping[_Process, int
         yield f"{_in_words(process, names)}: {what.strip()[:160]}{meaning}"
     if len(errors) > min(len(first), _SHOWN):
         yield f"{len(errors)} such lines of {len(first)} processes"
-
-
-def _unfinished(
-    comm: str,
-    size: int,
-    found: Mapping[int, Init],
-    names: Mapping[_Process, int],
-    plan: Plan | None,
-    largest: int,
-    source: str,
-) -> Iterator[Finding]:
-    """Yield a finding if ranks began to make a communicator and did not complete it."""
-    begun = [rank for rank, init in sorted(found.items()) if not init.is_complete]
-    if not begun or not comm:
-        return
-    absent = [rank for rank in range(size) if rank not in found] if size <= 2 * len(found) else []
-    members = tuple(names.get(init.process, -1) for _, init in sorted(found.items()))
-    local = group_of_plan(plan, members) if len(found) == size and -1 not in members else None
-    label = str(local) if local else "world" if size == largest else f"communicator {comm} of {size} ranks"
-    which = "rank" if size == largest else "position"
-    done = len(found) - len(begun)
-    words = f"{label}: {in_words(begun).replace('rank', which, 1)} began to make it and did not complete it"
-    words += f"; {done} did" if done else ""
-    words += f"; {in_words(absent).replace('rank', which, 1)} of {size} did not begin" if absent else ""
-    words += f"; {len(found)} of {size} are in the log" if len(found) + len(absent) < size else ""
-    named = tuple(absent) if len(absent) == 1 and not done and size == largest else ()
-    yield Finding("missing" if named else "incomplete", named, label, words, "possible", source)

@@ -219,7 +219,8 @@ def _left_out(history: History, group: KnownGroup, number: int, odd: Sequence[in
 
 def _odd(history: History, group: KnownGroup, number: int, calls: dict[int, Signature]) -> list[int]:
     """Return the ranks with the unusual call; among equals, those that differ from other groups of the kind."""
-    odd = odd_ones(calls)
+    by_lines = any(history.recordings[rank].source for rank in calls)
+    odd = odd_ones(calls, len(group.members) if by_lines else 0)
     if len(odd) < len(calls):
         return odd
     others: Counter[Signature] = Counter()

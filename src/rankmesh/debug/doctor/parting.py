@@ -168,6 +168,8 @@ def with_same_calls(history: History, group: KnownGroup, number: int) -> list[Kn
     def before(one: KnownGroup) -> list[set[Signature]]:
         return [set(calls_at(history, one, earlier).values()) for earlier in range(max(1, number - _BEFORE), number)]
 
+    if any(history.recordings[rank].source for rank in history.tracks[group]):
+        return []  # of lines nobody knows the calls before
     others = [other for other in history.families[group.family][:_OF_A_KIND] if other is not group]
     return [other for other in others if before(other) == before(group)]
 

@@ -11,17 +11,8 @@
 NCCL numbers ranks by their position in a communicator. In one of all GPUs of the job that is the rank; ranks of others
 are found there by host, process and GPU. The text lists only the few ranks of an outlier.
 
-```
-ahead                     launched more operations than the others: made a call that they did not make, or waits
-behind                    launched fewer operations than the others, and nowhere more than another rank
-different                 launched fewer of one operation, and more of another
-differ                    counts differ, and no rank can be named
-dead, unresponsive, left  NCCL has no data: considered dead, no answer, not a member any more
-```
-
-Counts are launches at one moment, without an order: ranks of a job that runs differ by one, too. No finding is certain.
-A rank that is behind in one communicator and ahead in another waits there for others, and is not named. Nor is any
-where different ranks are behind, or one does not answer: NCCL counts no sends and receives, in which a rank may wait.
+Counts are launches at one moment, without an order: ranks of a job that runs differ by one, too. Whoever has launched
+more than another rank waits in its last call. NCCL counts no sends and receives, in which a rank may wait, too.
 """
 
 from __future__ import annotations
@@ -35,14 +26,15 @@ from typing import Any
 
 from rankmesh.core.documents import Budget, Limits, Unreadable, parse_json, read_text
 from rankmesh.core.plan import Plan
-from rankmesh.debug.doctor.evidence import Finding, all_known, ranks_in_words
-from rankmesh.debug.doctor.groups import group_of_plan, kinds_of_size
+from rankmesh.debug.doctor.columns import GroupName
+from rankmesh.debug.doctor.groups import DEFAULT, kinds_of_size
+from rankmesh.debug.doctor.lines import Line
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import RecordingError, in_words
 
 __all__ = [
     *("Communicator", "Count", "Process", "Report"),
-    *("contradictions", "equal_counts", "findings_of_reports", "is_report", "read_report", "report_of"),
+    *("contradictions", "equal_counts", "lines_of_reports", "is_report", "read_report", "report_of"),
 ]
 
 # One of 8,192 ranks in six communicators each has about 25 MB and a million values.
@@ -82,14 +74,6 @@ class Communicator:
     processes: Mapping[int, Process] = field(default_factory=dict)
     answered: frozenset[int] = frozenset()
     ranks: Mapping[int, int] = field(default_factory=dict)
-
-    def key(self, position: int) -> object:
-        """Return what is the same for a rank in all communicators."""
-        return self.ranks.get(position, (self.hash, position))
-
-    def known(self, positions: Iterable[int]) -> tuple[int, ...]:
-        """Return the ranks at these positions; none unless all are known."""
-        return all_known(map(self.ranks.get, positions))
 
 
 @dataclass(frozen=True)
@@ -309,116 +293,49 @@ def _completed(size: int, rows: list[tuple[int, int, list[int]]], missing: Mappi
     return tuple(Count(n, ranks, tuple(p) if len(p) == ranks else ()) for n, ranks, p in sorted(completed))
 
 
-# -- findings --------------------------------------------------------------------------------------------------------
+# -- lines of ranks ----------------------------------------------------------------------------------------------------
 
-_LIKELY = ("dead", "unresponsive", "different", "behind")
-_WHY = {"ahead": "; they made a call that the others did not make, or wait in it for them"}
-_MISSING = {
-    "dead": "is considered dead by NCCL",
-    "unresponsive": "did not answer NCCL's request",
-    "left": "answered, and is not a member of this communicator any more",
-}
+_STATES = {"dead": "is considered dead by NCCL", "unresponsive": "did not answer NCCL's request"}
 
 
-def findings_of_reports(reports: Iterable[Report], plan: Plan | None = None) -> tuple[Finding, ...]:
-    """Return what the reports say of ranks."""
-    return tuple(finding for report in reports for finding in _of_report(report, plan))
+def lines_of_reports(reports: Iterable[Report], plan: Plan | None = None) -> Iterator[Line | str]:
+    """Yield what the reports state of each rank; in words where they do not list the ranks."""
+    for report in reports:
+        for one in report.communicators:
+            yield from _lines(report, one, plan)
 
 
-def _of_report(report: Report, plan: Plan | None) -> Iterator[Finding]:
-    suspects = _suspects(report.communicators)
-    for one in report.communicators:
-        label = _label(one, report, plan)
-        for state, what in _MISSING.items():
-            if places := tuple(place for place, found in sorted(one.missing.items()) if found == state):
-                evidence = f"{_words(one, places, plan)} of {label}: {what}"
-                yield _finding(state, one.known(places), label, evidence, report)
-        for cause, places, evidence in _differences(one, plan, suspects):
-            yield _finding(cause, one.known(places), label, f"{label}: {evidence}", report)
+def _lines(report: Report, one: Communicator, plan: Plan | None) -> Iterator[Line | str]:
+    stated = {*one.missing, *(place for by in one.counts.values() for count in by for place in count.positions)}
+    is_named = all(place in one.ranks for place in stated)
+    rank_of = one.ranks if is_named else {place: place for place in stated}
+    label = _label(one, plan)
+    members = tuple(rank_of[place] for place in range(one.size)) if len(rank_of) == one.size else None
+    group = GroupName(one.hash, DEFAULT if one.size == report.total else "", members)
+    line = Line(source=report.path, rank=0, job="" if is_named else label, is_position=not is_named, group=group)
+    for place, found in sorted(one.missing.items()):
+        if found == "left":
+            yield f"{report.path}: {in_words([rank_of[place]])} answered, and is not a member of {label} any more"
+        else:
+            yield replace(line, rank=rank_of[place], state=_STATES[found], alive=found == "unresponsive")
+    for operation, counts in one.counts.items():
+        # NCCL counts each operation of a communicator apart.
+        group = replace(group, name=f"{one.hash} {operation}")
+        if not all(count.positions for count in counts):
+            parts = ", ".join(f"{count.ranks} ranks at {count.launched}" for count in counts)
+            yield f"{label}: {operation} launched: {parts}; ncclras -f json lists all of them"
+        lowest = min(count.launched for count in counts)
+        for count in counts:
+            waits = count.launched > lowest
+            for place in count.positions:
+                number, enqueued = (count.launched, None) if waits else (None, count.launched)
+                made = replace(line, group=group, number=number, operation=operation, enqueued=enqueued)
+                yield replace(made, rank=rank_of[place])
 
 
-def _suspects(communicators: Sequence[Communicator]) -> set[object]:
-    """Return the ranks that are behind wherever ranks are, and ahead of nobody; none if some rank did not answer."""
-    if any(state != "left" for one in communicators for state in one.missing.values()):
-        return set()
-    every = [(one, counts) for one in communicators for counts in one.counts.values()]
-    ahead = {one.key(place) for one, counts in every for place in _more(counts)}
-    behind = []
-    for one, counts in every:
-        odd, cause = _odd(one.size, counts)
-        ranks = {one.key(place) for count in odd for place in count.positions} - ahead
-        behind += [ranks] if cause == "behind" and ranks else []
-    return set.intersection(*behind) if behind else set()
-
-
-def _label(one: Communicator, report: Report, plan: Plan | None) -> str:
-    members = tuple(one.ranks[place] for place in sorted(one.ranks)) if len(one.ranks) == one.size else ()
-    if (group := group_of_plan(plan, members)) is not None:
-        return str(group)
-    if members and one.size == report.total:
-        return "world"
+def _label(one: Communicator, plan: Plan | None) -> str:
     kinds = " or ".join(kinds_of_size(plan, one.size)[:4])
     return f"communicator {one.hash} of {one.size} ranks" + (f", {kinds} by its size" if kinds else "")
-
-
-def _differences(
-    one: Communicator, plan: Plan | None, suspects: set[object]
-) -> Iterator[tuple[str, tuple[int, ...], str]]:
-    """Yield each set of ranks that has launched other counts than the most: the cause, the positions, and words."""
-    outliers: dict[tuple[int, ...], list[tuple[str, str]]] = {}
-    for operation, counts in one.counts.items():
-        odd, cause = _odd(one.size, counts)
-        places = tuple(sorted(place for count in odd for place in count.positions))
-        if len(places) != sum(count.ranks for count in odd):
-            places = ()
-        outliers.setdefault(places, []).append((cause, _counted(one, operation, counts, plan)))
-    for places, found in outliers.items():
-        causes = {cause for cause, _ in found}
-        cause = "different" if places and causes == {"ahead", "behind"} else found[0][0]
-        if cause == "behind" and not {one.key(place) for place in places} <= suspects:
-            cause, places = "differ", ()
-        yield cause, places, "; ".join(text for _, text in found) + _WHY.get(cause, "")
-
-
-def _odd(size: int, counts: Sequence[Count]) -> tuple[Sequence[Count], str]:
-    """Return the counts of the minority and how it differs; without a majority, those that are not the highest."""
-    usual = max(counts, key=lambda count: (count.ranks, count.launched))
-    odd = [count for count in counts if count is not usual]
-    if 2 * usual.ranks > size and all(count.launched > usual.launched for count in odd):
-        return odd, "ahead"
-    if usual is max(counts, key=lambda count: count.launched):
-        return odd, "behind"
-    return [], "differ"
-
-
-def _more(counts: Sequence[Count]) -> Iterator[int]:
-    """Yield the positions that have launched more than others."""
-    lowest = min(count.launched for count in counts)
-    return (place for count in counts if count.launched > lowest for place in count.positions)
-
-
-def _counted(one: Communicator, operation: str, counts: Sequence[Count], plan: Plan | None) -> str:
-    """Return the counts of an operation in words, the smallest set first."""
-    ascending = sorted(counts, key=lambda count: (count.ranks, count.launched))
-    parts = []
-    for place, count in enumerate(ascending):
-        others = f"the {count.ranks} others" if place and place == len(ascending) - 1 else f"{count.ranks} ranks"
-        is_short = count.positions and 2 * count.ranks <= one.size
-        parts.append(f"{_words(one, count.positions, plan) if is_short else others} at {count.launched}")
-    return f"{operation} launched: {', '.join(parts)}"
-
-
-def _words(one: Communicator, places: Sequence[int], plan: Plan | None) -> str:
-    """Return ranks in words: with the group that they are, or as positions where their ranks are not known."""
-    ranks = one.known(places)
-    group = group_of_plan(plan, ranks) if len(ranks) > 1 else None
-    words = ranks_in_words(ranks, places)
-    return words if group is None else f"{words} ({group})"
-
-
-def _finding(cause: str, ranks: tuple[int, ...], group: str, evidence: str, report: Report) -> Finding:
-    confidence = "likely" if cause in _LIKELY else "possible"
-    return Finding(cause, ranks, group, evidence, confidence, report.path)
 
 
 def equal_counts(reports: Sequence[Report]) -> str:

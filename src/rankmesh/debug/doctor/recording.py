@@ -22,8 +22,10 @@ from typing import Any
 from rankmesh.debug.doctor.columns import Columns, GroupName, columns_of
 from rankmesh.errors import RecordingError
 
-__all__ = ["GroupName", "InCall", "Recording", "recording_of"]
+__all__ = ["TRUST", "GroupName", "InCall", "Recording", "recording_of"]
 
+# How far what is known of a rank can be trusted; "" where something may be missing.
+TRUST = ("", "possible", "likely", "certain")
 
 # Ranks that no world reaches.
 _RANKS = 2**20
@@ -54,7 +56,8 @@ class Recording(Columns):
     ``session`` is the watch that wrote it, "" for torch's own; ``request`` counts the dump requests to all ranks.
     ``state`` is what a rank that could not write looked like, ``alive`` whether its process ran. ``failure``: the error
     by which the program ended or is about to, "" for none. ``late_by`` is how many seconds after the first member the
-    rank came to its next call, when that had given up.
+    rank came to its next call, when that had given up. ``source`` are the files whose lines are all that is known of
+    the rank (``lines``), "" for a recording, and ``trust`` is one of ``TRUST``.
     """
 
     rank: int
@@ -73,6 +76,8 @@ class Recording(Columns):
     dropped: bool = False
     late_by: float = 0.0
     in_call: InCall | None = None
+    source: str = ""
+    trust: str = "certain"
 
     def __len__(self) -> int:
         return len(self.number)
@@ -82,8 +87,8 @@ class Recording(Columns):
 
     @property
     def from_rank(self) -> bool:
-        """Whether the rank wrote it; of an unresponsive rank there is only what others saw."""
-        return not self.state
+        """Whether the rank was there when it was written; of an unresponsive rank there is only what others saw."""
+        return not self.state and not (self.source and self.failure)
 
     @property
     def is_running(self) -> bool:

@@ -40,6 +40,7 @@ def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) ->
     """Yield the causes in these waits, but for what a divergence explains: ``diverged`` is its call, by group."""
     yield from _broken(history, waits)
     yield from _never_came(history, waits)
+    yield from _gone(history, waits)
     for cycle in _cycles(waits):
         yield from _crossed(history, waits, cycle)
     yield from _stuck(history, waits, diverged)
@@ -74,9 +75,15 @@ def _why(history: History, rank: int, call: PendingCall) -> str:
 
 
 def _no_recording(history: History, ranks: Sequence[int], call: PendingCall) -> str:
-    states = sorted({history.recordings[rank].state for rank in ranks if rank in history.recordings})
-    trace = "did not respond" if history.are_alive(ranks) else "left no recording"
-    problem = f"{in_words(ranks)} {trace}" + (f" ({', '.join(states)})" if states else "")
+    known = [history.recordings[rank] for rank in ranks if rank in history.recordings]
+    states = ", ".join(sorted({one.state for one in known if one.state}))
+    if any(history.recordings[rank].source for rank in call.waiting):
+        if known and all(one.failure for one in known):
+            return wait_in(call)
+        problem = f"{in_words(ranks)} {states}" if states else f"no line is of {in_words(ranks)}"
+    else:
+        problem = f"{in_words(ranks)} {'did not respond' if history.are_alive(ranks) else 'left no recording'}"
+        problem += f" ({states})" if states else ""
     return f"{problem}; {wait_in(call)}"
 
 
@@ -89,6 +96,9 @@ def _behind(history: History, ranks: Sequence[int], call: PendingCall) -> str:
     by = {furthest - (history.last(call.group, rank) or 0) for rank in ranks} if call.numbered else {1}
     calls = f"{min(by)}" if len(by) == 1 else f"{min(by)} to {max(by)}"
     plural = "call" if by == {1} else "calls"
+    if not call.number:
+        is_in = "is" if len(ranks) == 1 else "are"
+        return f"{in_words(ranks)} {is_in} in no call{_at(history, ranks[0])}; {wait_in(call)}"
     doing = _doing(history, ranks[0], call.group)
     return f"{in_words(ranks)} behind by {calls} {plural} of {call.group}: {doing}; {wait_in(call)}"
 
@@ -106,7 +116,9 @@ def _doing(history: History, rank: int, group: KnownGroup) -> str:
         return f"it came {recording.late_by:.0f} s after the first, when that had given up"
     if about is not None and about.operation:
         return f"it is in {about.operation}" + (f", {about.site}" if about.site else "")
-    where = f" at {about.site}" if about is not None and about.site else ""
+    where = _at(history, rank)
+    if recording.source:
+        return f"it is{where}" if where else "nothing shows where it is"
     if not len(recording):
         listed = any(group.enqueued for group in recording.groups)
         return f"it is in no call{where} and has {'none under way' if listed else 'made none'}"
@@ -114,6 +126,26 @@ def _doing(history: History, rank: int, group: KnownGroup) -> str:
     there = history.group_of[rank, int(recording.group[row])]
     last = f"{recording.signatures[recording.signature[row]].operation}, call {recording.number[row]} of {there}"
     return f"it is in no call{where}; its last was {last}"
+
+
+def _at(history: History, rank: int) -> str:
+    """Return the line of the program at which a rank is, in words; "" if it is unknown."""
+    about = history.recordings[rank].in_call
+    return f" at {about.site}" if about is not None and about.site else ""
+
+
+def _gone(history: History, waits: Waits) -> Iterator[Cause]:
+    """Yield ranks of which lines state that they failed or do not respond, where no call is known to wait for them."""
+    gone = grouped(
+        ((recording.state, recording.alive), rank)
+        for rank, recording in history.recordings.items()
+        if recording.source and not recording.from_rank and not waits.for_whom.get(rank)
+    )
+    world = next((group for group in history.tracks if group.kind == "world"), None)
+    for (state, _), ranks in gone.items():
+        group = world or next(group for group in history.tracks if ranks[0] in group.members)
+        call = PendingCall(group, 0, "", (), tuple(ranks), numbered=False)
+        yield cause_of(history, "dead", ranks, call, f"{in_words(ranks)} {state}" if state else "")
 
 
 def _broken(history: History, waits: Waits) -> Iterator[Cause]:
@@ -222,7 +254,9 @@ def _stuck(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -
     for call in waits.calls:
         if (
             call.missing
+            or not call.number
             or not all(map(history.knows, call.group.members))
+            or not history.is_listed(call.group)
             or (call.numbered and call.group in seen)
             or diverged.get(call.group, call.number + 1) <= call.number
             or _stands_elsewhere(history, waits, call)

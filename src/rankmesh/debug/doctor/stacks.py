@@ -16,17 +16,15 @@ from __future__ import annotations
 import json
 import re
 import sys
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from rankmesh.core.grouped import grouped
-from rankmesh.debug.doctor.evidence import Finding
+from rankmesh.debug.doctor.lines import Line
 from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
-from rankmesh.errors import first_of, in_words
 
-__all__ = ["Place", "Thread", "findings_of_stacks", "places_of", "stacks_of", "threads_of"]
+__all__ = ["Place", "Thread", "lines_of_stacks", "places_of", "stacks_of", "threads_of"]
 
 _THREADS, _FRAMES, _SHOWN = 1 << 14, 512, 4
 _IS_STACK = re.compile(r"most recent call (?:first|last)\)|\((?:idle|active)[^)\n]{0,20}\)|\"thread_name\"")
@@ -249,7 +247,7 @@ def _call(thread: Thread) -> tuple[str, bool] | None:
     return waits if waits is not None and (waits[1] or loose is None) else loose
 
 
-# -- findings --------------------------------------------------------------------------------------------------------
+# -- lines of ranks ----------------------------------------------------------------------------------------------------
 
 
 def places_of(places: Sequence[Place], world_size: int = 0) -> tuple[dict[int, Place], list[Place]]:
@@ -266,43 +264,14 @@ def places_of(places: Sequence[Place], world_size: int = 0) -> tuple[dict[int, P
     return dict(sorted(known.items())), others
 
 
-def findings_of_stacks(places: Sequence[Place], world_size: int = 0) -> tuple[Finding, ...]:
-    """Return what the stacks show: who waits in which call, and who is in none."""
+def lines_of_stacks(places: Sequence[Place], world_size: int = 0) -> Iterator[Line | str]:
+    """Yield where each rank is: in a call, or in none; in words of processes whose rank is not known."""
     known, others = places_of(places, world_size)
-    if not places:
-        return ()
-    waiting = {rank for rank, place in known.items() if place.call}
-    outside = [rank for rank in known if rank not in waiting]
-    total = max([world_size, *(rank + 1 for rank in known)])
-    absent = (
-        [] if others else [rank for rank in range(total) if rank not in known] if total <= 2 * len(known) else [-1, -1]
-    )
-    firm = all(known[rank].is_firm for rank in waiting)
-    words = "; ".join(_in_words(known, others))
-    source = first_of(list(dict.fromkeys(place.origin.path for place in places)))
-    named: tuple[int, ...] = ()
-    if len(outside) == 1 and waiting and not absent and not others:
-        cause, named = "late", tuple(outside)
-    elif len(absent) == 1 and len(waiting) == len(known) > 1:
-        cause, named, words = "missing", tuple(absent), f"no stack is of rank {absent[0]} of {total}; {words}"
-    else:
-        if absent and -1 not in absent:
-            words = f"no stack is of {in_words(absent)} of {total}; {words}"
-        is_one = len({(place.call, place.site) for place in places}) == 1 and not outside
-        cause = "waiting" if is_one else "differ"
-    confidence = "likely" if cause == "late" and firm else "possible"
-    return (Finding(cause, named, "world", words, confidence, source),)
-
-
-def _in_words(known: Mapping[int, Place], others: Sequence[Place]) -> Iterator[str]:
-    """Yield who is where, the fewest ranks first."""
-    parts = grouped(((place.call, place.site), rank) for rank, place in known.items())
-    ordered = sorted(parts.items(), key=lambda part: (part[0][0] != "", len(part[1])))
-    for (call, site), ranks in ordered[:_SHOWN]:
-        where = f"{'in ' + call if call else 'in no collective'}{', at ' + site if site else ''}"
-        yield f"{in_words(ranks)} {'is' if len(ranks) == 1 else 'are'} {where}"
-    if len(parts) > _SHOWN:
-        yield f"and {len(parts) - _SHOWN} more places"
+    for rank, place in known.items():
+        trust = "" if others else "likely" if place.is_firm else "possible"
+        number = 0 if place.call else None
+        source, operation = place.origin.path, place.call
+        yield Line(source=source, rank=rank, number=number, operation=operation, site=place.site, trust=trust)
     if others:
         in_call = sum(bool(place.call) for place in others)
         yield f"{in_call} of {len(others)} processes whose ranks are not known are in a collective"

@@ -79,6 +79,7 @@ def waits_of(history: History) -> Waits:
     """Return the unfinished calls of a history, and those that failed."""
     broken = _broken(history)
     calls = [*_collectives(history, broken), *_exchanges(history, broken), *_unrecorded(history)]
+    calls += _of_unknown_groups(history, {rank for call in calls for rank in call.waiting})
     of_rank = _by_rank(history, calls)
     if len(set(history.orders.values())) > 1:
         blocked = list(_of_blocked_threads(history, calls, of_rank))
@@ -337,6 +338,20 @@ def _unrecorded(history: History) -> Iterator[PendingCall]:
         missing = tuple(rank for rank in group.members if rank not in ranks and history.knows(rank))
         number = 1 + max(history.last(group, rank) or 0 for rank in ranks)
         yield PendingCall(group, number, operation, tuple(ranks), missing, numbered=False)
+
+
+def _of_unknown_groups(history: History, waiting: Collection[int]) -> Iterator[PendingCall]:
+    """Yield calls of which lines name neither group nor number: a rank that waits in no call may be missing in each."""
+    inside = grouped(
+        (recording.in_call, rank)
+        for rank, recording in history.recordings.items()
+        if recording.source and recording.in_call and recording.in_call.operation and rank not in waiting
+    )
+    missing = set(range(history.world_size)) - {*waiting, *(rank for ranks in inside.values() for rank in ranks)}
+    absent = tuple(rank for rank in sorted(missing) if history.knows(rank))
+    for about, ranks in inside.items():
+        world = next(group for group in history.tracks if group.kind == "world")
+        yield PendingCall(world, 0, about.operation, tuple(ranks), absent, numbered=False, site=about.site)
 
 
 def _is_first(history: History, rank: int, group: KnownGroup, operation: str) -> bool:

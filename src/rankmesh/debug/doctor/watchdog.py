@@ -11,46 +11,43 @@ Rank 9 of the job is position 1 of group 5. The first line has no group: the sec
 Launchers put their own prefixes before these lines. A launcher's number may be a host's or a local rank: only torch's
 own ``[rank9]:`` is taken as the rank, else the position in the world's group, else the name of the file or its folder.
 
-```
-different   one call of a group is ALLREDUCE on some ranks and BROADCAST on others, or has other sizes
-behind      others wait in a call that this rank has not enqueued; it waits nowhere, and all other ranks do
-ahead       waits in a call that the most have not enqueued
-differ      ranks are at different calls, and no rank can be named
-missing     has no line of the watchdog; named where all others wait
-waiting     waits in a call, and nothing says for whom
-```
-
-Ranks are compared in groups whose name is the same on all members (``LogGroup.is_named``), and where no call is between
-two of them: torch counts sends and receives apart, in the same numbers. Only two different calls at one number are
-certain. A rank that is behind may wait in a call that has not timed out yet: it is named only if it is the only one.
+Numbers of calls are compared in groups whose name is the same on all members (``LogGroup.is_named``), and where no call
+is between two of them: torch counts sends and receives apart, in the same numbers.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
-from operator import itemgetter
 
 from rankmesh.core.grouped import grouped
 from rankmesh.core.plan import Plan
-from rankmesh.debug.doctor.evidence import Finding, all_known, ranks_in_words
+from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.groups import DEFAULT, group_at
+from rankmesh.debug.doctor.lines import WORLD, Line
 from rankmesh.debug.doctor.texts import Text, origin_of
-from rankmesh.errors import first_of, in_words
+from rankmesh.errors import first_of
 
-__all__ = ["Log", "LogGroup", "Status", "Work", "findings_of_logs", "log_of", "size_of_job"]
+__all__ = ["Log", "LogGroup", "Status", "Work", "lines_of_logs", "log_of", "size_of_job"]
 
 # What every line has that is looked at, and how many of these lines are kept.
 _MARK, _LINES = "ProcessGroupNCCL", 1 << 16
-# Operations whose sizes are the same on all ranks, and those in the numbers of which sends and receives may be.
+# Operations whose sizes are the same on all ranks, their names in the flight recorder, and operations that show that
+# numbers count sends and receives, too.
 _EQUAL = {"ALLREDUCE", "BROADCAST", "REDUCE", "ALLGATHER_BASE", "REDUCE_SCATTER_BASE"}
+_RECORDED = {
+    "ALLREDUCE": "all_reduce",
+    "ALLGATHER": "all_gather",
+    "ALLGATHER_BASE": "_all_gather_base",
+    "REDUCE_SCATTER_BASE": "_reduce_scatter_base",
+    "ALLTOALL": "all_to_all",
+    "ALLTOALL_BASE": "all_to_all",
+}
 _APART = {"SEND", "RECV", "COALESCED", "UNKNOWN", "BATCH_ISEND_IRECV"}
 # Seconds in which the lines of one attempt are, without a timeout; and at least.
 _TIMEOUT, _LEAST = 600, 60
-# Calls that one finding lists, and ranks of a job.
-_SHOWN, _RANKS = 4, 2**20
+_RANKS = 2**20
 
 _SOURCE = re.compile(
     r"(?:\[rank(?P<rank>\d{1,7})\]:\s?)?"
@@ -196,95 +193,7 @@ def _seconds(head: re.Match[str]) -> int:
     return (((month * 31 + day) * 24 + hour) * 60 + minute) * 60 + second
 
 
-# -- members ----------------------------------------------------------------------------------------------------------
-
-
-@dataclass(frozen=True)
-class _Member:
-    """A process in a group: the number of the ``call`` that it waits in, None for none; and what it has enqueued."""
-
-    position: int
-    rank: int | None
-    call: int | None
-    enqueued: int | None
-    works: tuple[Work, ...]
-
-    @property
-    def work(self) -> Work | None:
-        """The call that it waits in, if its operation is known."""
-        return next((work for work in self.works if work.number == self.call), None)
-
-
-@dataclass(frozen=True)
-class _Group:
-    """A group, the processes of which there are lines, and how many it has at least."""
-
-    group: LogGroup | None
-    label: str
-    size: int
-    members: tuple[_Member, ...]
-
-    @cached_property
-    def waiting(self) -> tuple[_Member, ...]:
-        """Those that wait in a call."""
-        return tuple(member for member in self.members if member.call is not None)
-
-    @cached_property
-    def first(self) -> int:
-        """The first call that a member waits in."""
-        return min(member.call for member in self.waiting if member.call is not None)
-
-    @cached_property
-    def behind(self) -> tuple[_Member, ...]:
-        """Those that have not enqueued the first call that others wait in."""
-        if not self.is_comparable or not self.waiting:
-            return ()
-        return tuple(m for m in self.members if m.call is None and m.enqueued is not None and m.enqueued < self.first)
-
-    @cached_property
-    def is_comparable(self) -> bool:
-        """Whether the lines are of one group, and numbers of calls mean the same on all members."""
-        members, works = self.members, [work for member in self.members for work in member.works]
-        known = [member.rank for member in members if member.rank is not None]
-        return (
-            self.group is not None
-            and self.group.is_named
-            and len({member.position for member in members}) == len(members)
-            and len(set(known)) == len(known)
-            and not (self.group.is_world and any(member.rank != member.position for member in members))
-            and not any(work.operation.lstrip("_") in _APART for work in works)
-            and all(len({work.number for work in member.works}) == len(member.works) for member in members)
-        )
-
-
-def findings_of_logs(logs: Sequence[Log], plan: Plan | None = None, world_size: int = 0) -> tuple[Finding, ...]:
-    """Return the findings of each group; other files show that the job has at least this many ranks."""
-    lines = _last_attempt(logs)
-    groups = _groups(lines, plan)
-    ranks = {line.rank for line in lines}
-    known = {rank for rank in ranks if rank is not None and rank < _RANKS}
-    total = max(size_of_job(logs, plan), world_size)
-    waiting = {member.rank for each in groups for member in each.waiting}
-    absent = set(range(total)) - waiting
-    # Whoever is not known may be any rank, and so may be one whose lines are missing.
-    is_whole = (
-        None not in ranks and not any(log.is_partial for log in logs) and len({line.actor for line in lines}) == 1
-    )
-    suspects = absent if is_whole and len(absent) == 1 else set[int]()
-    source = first_of([log.path for log in logs])
-    found = [_finding(each, suspects, source) for each in groups if each.waiting]
-    missing = absent - known
-    if is_whole and waiting and known and (missing or total == 1):
-        here = f"{in_words(known & waiting)} {'waits' if len(known & waiting) == 1 else 'wait'}"
-        if missing and 2 * len(missing) < total:
-            whom = tuple(missing & suspects)
-            what = f"no line of torch's watchdog is of {in_words(missing)} of {total}; {here}"
-            found.append(Finding("missing", whom, "world", what, "possible", source))
-        elif found:  # the logs of one pod or host: nothing is known of the others
-            of = f" of {total}" if world_size or plan else ""
-            more = f"there are lines of {in_words(known)}{of} alone: add the logs of the other ranks"
-            found[0] = replace(found[0], evidence=f"{found[0].evidence}; {more}")
-    return tuple(found)
+# -- lines of ranks ----------------------------------------------------------------------------------------------------
 
 
 def size_of_job(logs: Iterable[Log], plan: Plan | None = None) -> int:
@@ -302,11 +211,69 @@ def _last_attempt(logs: Iterable[Log]) -> list[Status]:
     return [line for line in lines if line.time is None or line.time >= begin]
 
 
-# -- groups ----------------------------------------------------------------------------------------------------------
+def lines_of_logs(logs: Sequence[Log], plan: Plan | None = None, world_size: int | None = None) -> Iterator[Line]:
+    """Yield what the last attempt in these logs states of each rank; ``world_size`` is None where nothing states it."""
+    statuses = _last_attempt(logs)
+    actors = {status.actor for status in statuses}
+    is_whole = not any(log.is_partial for log in logs) and not any(status.rank is None for status in statuses)
+    source = first_of([log.path for log in logs])
+    for group, found in _groups(statuses).items():
+        members = {key: _Member.of(*key, lines) for key, lines in sorted(found.items(), key=lambda each: each[0][0])}
+        is_comparable = _is_comparable(group, list(members.values()))
+        is_named = all(member.rank is not None for member in members.values())
+        name = _name(group, members.values(), plan if is_named else None, world_size)
+        label = f"{name.desc or 'group'} {name.name[:16]}".rstrip()
+        actor = group.actor if group is not None and len(actors) > 1 else ""
+        trust = "" if not is_whole or len(actors) > 1 else "likely" if is_comparable else "possible"
+        works = {work.number: work for member in members.values() for work in member.works}
+        for member in members.values():
+            rank = member.position if member.rank is None or not is_named else member.rank
+            one = Line(
+                source=source,
+                rank=rank,
+                job=actor if is_named else label,
+                is_position=not is_named,
+                group=name,
+                trust=trust,
+            )
+            numbers = {work.number for work in member.works}
+            calls = list(member.works)
+            if member.call is not None and member.call not in numbers:
+                calls.append(works.get(member.call, Work(member.call, "")))
+            for work in calls:
+                what = _operation(work)
+                if is_comparable:
+                    yield replace(one, number=work.number, operation=what, sizes=_sizes(work))
+                else:
+                    yield replace(one, group=WORLD, number=0, operation=f"{what}, call {work.number} of {label}")
+            if not calls:
+                yield replace(one, enqueued=member.enqueued) if is_comparable else replace(one, group=WORLD)
 
 
-def _groups(lines: Sequence[Status], plan: Plan | None) -> list[_Group]:
-    """Return the groups with their members, each with all its lines."""
+@dataclass(frozen=True)
+class _Member:
+    """A process in a group: the number of the ``call`` that it waits in, None for none; and what it has enqueued."""
+
+    position: int
+    rank: int | None
+    call: int | None
+    enqueued: int | None
+    works: tuple[Work, ...]
+
+    @classmethod
+    def of(cls, position: int, rank: int | None, lines: Sequence[Status]) -> _Member:
+        """Return the member that these lines are of."""
+        numbers = [line.number for line in lines if line.number is not None]
+        enqueued = max((line.enqueued for line in lines if line.enqueued is not None), default=None)
+        completed = max((line.completed for line in lines if line.completed is not None), default=None)
+        call = min(numbers, default=None)
+        if call is None and enqueued is not None and completed is not None and completed < enqueued:
+            call = max(completed, 0) + 1
+        return cls(position, rank, call, enqueued, tuple(dict.fromkeys(line.work for line in lines if line.work)))
+
+
+def _groups(lines: Sequence[Status]) -> dict[LogGroup | None, dict[tuple[int, int | None], list[Status]]]:
+    """Return the lines by group, position and rank."""
     found: dict[LogGroup | None, dict[tuple[int, int | None], list[Status]]] = {}
     at = grouped((_call_of(line), line.group) for line in lines if line.group is not None and line.number is not None)
     for line in lines:
@@ -316,7 +283,7 @@ def _groups(lines: Sequence[Status], plan: Plan | None) -> list[_Group]:
         elif group is None and named:
             continue  # of one of several groups, each of which has a line of its own
         found.setdefault(group, {}).setdefault((line.position, line.rank), []).append(line)
-    return [_group(group, members, plan) for group, members in found.items()]
+    return found
 
 
 def _call_of(line: Status) -> tuple[object, ...]:
@@ -324,109 +291,37 @@ def _call_of(line: Status) -> tuple[object, ...]:
     return line.actor, line.rank, line.position, line.number
 
 
-def _group(group: LogGroup | None, found: Mapping[tuple[int, int | None], list[Status]], plan: Plan | None) -> _Group:
-    members = tuple(
-        _member(position, rank, lines) for (position, rank), lines in sorted(found.items(), key=lambda each: each[0][0])
+def _is_comparable(group: LogGroup | None, members: Sequence[_Member]) -> bool:
+    """Return whether the lines are of one group, and numbers of calls mean the same on all members."""
+    known = [member.rank for member in members if member.rank is not None]
+    return (
+        group is not None
+        and group.is_named
+        and len({member.position for member in members}) == len(members)
+        and len(set(known)) == len(known)
+        and not (group.is_world and any(member.rank != member.position for member in members))
+        and not any(work.operation.lstrip("_") in _APART for member in members for work in member.works)
+        and all(len({work.number for work in member.works}) == len(member.works) for member in members)
     )
-    least = 1 + max(member.position for member in members)
+
+
+def _name(group: LogGroup | None, members: Iterable[_Member], plan: Plan | None, world_size: int | None) -> GroupName:
+    """Return a group as a recording has it, with its members where the plan or the size of the job tells them."""
     if group is None:
-        return _Group(None, "a group that the log does not name", least, members)
+        return GroupName("", "a group that the log does not name")
     if group.is_world:
-        return _Group(group, "world", max(least, plan.world_size if plan else 0), members)
+        return replace(WORLD, members=tuple(range(world_size)) if world_size else None)
     desc = group.desc.rpartition(":")[2]
-    ranks = {member.position: member.rank for member in members if member.rank is not None}
-    local = group_at(plan, ranks, desc.partition("@")[0]) if len(ranks) == len(members) else None
-    if local is not None:
-        return _Group(group, str(local), len(local.ranks), members)
-    return _Group(group, desc if "@" in desc else f"{desc or 'group'} {group.name[:16]}", least, members)
+    local = group_at(plan, {m.position: m.rank for m in members if m.rank is not None}, desc.partition("@")[0])
+    return GroupName(group.name, group.desc, None if local is None else local.ranks)
 
 
-def _member(position: int, rank: int | None, lines: Sequence[Status]) -> _Member:
-    numbers = [line.number for line in lines if line.number is not None]
-    enqueued = max((line.enqueued for line in lines if line.enqueued is not None), default=None)
-    completed = max((line.completed for line in lines if line.completed is not None), default=None)
-    call = min(numbers, default=None)
-    if call is None and enqueued is not None and completed is not None and completed < enqueued:
-        call = max(completed, 0) + 1
-    works = dict.fromkeys(line.work for line in lines if line.work is not None)
-    return _Member(position, rank, call, enqueued, tuple(works))
+def _operation(work: Work) -> str:
+    """Return an operation as the flight recorder names it."""
+    name = work.operation.lstrip("_")
+    return _RECORDED.get(name, name.lower()) or "a collective"
 
 
-# -- findings --------------------------------------------------------------------------------------------------------
-
-
-def _finding(each: _Group, suspects: set[int], source: str) -> Finding:
-    """Return the finding of a group."""
-    waits = "; ".join(_waits(each))
-    if each.is_comparable and (parts := _different(each)):
-        largest = max(parts.values(), key=len)
-        odd = [member for members in parts.values() if members is not largest for member in members]
-        ranks = _ranks(odd) if 2 * len(largest) > each.size else ()
-        number = next(iter(parts)).number
-        which = " and ".join(f"{_described([work])} on {_words(members)}" for work, members in parts.items())
-        return Finding("different", ranks, each.label, f"{each.label}: call {number} is {which}", "certain", source)
-    if behind := each.behind:
-        counts = sorted({member.enqueued for member in behind if member.enqueued is not None})
-        parts_of = (
-            f"{_words([m for m in behind if m.enqueued == count])} enqueued no call after {count}"
-            for count in counts[:_SHOWN]
-        )
-        evidence = f"{each.label}: {', '.join(parts_of)}; {waits}"
-        if len(behind) > len(each.waiting):
-            return Finding("ahead", (), each.label, evidence, "possible", source)
-        if suspects and set(_ranks(behind)) == suspects:
-            return Finding("behind", _ranks(behind), each.label, evidence, "likely", source)
-        return Finding("differ", (), each.label, evidence, "possible", source)
-    calls = {member.call for member in each.waiting}
-    cause = "differ" if each.is_comparable and len(calls) > 1 else "waiting"
-    return Finding(cause, (), each.label, f"{each.label}: {waits}", "possible", source)
-
-
-def _different(each: _Group) -> dict[Work, list[_Member]]:
-    """Return the members by their call at the first number at which calls differ; empty where none do."""
-    by_number = grouped((work.number, (work, member)) for member in each.members for work in member.works)
-    for _, made in sorted(by_number.items(), key=itemgetter(0)):
-        first = {_signature(work): work for work, _ in reversed(made)}
-        if len(first) > 1:
-            return grouped((first[_signature(work)], member) for work, member in made)
-    return {}
-
-
-def _signature(work: Work) -> tuple[object, ...]:
-    """Return what of a call is the same on all members of its group."""
-    operation = work.operation.lstrip("_")
-    return (operation, work.sent, work.received) if operation in _EQUAL else (operation,)
-
-
-def _waits(each: _Group) -> Iterator[str]:
-    """Yield who waits in which call."""
-    parts = grouped(
-        ((member.call or 0, member.work.operation if member.work else ""), member) for member in each.waiting
-    )
-    for (number, operation), members in sorted(parts.items(), key=lambda part: part[0])[:_SHOWN]:
-        verb = "waits" if len(members) == 1 else "wait"
-        what = f", {_described([member.work for member in members if member.work])}" if operation else ""
-        yield f"{_words(members)} {verb} in call {number}{what}"
-    if len(parts) > _SHOWN:
-        yield f"and {len(parts) - _SHOWN} more calls"
-
-
-def _described(works: Sequence[Work]) -> str:
-    """Return an operation with its sizes, if they are the same in these calls."""
-    operation = works[0].operation.lstrip("_")
-    sizes = {(work.sent, work.received) for work in works}
-    sent, received = sizes.pop()
-    if sizes or sent is None or received is None:
-        return operation
-    given = "" if sent == received else f"{sent} to "
-    return f"{operation} of {given}{received} {'element' if received == 1 and not given else 'elements'}"
-
-
-def _ranks(members: Iterable[_Member]) -> tuple[int, ...]:
-    """Return the ranks of members; none unless all are known."""
-    return all_known(member.rank for member in members)
-
-
-def _words(members: Sequence[_Member]) -> str:
-    """Return members in words."""
-    return ranks_in_words(_ranks(members), (member.position for member in members))
+def _sizes(work: Work) -> tuple[int, ...]:
+    """Return the sizes of a call that are the same on all members of its group."""
+    return () if work.sent is None or work.operation.lstrip("_") not in _EQUAL else (work.sent,)
