@@ -89,7 +89,7 @@ def _start(watches: list[Watch | BackgroundGuard]) -> None:
     if watches and wanted is not None and wanted.guard and _programs:
         from rankmesh.guard.background import BackgroundGuard
 
-        watches.append(BackgroundGuard(_programs[0], wanted.guard, ACTIONS[wanted.then]))
+        watches.append(BackgroundGuard(_programs[0], wanted.guard, ACTIONS[wanted.then], wanted.folder.absolute()))
 
 
 def _safely(step: Callable[..., object], *args: object) -> None:

@@ -42,4 +42,6 @@ def test_a_flipped_bit_of_three(tmp_path):
         "they were equal at step 60"
     ), printed
     assert status != 0
+    metrics = (tmp_path / "hangs/rankmesh.prom").read_text(encoding="utf-8")
+    assert re.search(r'^rankmesh_difference_step\{run=".*",tensor="0.weight",ranks="1"\} 70$', metrics, re.MULTILINE)
     assert "then=exit ends this process with status 7" in printed

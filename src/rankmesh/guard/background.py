@@ -26,6 +26,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import count
 from math import prod
+from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
@@ -35,6 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rankmesh.backend.default import default_group
 from rankmesh.debug.watch.exchange import Exchange, Merged, connected
+from rankmesh.debug.watch.metrics import export_difference
 from rankmesh.errors import first_line, in_words
 from rankmesh.guard.digest import digests_of, first_difference, summed
 from rankmesh.guard.discover import combined, differing, discovered, entry, items, parted, windows
@@ -73,7 +75,7 @@ class _Check:
 class BackgroundGuard:
     """The guard of this rank in the world that is initialised, until ``close``.
 
-    ``then`` is called on every rank after a difference; ``found`` gets it on the rank that logs it.
+    ``then`` is called on every rank after a difference; ``folder`` is where monitoring finds it.
     """
 
     def __init__(
@@ -81,12 +83,12 @@ class BackgroundGuard:
         program: Program,
         every: int,
         then: Callable[[], None] | None = None,
-        found: Callable[[dict[str, Any]], None] | None = None,
+        folder: Path | None = None,
     ) -> None:
         world = default_group()
         self._rank, self._size, self._store = world.rank, world.size, world.store
         self._attempt = f"{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/{next(_numbers)}"
-        self._program, self._every, self._then, self._found = program, every, then, found
+        self._program, self._every, self._then, self._folder = program, every, then, folder
         self._steps, self._process = Steps(), os.getpid()
         self._queue: SimpleQueue[_Check | None] = SimpleQueue()
         self._compared: frozenset[str] = frozenset()
@@ -142,6 +144,8 @@ class BackgroundGuard:
             return
         tensors, owners = self._program.tensors()
         names = [name for name in tensors if learns or name in self._compared]
+        if step == 0:  # zeros and ones are equal everywhere
+            names = [name for name in names if not bool((tensors[name] == tensors[name].flatten()[0]).all())]
         sums = summed([tensors[name] for name in names])
         device = next((one.device for one in sums if one.device.type != "cpu"), torch.device("cpu"))
         digests, ready = digests_of(sums, device), None
@@ -280,11 +284,20 @@ class BackgroundGuard:
             values |= {"since": step - self._every, "ranks": asked["odd"], "agree": "", "count": where.get("count", 0)}
             values |= {"box": where.get("box"), "bit": where.get("bit"), "tied": tied}
             sides = ([asked["wrong"]] if tied else asked["odd"], [asked["right"]])
-            self._warn(sentence(values, *sides, [repr(one) for one in names[1:]]))
-            if self._found is not None:
-                self._found(values | {"tensor": names[0] if names else ""})
+            message = sentence(values, *sides, [repr(one) for one in names[1:]])
+            self._warn(message)
+            self._export({"tensor": names[0] if names else "", "ranks": asked["odd"], "step": step, "message": message})
         end = [names if 0 < len(names) <= _NAMES and not drifts else None, not drifts]
         self._channel.write(f"difference/{self._differences}/end", json.dumps(end))
+
+    def _export(self, difference: dict[str, Any]) -> None:
+        run = os.environ.get("TORCHELASTIC_RUN_ID", os.environ.get("SLURM_JOB_ID", ""))
+        try:
+            if self._folder is not None:
+                self._folder.mkdir(parents=True, exist_ok=True)
+                export_difference(self._folder, difference, run)
+        except Exception as error:  # noqa: BLE001 - OpenTelemetry's exporters are the program's, the disk is shared
+            _log.debug("rankmesh: guard: the difference is not exported: %s", error)
 
     def _leave_out(self, kind: str, names: Sequence[str] | None, acts: bool) -> None:
         """Go on without the tensors that differ; without the whole kind if it is not known which do."""

@@ -25,7 +25,16 @@ from rankmesh.debug.doctor.diagnosis import Diagnosis
 from rankmesh.debug.doctor.history import History, PendingCall
 from rankmesh.debug.slow import SlowReport
 
-__all__ = ["FILE", "Metrics", "metrics_of", "send_slow", "send_trace", "write_prometheus", "write_slow"]
+__all__ = [
+    "FILE",
+    "Metrics",
+    "export_difference",
+    "metrics_of",
+    "send_slow",
+    "send_trace",
+    "write_prometheus",
+    "write_slow",
+]
 
 FILE = "rankmesh.prom"
 _Samples = dict[str, list[tuple[dict[str, object], float]]]
@@ -45,6 +54,7 @@ _HELP = {
     "lost_share": "Share of the ranks' time that they wait for late ranks.",
     "rank_caused_seconds": "Seconds of each step that a rank makes others wait.",
     "slow": "Seconds of each step that the job waits because of a finding.",
+    "difference_step": "The step at which the guard last found that replicas of a tensor differ.",
 }
 
 
@@ -144,6 +154,19 @@ def write_slow(folder: Path, report: SlowReport, run: str) -> None:
         "slow": [(_about(finding.to_dict()), finding.seconds) for finding in report.findings],
     }
     _write(folder / FILE, samples, run)
+
+
+def export_difference(folder: Path, difference: Mapping[str, Any], run: str) -> None:
+    """Write and send what the guard has found: its tensor, ranks, step and message."""
+    ranks = ",".join(map(str, difference["ranks"]))
+    labels = {"tensor": difference["tensor"], "ranks": ranks}
+    _write(folder / FILE, {"difference_step": [(labels, difference["step"])]}, run)
+    with suppress(ImportError):
+        from opentelemetry import trace
+        from opentelemetry.context import Context
+
+        about = {f"rankmesh.{name}": value for name, value in {**difference, "ranks": ranks}.items()}
+        trace.get_tracer("rankmesh").start_span("rankmesh.difference", context=Context(), attributes=about).end()
 
 
 def _write(path: Path, samples: _Samples, run: str) -> None:
