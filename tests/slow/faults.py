@@ -31,13 +31,13 @@ CAUSES = {
 
 
 class Job:
-    """The job of 16 ranks, watched, with its processes by rank."""
+    """A job, watched, with its processes by rank."""
 
-    def __init__(self, folder, seconds, **environment):
-        self.folder, self.file = Path(folder), Path(folder) / "fault"
+    def __init__(self, folder, seconds, ranks=RANKS, **environment):
+        self.folder, self.file, self.size = Path(folder), Path(folder) / "fault", ranks
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = (self.folder / "log").open("w+")
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(RANKS))
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKMESH")}
         watch = {"RANKMESH": f"watch:dir={self.folder}/watch,slow=5", "OMP_NUM_THREADS": "1"}
         self.process = subprocess.Popen(
@@ -52,7 +52,7 @@ class Job:
         end = time.monotonic() + 200
         while time.monotonic() < end:
             found = re.findall(r"rank (\d+) is (\d+)", (self.folder / "log").read_text())
-            if len(found) == RANKS and self.report() is not None:
+            if len(found) == self.size and self.report() is not None:
                 return {int(rank): int(process) for rank, process in found}
             time.sleep(0.5)
         raise TimeoutError(self.folder)
@@ -75,7 +75,7 @@ class HostsJob(Job):
     """The job on four emulated hosts; host ``n`` has the ranks from ``4 * n``."""
 
     def __init__(self, folder, seconds):
-        self.folder, self.file, self.pids = Path(folder), Path(folder) / "fault", {}
+        self.folder, self.file, self.size, self.pids = Path(folder), Path(folder) / "fault", RANKS, {}
         self.folder.mkdir(parents=True, exist_ok=True)
         os.environ.update(RANKMESH=f"watch:dir={self.folder}/watch,slow=5", OMP_NUM_THREADS="1", LARGE="100000")
         from tests.slow import program  # torch is loaded with the variable

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import time
 from itertools import pairwise
 
 import pytest
@@ -128,8 +129,8 @@ def test_samples(sampler):
     for step in range(1, 11):
         _sample(sampler, state, (step - 1, step - 1), stands=("reads", "/job/train.py:5 in next_batch"))
         _sample(sampler, state, (step - 1, step - 1), stands=("", "/job/train.py:9 in step"))
-        _sample(sampler, state, (step - 1, step))
-        _sample(sampler, state, (step - 1, step))
+        _sample(sampler, state, (step - 1, step), stands=("may wait", ""))
+        _sample(sampler, state, (step - 1, step), stands=("waits", ""))
     found = sampler.window()
     row = {name: int(found.column(name)[0]) for name in ("computes", "reading", "step", "stretch")}
     assert row == {"computes": 5000, "reading": 2500, "step": 400_000, "stretch": 200}
@@ -138,14 +139,52 @@ def test_samples(sampler):
     assert found.names[found.column("data")[0]] == "/job/train.py:5 in next_batch"
 
 
+def test_a_call_beside(sampler):
+    """A call that is under way while the program computes counts only where the program waits for it."""
+    sampler, state = sampler
+    for stands in [""] * 4 + ["may wait"] * 2 + ["waits"] * 5:
+        _sample(sampler, state, (3, 5), stands=(stands, ""))
+    _sample(sampler, state, (3, 6), stands=("may wait", ""))
+    found = sampler.window()
+    assert found.column("computes")[0] == 5000
+    assert found.waits.tolist() == [[0, 0, 5000]]
+
+
 @pytest.mark.parametrize(("made", "computes"), [(1, 10_000), (0, 0)])
 def test_a_late_sample(sampler, made, computes):
     """A sample that a busy program held up is of the program, unless the call was under way at the sample before."""
     sampler, state = sampler
+    state["stands"] = ("waits", "")
     _sample(sampler, state, (-1, 0), seconds=0.0)
     _sample(sampler, state, (made - 1, made), seconds=2.0)
     found = sampler.window()
     assert found.column("computes")[0] == computes
+
+
+def test_durations_of_nccl(sampler, monkeypatch):
+    """What NCCL's calls lasted, in the part of the time that is recorded, is the share of their group; else nothing."""
+    sampler, state = sampler
+    begin = time.time_ns()
+    entry = {
+        "pg_id": "1",
+        "process_group": ["7", "undefined"],
+        "profiling_name": "nccl:all_reduce",
+        "input_sizes": [[4]],
+    }
+    entries = [{**entry, "time_created_ns": begin + n * 100_000_000, "duration_ms": 25.0} for n in range(41)]
+    monkeypatch.setattr(calls, "collectives", lambda: {(1, "1"): state["calls"]})
+    monkeypatch.setattr(calls, "calls_kept", lambda recorder: entries if recorder else [])
+    found = []
+    for step in range(50):
+        _sample(sampler, state, (step, step + 2))
+        found += [sampler.window()] if step % 10 == 9 else []
+    assert found[:4] == [None] * 4
+    assert found[4].column("computes")[0] == pytest.approx(7500, rel=0.05)
+    entries[:] = [entry | {"time_created_ns": 1}] * 41
+    for step in range(50):
+        _sample(sampler, state, (50 + step, 52 + step))
+        found += [sampler.window()] if step % 10 == 9 else []
+    assert found[5:] == [None] * 5, "without durations nothing is known"
 
 
 def test_an_error_ends_it(sampler, monkeypatch, caplog):

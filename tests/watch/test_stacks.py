@@ -4,6 +4,9 @@ import json
 import threading
 import time
 
+import torch
+from tests.limits import LONG, until
+
 from rankmesh.debug.watch import stacks
 from rankmesh.debug.watch.recorder import Recorder, _lines
 
@@ -61,3 +64,54 @@ def _on_a_thread(look):
     thread = threading.Thread(target=look)
     thread.start()
     thread.join()
+
+
+class _Data(torch.utils.data.Dataset):
+    """Data that are read until somebody has seen that."""
+
+    def __init__(self, seen):
+        self.seen = seen
+
+    def __len__(self):
+        return 1
+
+    def __getitem__(self, number):
+        self.seen.acquire(timeout=LONG)
+        return number
+
+
+def _stood(target, *given):
+    """What a thread of the program is seen to do, other than to compute."""
+    thread = threading.Thread(target=target, args=given, daemon=True)
+    thread.start()
+    try:
+        return until(lambda: stacks.stands(thread.ident)[0])
+    finally:
+        seen, *_ = given
+        seen.release()
+        thread.join(LONG)
+
+
+def _waits(seen):
+    event = threading.Event()
+    while not seen.acquire(blocking=False):
+        event.wait(0.5)
+
+
+def _computes(seen):
+    while not seen.acquire(blocking=False):
+        sum(range(1000))
+
+
+def test_what_a_program_does():
+    """A program reads in its data set, waits where its line waits, and computes elsewhere."""
+    seen = threading.Semaphore(0)
+    data = _Data(seen)
+    assert _stood(lambda _: list(torch.utils.data.DataLoader(data)), seen) == "reads"
+    assert _stood(_waits, threading.Semaphore(0)) == "waits"
+    thread = threading.Thread(target=_computes, args=(seen,), daemon=True)
+    thread.start()
+    assert until(lambda: stacks.stands(thread.ident)[1].endswith("in _computes"))
+    assert stacks.stands(thread.ident)[0] == ""
+    seen.release()
+    thread.join(LONG)

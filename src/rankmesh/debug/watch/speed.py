@@ -47,9 +47,9 @@ class Sampler:
         self._groups, self._cycle = dict[str, Group](), Cycle({}, "")
         self._windows, self._next = 0, 1
         self._state = dict[tuple[int, str], tuple[int, int]]()
-        self._made = dict[tuple[int, str], int]()
+        self._made, self._beside = dict[tuple[int, str], int](), dict[str, tuple[int, int]]()
         self._queued, self._stretch, self._idle = _queued(), 0.0, False
-        self._waits, self._sites = defaultdict[str, float](float), Counter[tuple[str, str]]()
+        self._waits, self._sites = defaultdict[str, float](float), Counter[tuple[bool, str]]()
         self.resume()
         self._begin()
 
@@ -73,26 +73,31 @@ class Sampler:
         seconds = time.monotonic() - self._at
         late = seconds > self._pause + _LATE
         before, self._state = self._state, calls.collectives()
+        state, site = stacks.stands(self._program)
         # Where this thread was late because the program was busy, a call that was made meanwhile did not last as long.
+        # Calls that are under way while the program computes may have ended already: torch has the last to end, not
+        # the latest.
         under_way = [
             number
             for (recorder, number), (done, made) in self._state.items()
             if recorder == _GLOO and done != made and not (late and before.get((recorder, number), (0, 0))[1] != made)
+            if state == "waits" or (state == "may wait" and self._beside.get(number) != (done, made))
         ]
         self._seconds += seconds
-        state, site = ("", "") if under_way else stacks.stands(self._program)
-        if not under_way and state != "waits":
+        waits = bool(under_way) or (state == "waits" and not late)
+        if not waits:
+            self._beside = {number: status for (recorder, number), status in self._state.items() if recorder == _GLOO}
             self._computes += seconds
-            self._reading += seconds if state else 0.0
-            self._sites[state, site] += 1
-        for number in under_way or ([""] if state == "waits" else []):
+            self._reading += seconds if state == "reads" else 0.0
+            self._sites[state == "reads", site] += 1
+        for number in under_way or ([""] if waits else []):
             self._waits[number] += seconds
         same = all(before.get(group, (0, 0))[1] == made for group, (_, made) in self._state.items())
         length = self._stretch + seconds if same or late else 0.0
         if self._idle and length > max(self._longest, _LONG):
             self._site = site
         self._longest = max(self._longest, length if self._idle else 0.0)
-        self._idle = not under_way and state != "waits"
+        self._idle = not waits
         self._stretch = length if self._idle and same else 0.0
         self.resume()
 
@@ -138,7 +143,7 @@ class Sampler:
             "queued": SHARE * (self._queued - queued) / self._seconds,
             "reading": SHARE * self._reading / self._seconds,
             "site": self._site or next((site for (_, site), _ in self._sites.most_common(1)), ""),
-            "data": next((site for (state, site), _ in self._sites.most_common() if state), ""),
+            "data": next((site for (reads, site), _ in self._sites.most_common() if reads), ""),
         }
         waits = {self._groups[number]: self._waits[number] / self._seconds for number in self._cycle.calls}
         if "" in self._waits:

@@ -54,6 +54,8 @@ _KNOWN = frozenset(
 # Calls that gloo's recorder does not have, and functions that read data, beside those of torch's loader.
 _BETWEEN_TWO = frozenset({"send", "recv", "batch_isend_irecv"})
 _LOADER = f"{_TORCH}utils/data/"
+# Parts of torch that wait for collectives in C++.
+_MAY_WAIT = tuple(f"{_TORCH}{part}" for part in ("distributed/", "autograd/", "nn/parallel/", "_ops.py"))
 _READS = re.compile(r"_*(read|load|fetch|collate)(_\w+)?$|_*(get|next)_?(batch|data|item)\w*$|__(next|getitem)__$")
 _WAITS = ("wait(", "synchronize(", ".item(", "result(")
 _DEPTH = 64
@@ -118,16 +120,24 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
 
 
 def stands(program: int) -> tuple[str, str]:
-    """Return where a program stands: ``waits`` for one other rank, ``reads`` its data, or "", and at which line."""
+    """Return what a program does where it stands, and at which line.
+
+    It ``reads`` its data, ``waits``, is in a part of torch that ``may wait``, or computes: "".
+    """
     frames = [*_outwards(sys._current_frames().get(program))]
     user = _users(frames[0] if frames else None)
-    found = next((each.f_code.co_name for each in frames if each.f_code.co_filename == _CALLS), "")
-    if found in _BETWEEN_TWO or "wait(" in _source(user):
-        return "waits", _line(user)
     inner = frames[: frames.index(user) + 1] if user else []
-    reads = any(each.f_code.co_filename.startswith(_LOADER) for each in frames)
-    reads = reads or any(_READS.match(each.f_code.co_name) for each in inner)
-    return "reads" if reads else "", _line(user)
+    state, file = "", frames[0].f_code.co_filename if frames else ""
+    read = [*(each for each in frames if each.f_code.co_filename.startswith(_LOADER)), *inner]
+    if any(each.f_code.co_filename.startswith(_LOADER) or _READS.match(each.f_code.co_name) for each in read):
+        state = "reads"
+    elif any(each.f_code.co_name in _BETWEEN_TWO and each.f_code.co_filename == _CALLS for each in frames) or (
+        "wait(" in _source(user) + (_source(frames[0]) if file.startswith(_TORCH) else "")
+    ):
+        state = "waits"
+    elif file.startswith(_MAY_WAIT):
+        state = "may wait"
+    return state, _line(user)
 
 
 def _moved(before: Mark | None, mark: Mark) -> bool:
