@@ -16,6 +16,7 @@ from tests.peers.fetch import folder
 
 import rankmesh as rm
 from rankmesh.debug.watch.live_names import live_names
+from rankmesh.debug.watch.recorder import prepare
 from rankmesh.debug.watch.setting import Setting, setting
 
 HERE = Path(__file__).parent
@@ -69,6 +70,26 @@ def test_nothing_is_imported_without_the_variable(tmp_path):
 def test_settings(environment, wanted):
     """What the environment asks for; RANKMESH_RECORD is an older name."""
     assert setting(environment) == wanted
+
+
+@pytest.mark.parametrize(
+    ("value", "slow", "timed"),
+    [
+        ("", False, False),
+        ("", True, True),
+        ("watch", False, True),
+        ("watch:slow=0", True, False),
+        ("wach", False, False),
+    ],
+)
+def test_durations_are_recorded_for_slow_ranks(monkeypatch, value, slow, timed):
+    """NCCL times its calls where slow ranks are looked for, unless the environment says otherwise."""
+    for name in ("TORCH_NCCL_ENABLE_TIMING", "TORCH_FR_BUFFER_SIZE"):
+        monkeypatch.setenv(name, "before")
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("RANKMESH", value)
+    prepare(slow=slow)
+    assert ("TORCH_NCCL_ENABLE_TIMING" in os.environ) == timed
 
 
 UNREADABLE = [

@@ -16,6 +16,7 @@ import sys
 import threading
 import time
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import torch.distributed as dist
@@ -27,7 +28,8 @@ from rankmesh.debug.doctor.sites import innermost
 from rankmesh.debug.watch import stacks
 from rankmesh.debug.watch.host import Look
 from rankmesh.debug.watch.live_names import live_names
-from rankmesh.errors import first_line
+from rankmesh.debug.watch.setting import setting
+from rankmesh.errors import ConnectError, first_line
 from rankmesh.launch.started import host_name
 
 __all__ = ["CALLS", "Recorder", "prepare"]
@@ -48,10 +50,17 @@ _KEPT = (
 )
 
 
-def prepare(calls: int = CALLS) -> None:
-    """Have torch keep this many calls with their frames, and NCCL's durations; what the environment sets stays."""
+def prepare(calls: int = CALLS, *, slow: bool = False) -> None:
+    """Have torch keep this many calls with their frames; what the environment sets stays.
+
+    ``slow``: NCCL's durations as well, unless the environment says whether slow ranks are looked for.
+    """
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", str(calls)))
-    os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
+    with suppress(ConnectError):  # which whoever starts the watch reports
+        wanted = setting(os.environ)
+        slow = slow if wanted is None else wanted.slow > 0
+    if slow:
+        os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")
 
 
 class Recorder:

@@ -51,7 +51,7 @@ def begin(record: bool | str | os.PathLike[str]) -> Callable[[], list[Callable[[
 
     The environment goes before ``record``. torch has started its watch already, where it loads entry points.
     """
-    prepare()
+    prepare(slow=True)
 
     def started() -> list[Callable[[], None]]:
         switched = bool(os.environ.get("RANKMESH") or os.environ.get("RANKMESH_RECORD"))
