@@ -3,6 +3,7 @@
 import os
 import sys
 import time
+from pathlib import Path
 
 import torch
 import torch.distributed as dist
@@ -67,7 +68,7 @@ def separate(steps, rank):
 def accumulated(steps, rank):
     """Gradients of two batches, a scaler that skips steps, torch.compile, an optimizer made again, a state loaded."""
     model = DistributedDataParallel(torch.compile(net(), backend="eager"))
-    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=2.0**140)
+    optimizer, scaler = torch.optim.Adam(model.parameters(), lr=1e-3), torch.amp.GradScaler("cpu", init_scale=2.0**126)
     for number in range(steps):
         if number == steps // 2:
             optimizer = torch.optim.Adam(model.parameters(), lr=1e-4)
@@ -137,11 +138,11 @@ def zero(steps, rank):
     """DeepSpeed's ZeRO 1."""
     import deepspeed
 
-    config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}, "bf16": {"enabled": True}}
+    config = {"train_micro_batch_size_per_gpu": 8, "zero_optimization": {"stage": 1}}
     config["optimizer"] = {"type": "Adam", "params": {"lr": 0.01, "torch_adam": True}}
     engine, *_ = deepspeed.initialize(model=net(), config=config, dist_init_required=False)
     for number in range(steps):
-        engine.backward(engine(batch(number, rank).bfloat16()).square().mean())
+        engine.backward(engine(batch(number, rank)).square().mean())
         engine.step()
         time.sleep(SECONDS)
 
@@ -194,31 +195,13 @@ def lit(steps, rank):
 
 def megatron(steps, rank, distributed=False):
     """Megatron-Core's GPT on tp=2, with its own optimizer, distributed or not."""
-    from megatron.core import parallel_state, tensor_parallel
-    from megatron.core.distributed import DistributedDataParallel as Wrapped
-    from megatron.core.distributed import DistributedDataParallelConfig, finalize_model_grads
-    from megatron.core.models.gpt import GPTModel
-    from megatron.core.models.gpt.gpt_layer_specs import get_gpt_layer_local_spec
-    from megatron.core.optimizer import OptimizerConfig, get_megatron_optimizer
-    from megatron.core.transformer import TransformerConfig
+    sys.path.append(str(Path(__file__).parents[2]))
+    from tests.peers import megatron_training as training
 
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2)
-    tensor_parallel.model_parallel_cuda_manual_seed(0, force_reset_rng=True)
-    sizes = {"num_layers": 2, "hidden_size": 32, "num_attention_heads": 4, "use_cpu_initialization": True}
-    config = TransformerConfig(**sizes, pipeline_dtype=torch.float32, gradient_accumulation_fusion=False)
-    model = GPTModel(config, get_gpt_layer_local_spec(), vocab_size=128, max_sequence_length=16)
-    model = Wrapped(config, DistributedDataParallelConfig(use_distributed_optimizer=distributed), model)
-    options = OptimizerConfig(optimizer="adam", lr=1e-3, use_distributed_optimizer=distributed, bf16=False)
-    optimizer = get_megatron_optimizer(options, [model])
-    for number in range(steps):
-        model.zero_grad_buffer()
-        draw = torch.Generator().manual_seed(100 * number + parallel_state.get_data_parallel_rank())
-        tokens = torch.randint(0, 128, (2, 16), generator=draw)
-        mask = torch.ones(1, 1, 16, 16).triu(1).bool()
-        model(tokens, torch.arange(16).expand(2, 16), mask, labels=tokens).mean().backward()
-        finalize_model_grads([model])
-        optimizer.step()
-        time.sleep(SECONDS)
+    training.without_a_gpu()
+    training.STEPS = steps
+    register_optimizer_step_post_hook(lambda *_: time.sleep(SECONDS))
+    training.train(training.megatron("parallel_state"), {"tensor_model_parallel_size": 2}, sharded=distributed)
 
 
 def megatron_distributed(steps, rank):

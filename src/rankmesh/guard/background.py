@@ -42,6 +42,7 @@ from rankmesh.guard.digest import digests_of, first_difference, summed
 from rankmesh.guard.discover import combined, differing, discovered, entry, items, parted, windows
 from rankmesh.guard.explain import minority, sentence
 from rankmesh.guard.observe import Program, Steps
+from rankmesh.rendezvous import ChannelLost
 from rankmesh.rendezvous.waiting import await_at_exit
 
 __all__ = ["BackgroundGuard"]
@@ -118,7 +119,8 @@ class BackgroundGuard:
 
     def _end(self, error: Exception) -> None:
         self._hook.remove()
-        if not self._stop.is_set():
+        # The store ends with the process that serves it.
+        if not self._stop.is_set() and not isinstance(error, ChannelLost):
             sys.stderr.write(f"rankmesh: guard: rank {self._rank} compares nothing any more: {first_line(error)}\n")
         self._stop.set()
 
@@ -145,7 +147,7 @@ class BackgroundGuard:
         tensors, owners = self._program.tensors()
         names = [name for name in tensors if learns or name in self._compared]
         if step == 0:  # zeros and ones are equal everywhere
-            names = [name for name in names if not bool((tensors[name] == tensors[name].flatten()[0]).all())]
+            names = [name for name in names if not _is_constant(tensors[name])]
         sums = summed([tensors[name] for name in names])
         device = next((one.device for one in sums if one.device.type != "cpu"), torch.device("cpu"))
         digests, ready = digests_of(sums, device), None
@@ -314,6 +316,11 @@ class BackgroundGuard:
         # A program that configures its logging disables the loggers that it does not name.
         _log.disabled = False
         _log.warning("rankmesh: guard: %s", message)
+
+
+def _is_constant(tensor: Tensor) -> bool:
+    """Return whether all elements are equal; 8-bit numbers, which not all devices compare, count as constant."""
+    return tensor.element_size() == 1 or bool((tensor == tensor.flatten()[0]).all())
 
 
 def _differ(theirs: list[int], names: list[str], values: dict[str, int], check: _Check) -> dict[str, Any]:
