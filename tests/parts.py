@@ -105,20 +105,30 @@ def picture(counts):
     return "\n".join((*drawn, "</svg>\n"))
 
 
-@cache
 def needs(path):
-    """The parts that a file of tests names, in whatever text, and those of the files of tests that it imports."""
+    """The parts that a file of tests needs, with its conftest and the files of tests that these import."""
+    files, left = set(), [path, path.with_name("conftest.py")]
+    while left:
+        one = left.pop()
+        if one not in files and one.is_file():
+            files.add(one)
+            for module, names in re.findall(
+                r"^from ((?:tests|bench)[\w.]*) import (.+)", one.read_text("utf-8"), re.MULTILINE
+            ):
+                named = (module, *(f"{module}.{name}" for name in names.split(", ")))
+                left += [REPOSITORY.joinpath(*name.split(".")).with_suffix(".py") for name in named]
+    return set().union(*map(_named, files)) - {None}
+
+
+@cache
+def _named(path):
+    """The parts that a file names, in whatever text."""
     known, text, where = parts(), path.read_text(encoding="utf-8"), {**rankmesh._LAZY, **rankmesh._LIVE}
     imported = ",".join(re.findall("from rankmesh import (.+)", text))
     public = [*re.findall(r"\brm\.(\w+)", text), *re.findall(r"\w+", imported)]
     named = [where.get(name, "rankmesh.core").partition(":")[0] for name in public]
     named += re.findall(r"\brankmesh(?:\.\w+)+", text) + ["rankmesh.cli"] * ('"-m", "rankmesh"' in text)
-    found = {part_of(_module(name), known) for name in named}
-    for module, names in re.findall(r"^from (tests[\w.]*) import (.+)", text, re.MULTILINE):
-        for one in (module, *(f"{module}.{name}" for name in names.split(", "))):
-            other = REPOSITORY.joinpath(*one.split(".")).with_suffix(".py")
-            found |= needs(other) if other.is_file() else set()
-    return found - {None}
+    return {part_of(_module(name), known) for name in named}
 
 
 def _module(name):
