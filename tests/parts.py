@@ -126,15 +126,16 @@ def _named(path):
     known, text, where = parts(), path.read_text(encoding="utf-8"), {**rankmesh._LAZY, **rankmesh._LIVE}
     imported = ",".join(re.findall("from rankmesh import (.+)", text))
     public = [*re.findall(r"\brm\.(\w+)", text), *re.findall(r"\w+", imported)]
-    named = [where.get(name, "rankmesh.core").partition(":")[0] for name in public]
+    named = [where.get(name, f"rankmesh.{name}").partition(":")[0] for name in public]
     named += re.findall(r"\brankmesh(?:\.\w+)+", text) + ["rankmesh.cli"] * ('"-m", "rankmesh"' in text)
     return {part_of(_module(name), known) for name in named}
 
 
 def _module(name):
-    """The module that a dotted name begins with."""
+    """The module that a dotted name begins with; what the package itself has is the core's."""
     path = SOURCE.joinpath(*name.split(".")[1:])
-    return name if path.is_dir() or path.with_suffix(".py").is_file() else _module(name.rpartition(".")[0])
+    found = path.is_dir() or path.with_suffix(".py").is_file()
+    return "rankmesh.core" if path == SOURCE else name if found else _module(name.rpartition(".")[0])
 
 
 def run(name, words):

@@ -17,7 +17,7 @@ NAMES = ("accelerate", "deepspeed", "device_mesh", "ezpz", "fairscale", "nanotro
 
 
 def after(name):
-    """What a page says to write instead."""
+    """What a page on one of `rankmesh.dialects` says to write instead."""
     (code,) = re.findall(r"```python\n# after\n(.*?)```", (PAGES / f"{name}.md").read_text(encoding="utf-8"), re.DOTALL)
     return code
 
