@@ -13,6 +13,7 @@ from torch.distributed import HashStore, TCPStore
 
 from rankmesh import AgreementError, ConnectError
 from rankmesh.launch.started import Launch
+from rankmesh.rendezvous import Outcome
 from rankmesh.rendezvous.channel import LARGEST_LIST
 from rankmesh.rendezvous.stores import _BLOCK
 from rankmesh.runtime.devices import Capabilities, decide
@@ -29,7 +30,9 @@ def _all(capabilities, seconds=20.0):
 
     def one(local):
         try:
-            return decide(store, "muster", local, seconds, serves=local.rank == 0)[0]
+            decision, among = decide(store, "muster", local, seconds, serves=local.rank == 0)
+            among.leave(Outcome())
+            return decision
         except (ConnectError, AgreementError) as error:
             return error
 

@@ -196,7 +196,7 @@ class Round:
 
     def _arrive(self, step: Step) -> bool:
         proposal = step.proposal
-        if self.identity and not self._introduce():
+        if self.identity and step is self.steps[0] and not self._introduce():
             return False
         if proposal.digest:
             reference = self.channel.first(step.key("reference"), proposal.digest)

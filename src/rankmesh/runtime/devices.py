@@ -228,8 +228,8 @@ def _without(gathered: Sequence[Capabilities]) -> tuple[tuple[int, ...], str]:
 
 def decide(
     store: Store, prefix: str, local: Capabilities, seconds: float, *, serves: bool
-) -> tuple[BackendDecision, str]:
-    """Agree on the backend once all ranks have arrived; also return a prefix for the keys of the next steps.
+) -> tuple[BackendDecision, Round]:
+    """Agree on the backend once all ranks have arrived; also return the round, whose next step is the caller's.
 
     Raises ``ConnectError`` on every rank where what they have does not go together, ``AgreementError`` naming the
     ranks that do not arrive in time, ``StoreLost`` when the store is gone; its ``met`` says whether rank 0 was seen in
@@ -245,7 +245,7 @@ def decide(
             met = met or found.seen(0)
 
         look()
-        return _decided(found, local, _ForWorld(seconds, look, if_odd=_ODD)), f"{prefix}/{found.epoch}"
+        return _decided(found, local, _ForWorld(seconds, look, if_odd=_ODD)), found
     except StoreLost as error:
         raise StoreLost(error.message, rank=local.rank, missing=(0,), met=met) from error
 
@@ -275,8 +275,8 @@ def _decided(found: Round, local: Capabilities, policy: _ForWorld) -> BackendDec
 
     proposal = Proposal(f"{local.size} {local.asked}", text=json.dumps(asdict(local)))
     outcome = found.step("capabilities", proposal, conclude, policy, _DECISION)
-    found.leave(outcome)
     if not outcome.agreed:
+        found.leave(outcome)
         kind = AgreementError if outcome.missing else ConnectError
         values = {"missing": outcome.missing} if outcome.missing else {}
         raise kind(

@@ -146,7 +146,8 @@ def enter(
         default_pg()  # raises in a forked child
         return _joined(launch, backend)
     local = capabilities(launch, backend)
-    launch, store, prefix, decision = together(launch, local, limit or _LIMIT)
+    launch, store, among, decision = together(launch, local, limit or _LIMIT)
+    prefix = f"{_KEYS}/{launch.attempt}/{0 if among is None else among.epoch}"
     backend, device = str(decision.backend), device_of(str(decision.backend), local)
     if decision.note and launch.rank == 0:
         warnings.warn(decision.note, RuntimeWarning, stacklevel=4)
@@ -156,13 +157,11 @@ def enter(
             torch.cuda.set_device(device)
         _initialise(launch, backend, PrefixStore(f"{prefix}/world", store), limit)
 
-    if launch.single_rank:
+    if among is None:
         initialise()
     else:
-        serves, seconds = launch.rank == 0 and not is_served(), (limit or _LIMIT).total_seconds()
-        among = Round(StoreChannel(store, prefix), "world", range(launch.world_size), launch.rank, serves, epoch=0)
         try:
-            gather_results(among, initialise, len, seconds, "init()", undo=_destroy)
+            gather_results(among, initialise, len, (limit or _LIMIT).total_seconds(), "init()", undo=_destroy)
         except StoreLost as error:
             if launch.rank == 0 or is_served():
                 raise
@@ -181,8 +180,12 @@ def _started() -> Launch:
         return Launch(NO_LAUNCHER, host=host_name())
 
 
-def together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[Launch, Store, str, BackendDecision]:
-    """Return the rendezvous of the ranks, the prefix of its keys, and the decision of all of them.
+def together(
+    launch: Launch, local: Capabilities, limit: timedelta
+) -> tuple[Launch, Store, Round | None, BackendDecision]:
+    """Return the rendezvous of the ranks, their round, and what they have decided in its first step.
+
+    The round goes on with what the ranks do next; there is none for a single rank.
 
     A rank that is early may find the store of the world before, which rank 0 is about to close: it tries again.
     """
@@ -190,18 +193,18 @@ def together(launch: Launch, local: Capabilities, limit: timedelta) -> tuple[Lau
     while True:
         left = max(1.0, end - time.monotonic())
         found, store = open_store(launch, timedelta(seconds=left))
-        prefix = f"{_KEYS}/{launch.attempt}"
         if found.single_rank:
-            return found, store, prefix, _single(local)
+            return found, store, None, _single(local)
         try:
-            decision, prefix = decide(store, prefix, local, left, serves=found.rank == 0 and not is_served())
+            serves = found.rank == 0 and not is_served()
+            decision, among = decide(store, f"{_KEYS}/{launch.attempt}", local, left, serves=serves)
         except StoreLost as error:
             if found.rank == 0 or is_served() or time.monotonic() > end:
                 raise
             if error.met:
                 raise _rank_0_ended(found) from error
         else:
-            return found, store, prefix, decision
+            return found, store, among, decision
 
 
 def _rank_0_ended(launch: Launch) -> ConnectError:

@@ -18,7 +18,7 @@ from concurrent.futures import Future
 from datetime import timedelta
 from functools import partial
 
-from torch.distributed import Store, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
 
 from rankmesh.backend.cut import Drain
 from rankmesh.backend.nccl import outlive_errors
@@ -67,7 +67,7 @@ class Peers:
         local = capabilities(launch, None)
         self.joined = None if join is None else address_of(join, "join=", key)[0]
         if self.joined is None:
-            launch, store, prefix, decision = together(launch, local, timedelta(seconds=seconds))
+            launch, store, among, decision = together(launch, local, timedelta(seconds=seconds))
             self.backend, self.member = str(decision.backend), launch.rank
         else:
             self.backend, self.member = "nccl" if local.index is not None else "gloo", -1
@@ -90,7 +90,8 @@ class Peers:
         self._here: set[int] = set()  # members whose ports the kernel of this host has had
         self._learn = None
         if self.joined is None:
-            self._learn = partial(self._gather, store, f"{prefix}/survive", launch.world_size, seconds, key)
+            among = among or Round(StoreChannel(store, "rankmesh/survive"), "contacts", [0], 0, not is_served())
+            self._learn = partial(self._gather, among, seconds, key)
         elif key is not None:
             self._start(key)
 
@@ -153,12 +154,10 @@ class Peers:
         self._heartbeat_key = key.of_use("heartbeat")
         self._heartbeat.start(self._heartbeat_key)
 
-    def _gather(self, store: Store, prefix: str, size: int, seconds: float, key: JobKey | None) -> None:
+    def _gather(self, among: Round, seconds: float, key: JobKey | None) -> None:
         """Learn where the others are, and the key of the job, through the launcher's store; every member does."""
-        serves = self.member == 0 and not is_served()
-        found = Round(StoreChannel(store, prefix), "contacts", range(size), self.member, serves)
         mine = {**vars(self._contact), "key": "" if key is None else key.fingerprint}
-        learned = gather(found, mine, _with_key, seconds, "survive()")
+        learned = gather(among, mine, _with_key, seconds, "survive()")
         if learned["differs"]:
             raise ConnectError(
                 f"{in_words(learned['differs'])} have another {VARIABLE} than rank 0, or one of them has none; set "
