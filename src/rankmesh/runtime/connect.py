@@ -15,7 +15,6 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Any, overload
 
-from rankmesh.core import recipes
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.options import time_limit
 from rankmesh.core.plan import Plan
@@ -111,7 +110,8 @@ def _connected(given: Mapping[str, PlanLike], limit: timedelta) -> dict[str, Liv
     if world.default.size == 1 and not world.default.dry and started_by().launcher == NO_LAUNCHER:
         _check_started(given.values())
     try:
-        plans = {key: _plan(one, world.default.size) for key, one in given.items()}
+        size = world.default.size
+        plans = {key: read_plan(one, world_size=size if isinstance(one, str) else None) for key, one in given.items()}
     except RankmeshError as error:
         world.refuse(error, limit)
         raise
@@ -137,7 +137,7 @@ def _check_started(given: Iterable[PlanLike]) -> None:
 def _ranks(given: PlanLike) -> int:
     """Return the number of ranks that a plan needs; for a SPEC with ``*`` the product of the other sizes."""
     if not isinstance(given, str):
-        plan = _plan(given, 1)
+        plan = read_plan(given)
         return max(plan.world_size, plan.mesh.rank_range.stop)
     try:
         return read_plan(given).world_size
@@ -157,9 +157,3 @@ def _check_form(given: object) -> None:
             "use Plan(mesh, [GroupSpec('tp'), ...]), one of rankmesh.recipes, or 'tp=2,dp=*'",
             received=given,
         )
-
-
-def _plan(given: PlanLike, world_size: int) -> Plan:
-    if isinstance(given, str):
-        return read_plan(given, world_size=world_size)
-    return recipes.axes(given) if isinstance(given, Mesh) else given
