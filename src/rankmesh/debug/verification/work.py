@@ -11,8 +11,7 @@ import os
 import re
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -69,7 +68,11 @@ class Work:
     def run(self) -> None:
         """Check this rank; whatever ends it is in the report."""
         try:
-            with _watched(enter(self._launch, self._backend, self._timeout), self._diagnosed) as me:
+            with enter(self._launch, self._backend, self._timeout) as me:
+                if not me.launch.single_rank:  # recordings are left only where the environment asks for them
+                    folder = os.environ.get("RANKMESH_RECORD")
+                    watch = Watch(Path(folder).absolute() if folder else None, diagnosed=self._diagnosed)
+                    me.before_leaving.append(watch.close)
                 try:
                     self._verify(me)
                 except Exception as error:
@@ -103,23 +106,9 @@ class Work:
             self.report.message = re.sub(r"^\[/\S+:\d+\] ", "", line)[:500]
             self.over.set()
 
-    def _diagnosed(self, diagnosis: str) -> None:
+    def _diagnosed(self, diagnosis: str, _: object) -> None:
         self.diagnosis = diagnosis
 
     def join(self, seconds: float) -> None:
         """Wait for the end of the thread."""
         self._thread.join(seconds)
-
-
-@contextmanager
-def _watched(live: LiveRank, diagnosed: Callable[[str], None]) -> Iterator[LiveRank]:
-    """Watch over a rank until it leaves its world; ``diagnosed`` is given the diagnosis of a hang.
-
-    Recordings are left only in the folder ``RANKMESH_RECORD``.
-    """
-    with live:
-        if not live.launch.single_rank:
-            folder = os.environ.get("RANKMESH_RECORD")
-            watch = Watch(Path(folder).absolute() if folder else None, diagnosed=lambda verdict, _: diagnosed(verdict))
-            live.before_leaving.append(watch.close)
-        yield live
