@@ -141,14 +141,14 @@ def _module(name):
 def run(name, words):
     """Run the tests that need this part and at most what it may import, where nothing else of the package is.
 
-    Those that simulate ranks have the simulator beside it.
+    Those that simulate ranks have the simulator beside it, unless that stands on this part.
     """
     known = parts()
     allowed = {name, *known[name].may}
-    files = [path for path in sorted(REPOSITORY.glob("tests/*/**/test_*.py")) if name in needs(path)]
-    beside = {"sim", *known["sim"].may} | allowed
-    narrow, wide = ([path for path in files if needs(path) <= found] for found in (allowed, beside))
-    return _run(name, allowed, narrow, words) or _run(f"{name}-sim", beside, sorted({*wide} - {*narrow}), words)
+    beside = allowed if name in known["sim"].may else {"sim", *known["sim"].may} | allowed
+    files = [path for path in sorted(REPOSITORY.glob("tests/*/**/test_*.py")) if name in needs(path) <= beside]
+    narrow, wide = ([path for path in files if (needs(path) <= allowed) == inside] for inside in (True, False))
+    return _run(name, allowed, narrow, words) or _run(f"{name}-sim", beside, wide, words)
 
 
 def _run(name, allowed, files, words):
