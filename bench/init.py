@@ -49,9 +49,9 @@ def measured(size: int = 2, pairs: int = 20) -> dict[str, object]:
     """Measure pairs of worlds by turns; milliseconds a rank by side: by the clock, and of the processor."""
     vars(rm)["init"] = rm.init  # loaded before the fork
     context, ends = multiprocessing.get_context("fork"), [multiprocessing.Pipe(duplex=False) for _ in range(size)]
-    held = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * pairs)]
-    ports = [one.getsockname()[1] for one in held]
-    for one in held:
+    sockets = [socket.create_server(("127.0.0.1", 0)) for _ in range(2 * pairs)]
+    ports = [one.getsockname()[1] for one in sockets]
+    for one in sockets:
         one.close()
     ranks = [
         context.Process(target=_rank, args=(rank, size, ports, ends[rank][1]), daemon=True) for rank in range(size)

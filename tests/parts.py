@@ -24,6 +24,9 @@ PAGE, PICTURE = REPOSITORY / "docs" / "inside.md", REPOSITORY / "docs" / "images
 PLACES = {"peers": (60, 50), "survive": (300, 50), "sim": (540, 50), "plan": (660, 50), "transfer": (180, 140),
           "debug": (420, 140), "kernel": (360, 230)}  # fmt: skip
 
+# Folders of tests that run other systems, or programs of the repository that need several parts.
+OF_NO_PART = ("bench", "examples", "peers")
+
 
 class Part(NamedTuple):
     """Modules below ``rankmesh``, and the parts that they may import beside their own."""
@@ -146,7 +149,8 @@ def run(name, words):
     known = parts()
     allowed = {name, *known[name].may}
     beside = allowed if name in known["sim"].may else {"sim", *known["sim"].may} | allowed
-    files = [path for path in sorted(REPOSITORY.glob("tests/*/**/test_*.py")) if name in needs(path) <= beside]
+    files = [path for path in sorted(REPOSITORY.glob("tests/*/**/test_*.py")) if path.parent.name not in OF_NO_PART]
+    files = [path for path in files if name in needs(path) <= beside]
     narrow, wide = ([path for path in files if (needs(path) <= allowed) == inside] for inside in (True, False))
     return _run(name, allowed, narrow, words) or _run(f"{name}-sim", beside, wide, words)
 
