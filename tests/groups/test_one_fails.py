@@ -29,7 +29,7 @@ def test_what_one_rank_cannot_do_is_an_error_on_all(ranks, tmp_path):
     assert [one["kind"] for one in found[1]] == [*5 * ["PlanError"], "TransferError", "OSError"]
 
 
-def _rank_1_fails(me, folder):
+def _rank_1_fails(me, folder):  # of a file, rankmesh.readers says what is wrong
     is_1, how = me.rank == 1, {"timeout": 10 * limits.AT_ONCE}
     found = [me.error((AgreementError, PlanError), rm.connect, "no-plan.json" if is_1 else "dp=2", **how)]
     with rm.connect("dp=2") as groups:

@@ -10,11 +10,10 @@ from tests.limits import until
 from tests.sockets import holdings
 from torch.distributed import TCPStore
 
-from rankmesh.backend import cut_store
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous.waiting import Worker
 from rankmesh.runtime.served_store import serve_at
-from rankmesh.survival import peers
+from rankmesh.survival import cut_store, peers
 from rankmesh.survival.peers import Contact, Peers
 
 
