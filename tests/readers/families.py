@@ -8,7 +8,7 @@ import json
 import sys
 from pathlib import Path
 
-from rankmesh.readers.families import FAMILIES
+from rankmesh.readers.models import FAMILIES
 
 FILE = Path(__file__).with_name("families.json")
 # What every published config states.

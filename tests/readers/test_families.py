@@ -5,7 +5,7 @@ from tests.readers.families import FILE
 
 from rankmesh.core.model import Transformer
 from rankmesh.errors import PlacementError
-from rankmesh.readers.families import FAMILIES, transformer
+from rankmesh.readers.models import FAMILIES, transformer
 
 KNOWN = json.loads(FILE.read_text(encoding="utf-8"))
 

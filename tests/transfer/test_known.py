@@ -7,9 +7,8 @@ import pytest
 
 from rankmesh.core.model import Transformer
 from rankmesh.errors import LayoutError
-from rankmesh.readers.families import transformer
 from rankmesh.readers.model import described
-from rankmesh.readers.models import CONFIGS
+from rankmesh.readers.models import CONFIGS, transformer
 from rankmesh.transfer.layouts.known import KNOWN, SIDES
 from rankmesh.transfer.layouts.known import known as known_by
 from rankmesh.transfer.layouts.layout import Layout

@@ -56,10 +56,15 @@ def flag(name: str, value: object) -> bool:
 
 
 def _seconds(name: str, value: object) -> float:
-    seconds = value.total_seconds() if isinstance(value, timedelta) else value
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 0 < seconds <= _LONGEST:
+    if not 0 < (seconds := _in_seconds(value)) <= _LONGEST:
         raise _refused(name, value, "give a number of seconds above 0, or a timedelta")
-    return float(seconds)
+    return seconds
+
+
+def _in_seconds(value: object) -> float:
+    """Return a number or a timedelta in seconds; 0 for anything else."""
+    seconds = value.total_seconds() if isinstance(value, timedelta) else value
+    return float(seconds) if isinstance(seconds, int | float) and not isinstance(seconds, bool) else 0.0
 
 
 def time_limit(timeout: object) -> timedelta:
@@ -68,8 +73,7 @@ def time_limit(timeout: object) -> timedelta:
     >>> time_limit(1.5)
     datetime.timedelta(seconds=1, microseconds=500000)
     """
-    seconds = timeout.total_seconds() if isinstance(timeout, timedelta) else timeout
-    if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not _MIN_LIMIT <= seconds <= _MAX_LIMIT:
+    if not _MIN_LIMIT <= (seconds := _in_seconds(timeout)) <= _MAX_LIMIT:
         raise PlanError(
             f"timeout is {quoted(timeout)}; give a timedelta or a number of seconds from {_MIN_LIMIT:g} to "
             f"{_MAX_LIMIT:g}, or leave it out for the default",

@@ -72,7 +72,7 @@ class _Product:
 
 
 def flops(model: Transformer, training: Training) -> float:
-    """FLOPs of a step that the model needs, nothing computed again: what a utilisation (MFU) is of.
+    """FLOPs of a step that the model needs, without recomputation: the numerator of the utilisation (MFU).
 
     >>> model = Transformer(layers=1, hidden=2, heads=1, ffn_hidden_size=8, vocabulary=4)
     >>> flops(model, Training(batch=1, sequence=1))  # 6 · (16 + 32 + 8) and 12 · 2 · 1

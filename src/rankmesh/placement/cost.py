@@ -182,7 +182,7 @@ class HopCounts:
         return found
 
     def _rows(self, level: int) -> tuple[IntArray, IntArray]:
-        """Return of which placement each group is, and the units of its members."""
+        """Return the placement of each group, and the units of its members."""
         units = self.units(level)
         return np.repeat(np.arange(self.many), units.shape[1]), units.reshape(-1, self.size)
 
@@ -242,7 +242,7 @@ class HopCounts:
         return self._counted[what, level]
 
     def _in_runs(self, what: str, level: int) -> IntArray:
-        """Return the most of sorted members: each unit is entered and left once, whatever the length of its run."""
+        """Return the largest count of sorted members: each unit is entered and left once."""
         owner, units = self._rows(level)
         row, unit, members = _runs(units)
         placed, outside = owner[row], self.size - members
@@ -303,7 +303,7 @@ def steps_and_volume(collective: str, ranks: int, size: float) -> tuple[float, f
     return 1, size / n if collective == "all-to-all" else size
 
 
-# What of a collective shares the uplink of a unit: hops of the backend's ring, if it is not said here.
+# Which hops of a collective share the uplink of a unit; default: those of the backend's ring.
 _HOPS = {"send/recv": "chain", "ring": "loop", "all-to-all": "pairs"}
 # gloo: the part of what two members send to each other that can wait for the other direction.
 _BEHIND = {"all-to-all": 1.0, "ring": 1.0, "all-gather": 0.5}

@@ -30,6 +30,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -73,25 +74,15 @@ def cost(collective: str, size: float, counts: HopCounts) -> Cost:
     return Cost(*(np.choose(best, [getattr(each, part) for each in found]) for part in ("start", "transfer", "hop")))
 
 
-@dataclass(frozen=True)
-class _Steps:
-    """How long a step takes over a level: as NCCL's table has it, and as much more as the level's latency is more.
-
-    Over a level of less latency a step takes less in proportion.
-    """
-
-    latency: Values
-    usual: float
-
-    def take(self, microseconds: float | Values) -> Values:
-        """Seconds of a step that takes this long over the usual level."""
-        known = np.asarray(microseconds) * _MICRO
-        found: Values = known * np.minimum(1.0, self.latency / self.usual) + np.maximum(0.0, self.latency - self.usual)
-        return found
+def _step(latency: Values, usual: float, microseconds: float | Values) -> Values:
+    """Seconds of a step over a level that takes this long over one of the usual latency: longer or shorter with it."""
+    known = np.asarray(microseconds) * _MICRO
+    found: Values = known * np.minimum(1.0, latency / usual) + np.maximum(0.0, latency - usual)
+    return found
 
 
 class _Links:
-    """What the groups of one kind have under each placement: ports, hosts, bandwidths and latencies."""
+    """Ports, hosts, bandwidths and latencies of the groups of one kind under each placement."""
 
     def __init__(self, counts: HopCounts) -> None:
         levels, machine = counts.machine.levels, counts.machine
@@ -107,7 +98,7 @@ class _Links:
         beyond = np.minimum.accumulate(rates[last + 1 :]) if last + 1 < len(levels) else np.array([np.inf])
         self.inside = within[inner]
         self.port = np.where(self.outside, beyond[np.clip(widest - last - 1, 0, len(beyond) - 1)], np.inf)
-        self.near, self.far = _Steps(latency[inner], _INSIDE), _Steps(latency[widest], _OUTSIDE)
+        self.near, self.far = partial(_step, latency[inner], _INSIDE), partial(_step, latency[widest], _OUTSIDE)
         self.slow = np.where(self.outside, latency[widest], latency[inner])
         self.sharp = bool(levels[last + 1 :]) and all(level.sharp for level in levels[last + 1 :])
         self._last = last
@@ -147,9 +138,9 @@ def _rings(collective: str, size: float, links: _Links) -> Iterator[Cost]:
     time = links.over(volume, volume, collective, links.ports)
     single = links.ports < 2
     for protocol in _PROTOCOLS:
-        near = links.near.take(NCCL["ring_inside"][protocol])
+        near = links.near(NCCL["ring_inside"][protocol])
         near = np.where(links.outside, np.maximum(near, NCCL["posting"][protocol] * _MICRO), near)
-        far = links.far.take(np.where(single, NCCL["tree_outside"][protocol], NCCL["ring_outside"][protocol]))
+        far = links.far(np.where(single, NCCL["tree_outside"][protocol], NCCL["ring_outside"][protocol]))
         latency = (steps - between) * near + between * far
         if protocol == 2 and collective == "all-reduce":
             latency = np.where(links.outside, NCCL["plateau"], 1.0) * latency
@@ -174,8 +165,8 @@ def _trees(size: float, links: _Links) -> Iterator[Cost]:
     time = links.over(2 * size, np.where(links.hosts < 3, size, 2 * size), "all-reduce", links.ports)
     most = np.take(links.device.trees, np.minimum(links.hosts, 3).astype(int) - 1)
     for protocol in _PROTOCOLS:
-        near = links.near.take(NCCL["tree_inside"][protocol])
-        far = links.far.take(NCCL["tree_outside"][protocol])
+        near = links.near(NCCL["tree_inside"][protocol])
+        far = links.far(NCCL["tree_outside"][protocol])
         latency = 2 * ((links.ports - 1) * near + _log(links.hosts) * far)
         transfer = np.maximum(time / NCCL["tree_speed"][protocol], 2 * size / most)
         if protocol == 0:
@@ -189,7 +180,7 @@ def _switched(size: float, links: _Links) -> Iterator[Cost]:
         return
     inner = size * (1 + 1 / links.ports) / links.device.nvls
     single = np.where(links.ports < 2, np.inf, 0.0)  # one device of a host has nothing to reduce there
-    near, far = links.near.take(NCCL["tree_inside"][2]), links.far.take(NCCL["tree_outside"][2])
+    near, far = links.near(NCCL["tree_inside"][2]), links.far(NCCL["tree_outside"][2])
     hop = np.where(links.outside, far, near)
     channels = 2 * size * (links.ranks - 1) / links.ranks / links.device.switch
     ports = np.minimum(links.ports, NCCL["nvls_ports"])
@@ -208,7 +199,7 @@ def _all_to_all(part: float, links: _Links) -> Cost:
         time = np.maximum(time, part * counts.most("beyond", number) / level.bandwidth)
         if level.uplink is not None:
             time = np.maximum(time, part * counts.edges("all-to-all", number) / level.uplink)
-    peer = links.near.take(NCCL["ring_inside"][0])
+    peer = links.near(NCCL["ring_inside"][0])
     start = NCCL["ring_start"][0] * _MICRO + np.where(links.outside, links.slow, peer) + peers * peer
     return Cost(start, time, links.slow)
 
@@ -216,8 +207,8 @@ def _all_to_all(part: float, links: _Links) -> Cost:
 def _sends(collective: str, size: float, links: _Links) -> Iterator[Cost]:
     time = links.over(size, size, collective, 1.0)
     for protocol in (0, 2):
-        near = links.near.take(NCCL["ring_inside"][protocol])
-        far = links.far.take(NCCL["ring_outside"][protocol])
+        near = links.near(NCCL["ring_inside"][protocol])
+        far = links.far(NCCL["ring_outside"][protocol])
         hop = np.where(links.outside, far, near)
         start = NCCL["ring_start"][protocol] * _MICRO
         yield Cost(start + hop, time / NCCL["ring_speed"][protocol], hop)

@@ -84,7 +84,7 @@ def words(mesh: Mesh, device: IntArray) -> str:
 
 
 class Filler:
-    """The devices of a machine in the order in which blocks fill them; remembered, as many orders ask alike."""
+    """The devices of a machine in the order in which blocks fill them, cached by the sizes of the blocks."""
 
     def __init__(self, machine: DeviceUnits) -> None:
         self._machine = machine

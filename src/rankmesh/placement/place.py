@@ -50,9 +50,9 @@ __all__ = ["Costing", "KindCost", "Placed", "place"]
 
 # The part of the cost that a placement must save to be proposed.
 WORTH = 0.005
-# Up to so many ways to deal positions to hosts, all of them are tried.
+# Up to this many ways to give positions to hosts, all are tried.
 _EXACT = 50_000
-# Up to so many orders of factors are tried; and how much work (positions looked at) goes into moving factors about.
+# Orders of factors that are tried at most; positions that are evaluated while factors are moved.
 _ORDERS, _WORK = 720, 5_000_000
 _PIECE = 2_000_000
 _SAME = 1 + 1e-9
@@ -303,7 +303,7 @@ def _work(
 
 
 def _communication(traffic: Traffic, given: Links) -> Objective:
-    """Return the seconds of all messages as an objective; the kinds that cost most first, to know a bad one soon."""
+    """Return the seconds of all messages as an objective; dear kinds first, to reject a bad placement early."""
     kinds = sorted(traffic, key=lambda name: -given.seconds(name, traffic[name]))
 
     def cost(links: Links, limit: float) -> FloatArray:
@@ -320,7 +320,7 @@ def _communication(traffic: Traffic, given: Links) -> Objective:
 def _added(prediction: Prediction, given: Links) -> Objective:
     """Return the seconds that communication adds to a predicted step as an objective.
 
-    The kind that adds most is looked at alone first, to know a bad placement soon.
+    The kind that adds most is evaluated alone first, so that a bad placement is rejected early.
     """
     without = prediction.step(given.only(())).seconds
     dearest = max(given.roles.names.values(), key=lambda name: prediction.step(given.only((name,))).seconds)

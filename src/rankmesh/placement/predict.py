@@ -176,10 +176,10 @@ class Links:
         return self._counts[name, stage]
 
     def costs(self, name: str, stage: int | None = None) -> HopCounts:
-        """Return the hops of a kind of which levels and seconds are asked: of its first group where all lie as it does.
+        """Return the hops of a kind, for levels and seconds: of its first group alone if all groups lie alike.
 
-        They do where no uplink is shared, and bits tell positions, devices and units: two groups then differ in bits
-        that are the same for all of their members.
+        They do if no uplink is shared, and positions, devices and units are told apart by bits: the bits in which two
+        groups differ are then the same for all of their members.
         """
         if not self._uniform:
             return self.counts(name, stage)
@@ -294,7 +294,7 @@ def predict(model: Transformer, training: Training, device: Device, links: Links
 
 
 class Prediction:
-    """The step of a layout under any links: what its stages compute and send is counted once."""
+    """The step of a layout under any links: the work and the messages of its stages are counted once."""
 
     def __init__(self, model: Transformer, training: Training, device: Device, roles: Roles) -> None:
         self._training, self._sizes = training, roles.layout

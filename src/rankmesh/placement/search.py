@@ -63,7 +63,7 @@ class Found:
 
     @property
     def tflops(self) -> float:
-        """TFLOP/s of a device that the model needs; what is computed again does not count."""
+        """TFLOP/s of a device that the model needs, without recomputation."""
         return self.flops / self.seconds / self.sizes.world / 1e12
 
     @property

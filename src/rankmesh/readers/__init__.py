@@ -24,5 +24,5 @@ if TYPE_CHECKING:
 
 __all__ = ["Config", "read_config", "run_config"]
 
-# A SPEC that names no file needs none of them.
+# Loaded only when a SPEC names a file.
 __getattr__, __dir__ = loader(__name__, {"Config": "config", "read_config": "config", "run_config": "launched"})

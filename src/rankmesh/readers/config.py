@@ -15,20 +15,19 @@ from rankmesh.readers.formats.recognised import FORMATS, KNOWN, recognised
 from rankmesh.readers.launches import read_flags, read_launch
 from rankmesh.readers.omegaconf import Interpolations, with_parents
 from rankmesh.readers.options import DOCUMENTS, NO_LAYOUT, Option, Options, line_error, place, run_it
-from rankmesh.readers.plans import is_plan, needs_world, plan_of
+from rankmesh.readers.plans import fitting, is_plan, needs_world, plan_of, smaller, spelled
 from rankmesh.readers.table import Reading, Settled, Table
 from rankmesh.readers.tokens import Missing
-from rankmesh.readers.tools.fixes import fitting, smaller, spelled
 
 __all__ = ["NO_WORLD", "Config", "is_script", "made", "problem_of", "read_config"]
 
-# The code of an error that says that a file states sizes without the world size.
+# The code of an error: the file states sizes without the world size.
 NO_WORLD = "no-world"
 
 
 @dataclass(frozen=True)
 class Config:
-    """A plan and the lines of the file that it comes from; ``notes`` have what else was seen and not used.
+    """A plan and the lines of the file that determine it; ``notes`` list other lines that were seen and not used.
 
     ``arguments``: what the ``recipe`` is given, with the world size; ``stated``: all that the file or command states.
     """
@@ -125,7 +124,7 @@ def problem_of(error: BaseException | None) -> str:
 
 
 def made(options: Options, world_size: int | None = None, title: str = "{}", name: str = "") -> Config:
-    """Return the plan of options; ``title``: what they are read as, with the title of their format for ``{}``."""
+    """Return the plan of options; ``title``: of the config, ``{}`` stands for the title of the format."""
     path, name = options.path, name or recognised(options)
     form = FORMATS[name]
     title = title.replace("{}", form.command if options.is_command else form.title)

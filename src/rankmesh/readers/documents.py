@@ -29,7 +29,7 @@ from rankmesh.readers.options import Option, line_error
 
 __all__ = ["found_file", "options_of", "over", "read_document", "yaml_pairs"]
 
-# Folders above a file in which one that it names is looked for.
+# How many folders above a file are searched for a file that it names.
 _ABOVE = 4
 
 _JSON_TEXT = re.compile(r'"(?:[^"\\]|\\.)*"(\s*:)?')
@@ -83,11 +83,6 @@ def over(given: list[Option], found: list[Option]) -> list[Option]:
     return [*given, *(option for option in found if option.path[-1] not in keys)]
 
 
-def _json_mapping(text: str) -> dict[str, object] | None:
-    parsed = parse_json(text)
-    return parsed if isinstance(parsed, dict) else None
-
-
 class _Pairs(list[tuple[str, object]]):
     """A JSON object with the order and the repetitions of its keys."""
 
@@ -95,7 +90,7 @@ class _Pairs(list[tuple[str, object]]):
 def _walk_json(text: str, _: object) -> Iterator[Option]:
     """Yield each value of a text that is known to be JSON, with the line of its key."""
     starts = [0, *(found.end() for found in re.finditer("\n", text))]
-    # A text before a colon is a key, and keys come in the order of the data.
+    # A text before a colon is a key, and the keys are in the order of the data.
     lines = (bisect_right(starts, found.start()) for found in _JSON_TEXT.finditer(text) if found[1])
     return _json_options(json.loads(text, object_pairs_hook=_Pairs), (), 1, lines)
 
@@ -152,11 +147,6 @@ def _leaves(value: object, path: tuple[str, ...]) -> Iterator[tuple[tuple[str, .
         yield path, value
 
 
-def _yaml_mapping(text: str) -> YamlTree | None:
-    tree = compose_yaml(text)
-    return tree if getattr(tree.node, "id", "") == "mapping" else None
-
-
 def yaml_pairs(node: Any) -> Iterator[tuple[Any, Any]]:
     """Yield the keys and values of a mapping; merged ones follow its own, and the first of them counts."""
     pairs = [(key, value) for key, value in node.value if key.id == "scalar" and not key.tag.endswith(":merge")]
@@ -181,7 +171,10 @@ def _yaml_options(tree: YamlTree, node: Any, path: tuple[str, ...], line: int) -
 
 # What a text is if it is a mapping in a form, None otherwise, and the values of that; forms are tried in this order.
 _FORMS: Mapping[str, tuple[Callable[[str], Any], Callable[[str, Any], Iterator[Option]]]] = {
-    "json": (_json_mapping, _walk_json),
+    "json": (lambda text: data if isinstance(data := parse_json(text), dict) else None, _walk_json),
     "toml": (lambda text: parse_toml(text) or None, _walk_toml),
-    "yaml": (_yaml_mapping, lambda _, tree: _yaml_options(tree, tree.node, (), 1)),
+    "yaml": (
+        lambda text: tree if getattr((tree := compose_yaml(text)).node, "id", "") == "mapping" else None,
+        lambda _, tree: _yaml_options(tree, tree.node, (), 1),
+    ),
 }

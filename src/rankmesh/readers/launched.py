@@ -37,7 +37,7 @@ def run_config(
 
     ``arguments`` are passed to the script; ``variables`` are added to its environment. ``launch``: which of several
     launches is meant, from 1 on. ``seconds``: when the script is stopped. ``sandbox``: ``namespaces``,
-    ``bubblewrap``, or ``none``, in which the script runs for real; by default the strongest that this machine allows.
+    ``bubblewrap``, or ``none``, in which the script runs for real; by default the strongest one that works here.
     Raises ``PlanError``, also where the machine allows no sandbox and ``none`` is not named.
     """
     name = str(path)

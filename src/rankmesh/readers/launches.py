@@ -75,7 +75,7 @@ _OF_LAUNCHER = re.compile(r"torch\.distributed\.(run|launch)")
 # What torchrun takes from its environment where it is not given the option.
 _OF_ENVIRONMENT = ("PET_NPROC_PER_NODE", "PET_NNODES")
 _STARTS_RANKS = ("torchrun", "accelerate", "deepspeed", "msrun")
-# Systems that need none of these launchers, and the commands that start them.
+# Systems with launchers of their own, and the commands that start them.
 _SYSTEMS: Mapping[str, str] = {
     "vllm": r"[\s/]vllm\s+serve\s|\s-m\s+(vllm\.entrypoints|dynamo\.vllm|huggingfaceserver)[.\s]"
     r"|(docker|podman)\s+run\s.*/vllm-openai\S*\s",
@@ -113,18 +113,16 @@ def recorded_launch(launch: Launch, path: str, marks: frozenset[str] = frozenset
     return replace(options, world=world, counts=(), notes=_given_again(_flags(command)[0], marks))
 
 
-def _last_of_each(arguments: tuple[Option, ...]) -> tuple[Option, ...]:
-    """Keep the last of an option that is given twice, as programs do."""
-    return tuple({option.key.replace("_", "-"): option for option in arguments}.values())
+def _last_of_each(flags: tuple[Option, ...]) -> dict[str, Option]:
+    """Return the last of each flag that is given twice, as programs take it."""
+    return {option.key.replace("_", "-"): option for option in flags}
 
 
-def _given_again(arguments: tuple[Option, ...], marks: frozenset[str]) -> tuple[tuple[int, str], ...]:
+def _given_again(flags: tuple[Option, ...], marks: frozenset[str]) -> tuple[tuple[int, str], ...]:
     """Return a note for each size that a later one overrules."""
-    last = {option.key.replace("_", "-"): option for option in arguments if option.key in marks}
-    pairs = [(option, last[option.key.replace("_", "-")]) for option in arguments if option.key in marks]
-    return tuple(
-        (0, f"{option} is given again; {after} counts") for option, after in pairs if option.value != after.value
-    )
+    last = _last_of_each(flags)
+    pairs = [(option, last[option.key.replace("_", "-")]) for option in flags if option.key in marks]
+    return tuple((0, f"{option} is given again; {of} counts") for option, of in pairs if option.value != of.value)
 
 
 def read_launch(
@@ -160,7 +158,7 @@ def launches_of(script: Script, path: str, marks: frozenset[str] = frozenset()) 
 
 def _options(command: Command, script: Script, path: str) -> Options:
     flags, strays = _flags(command)
-    flags = flags if command.line else _last_of_each(flags)  # recorded
+    flags = flags if command.line else tuple(_last_of_each(flags).values())  # recorded
     line = f"{command} "
     launcher = next((name for name, (pattern, _) in _LAUNCHERS.items() if re.search(pattern, line)), "")
     counts, unknown = _of_launcher(command, launcher) if launcher else (flags, ())
@@ -184,7 +182,7 @@ def read_flags(text: str, path: str) -> Options | None:
 
 
 def check_unknown(options: Options, states_sizes: Callable[[str], bool]) -> None:
-    """Refuse a word that only bash knows, where the script writes a size that is in no known word of the command."""
+    """Refuse a word that only bash can expand if the script has a size that is in no other word of the command."""
     path, parts = options.path, [part for word in options.command.words for part in word]
     known = {part.at for part in parts if part.text is not None}
     for gap in [part for part in parts if part.text is None and part.runs][:1]:
@@ -200,7 +198,7 @@ def check_unknown(options: Options, states_sizes: Callable[[str], bool]) -> None
 
 
 def _given(script: Script, path: str) -> Iterator[tuple[int, str]]:
-    """Refuse what --set gives and the script does not ask for; yield a note where the script sets it itself."""
+    """Refuse a variable of --set that the script does not use; yield a note for one that the script sets itself."""
     asked = script.asked | {*TAKEN}
     for name, given in script.given.items():
         if name not in asked:
@@ -337,7 +335,7 @@ def _of_launcher(command: Command, launcher: str) -> tuple[tuple[Option, ...], t
     found, strays = _flags(replace(command, words=command.words[start:stop]))
     options = tuple(map(_glued, found))
     if not command.line:  # recorded
-        options = _last_of_each(options)
+        options = tuple(_last_of_each(options).values())
     if launcher != "torchrun":
         return options, strays
     given = {option.key.lstrip("-").replace("-", "_") for option in options}
@@ -355,7 +353,7 @@ def _glued(option: Option) -> Option:
 
 
 def _all_nodes(options: tuple[Option, ...], command: Command) -> bool:
-    """Return whether a job step runs on all nodes of the job, as far as its options say."""
+    """Return whether a job step runs on all nodes of the job by its options."""
     nodes, _ = command.variable("SLURM_NNODES")
     text = text_of(nodes) if nodes else None
     return all(option.value == text for option in options if option.key in ("-N", "--nodes"))

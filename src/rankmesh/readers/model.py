@@ -25,10 +25,9 @@ from typing import Any
 from rankmesh.core.documents import Unreadable, parse, read_text, refused_as
 from rankmesh.core.model import RECOMPUTE, Training, Transformer
 from rankmesh.errors import PlacementError, quoted
-from rankmesh.readers.families import FAMILIES, latent_attention, transformer
 from rankmesh.readers.formats.megatron import FLAGS
 from rankmesh.readers.launches import read_launch
-from rankmesh.readers.models import CONFIGS
+from rankmesh.readers.models import CONFIGS, FAMILIES, latent_attention, transformer
 from rankmesh.readers.options import Option
 
 __all__ = ["described", "model_of", "read_model"]
@@ -59,7 +58,7 @@ _LATENT: Mapping[str, tuple[str, int | None]] = {
     "--qk-pos-emb-head-dim": ("qk_rope_head_dim", 64),
     "--v-head-dim": ("v_head_dim", 128),
 }
-# Blocks that are none of Transformer's.
+# Options of blocks that ``Transformer`` does not describe.
 _OTHER_BLOCKS = (
     "--experimental-attention-variant", "--heterogeneous-layers-config-path", "--hybrid-attention-ratio",
     "--hybrid-layer-pattern", "--hybrid-mlp-ratio", "--hybrid-override-pattern", "--is-hybrid-model",
@@ -185,7 +184,7 @@ def _blocks(given: Mapping[str, Option], found: Mapping[str, Any], path: str) ->
 
 
 def _with_experts(frequency: Option, layers: int, path: str) -> dict[str, int]:
-    """Read ``--moe-layer-freq``: every how many blocks have experts, or a list that says it of each.
+    """Read ``--moe-layer-freq``: one number n (each n-th block has experts), or a list with one entry a block.
 
     >>> _with_experts(Option(("--moe-layer-freq",), "([0]*3+[1]*58)", 1), 61, "run.sh")
     {'dense_layers': 3, 'expert_every': 1}

@@ -1,4 +1,4 @@
-"""Options: what a text states, each with its line, be it YAML, TOML, JSON, the flags of a command or a file of flags.
+"""Options of a text, each with its line: of YAML, TOML and JSON, of a command, of a file of flags.
 
 ```
 text ── Options (key, value, line) ── the table of a format ── Settled: arguments of a recipe ── plan
@@ -32,12 +32,9 @@ __all__ = [
     "run_it",
 ]
 
-# The code of an error that says that a file states no layout.
+# The code of an error: the file states no layout.
 NO_LAYOUT = "no-layout"
 DOCUMENTS = (".yaml", ".yml", ".json", ".toml")
-# Options of launchers and engines that count nodes, and the ranks on each of them.
-_NODES = ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines", "PET_NNODES", "NNODES")
-_EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--num-gpus", "PET_NPROC_PER_NODE", "NPROC_PER_NODE")
 _NONE = Command((), 0)
 # A word of a command that is a setting.
 SETTING = re.compile(r"\+{0,2}([A-Za-z_][\w.]*)=(.*)", re.DOTALL)
@@ -82,7 +79,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Options:
-    """All that a document states, or one command that starts training or serving.
+    """The options of a document, or of one command that starts training or serving.
 
     ``flags``    the values of a document, or the flags of a command
     ``command``  empty for a document
@@ -133,21 +130,6 @@ class Options:
         named = [*((word, "model") for word in model), *((word, shown(word)) for word in unknown)]
         more = [Option((name,), value_of(word), line_of(word)) for word, name in named]
         return (*more[: len(model)], *self.flags, *self.settings, *more[len(model) :])
-
-    @property
-    def nodes(self) -> Option | None:
-        """The number of nodes as the launcher or the engine is given it, None where it is not a number."""
-        return self._count(_NODES)
-
-    @property
-    def ranks_of_node(self) -> Option | None:
-        """The number of ranks on each node as the launcher is given it, None where it is not a number."""
-        return self._count(_EACH)
-
-    def _count(self, names: tuple[str, ...]) -> Option | None:
-        found = next((option for option in self.counts if option.key in names), None)
-        known = found is not None and isinstance(found.first, str) and re.fullmatch(r"[1-9]\d{0,5}", found.first)
-        return replace(found, value=int(found.first)) if found is not None and known else None
 
 
 # Where problems of single options are gathered instead of raised, so that all are found at once.

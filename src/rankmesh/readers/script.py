@@ -1,4 +1,4 @@
-r"""A launch script, read without running it: what it sets in plain lines, and the commands that it starts.
+r"""A launch script, read without running it: the variables that plain lines set, and the commands.
 
 Read are assignments, arrays and appends, ``$NAME``, ``${NAME:-default}``, ``${NAME[@]}`` and ``$(( ))``. A name that a
 branch, a loop, a function, a pipeline or a command such as ``read`` sets anywhere in the script is unknown, and after
@@ -116,7 +116,7 @@ class _Assignment:
 
 @dataclass
 class Script:
-    """What a script sets and starts.
+    """The variables and the commands of a script.
 
     ``variables`` are what it ends with, ``asked`` the names that it uses, ``texts`` what it writes, by places, each
     with its line; ``given`` are the variables of --set, ``defaults`` are the lines with defaults.
@@ -154,7 +154,7 @@ def read_script(
 
 
 class _Reader:
-    """Go through a text once. ``unresolved``: why a name is unknown, by names; the empty name stands for all."""
+    """Go through a text once. ``unresolved``: why a name is unknown, by names; the empty name means all names."""
 
     def __init__(self, text: str, script: Script, unresolved: dict[str, str], starts: Sequence[int]) -> None:
         self.text, self.script, self.unresolved, self.at, self.depth = text, script, unresolved, 0, 0
@@ -447,7 +447,7 @@ class _Reader:
         return Part(text, (self.line(start),), start, bare)
 
     def gap(self, start: int, why: str, *, runs: bool = True, elsewhere: bool = False) -> Word:
-        """Return an unknown part: what is written from a place to here."""
+        """Return an unknown part: the text from a place to here."""
         written = self.text[start : self.at]
         why = f"{cut(written)} {why}" if why.startswith("is ") else why
         return (Part(None, (self.line(start),), bare=True, shown=written, why=why, runs=runs, elsewhere=elsewhere),)

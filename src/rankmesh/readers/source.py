@@ -38,7 +38,7 @@ _FILES = (
 class Source(source.Source):
     """A plan and the text or file that it was read from, with the config if the file is one.
 
-    ``hosts``  of a plan that was placed: the hosts in the order in which the launcher fills them
+    ``hosts``  the hosts of a placed plan, in the order in which the launcher fills them
     """
 
     config: Config | None = None
@@ -88,7 +88,7 @@ def _file(path: Path, world_size: int | None, variables: Mapping[str, str]) -> S
 
 
 def _hosts(text: str) -> tuple[str, ...]:
-    """Return the hosts of a saved placement; none of a plan that was not placed."""
+    """Return the hosts of a saved placement; empty for another plan."""
     hosts = parse_json(text, INDEX).get("hosts")
     return tuple(hosts) if isinstance(hosts, list) and all(isinstance(name, str) for name in hosts) else ()
 

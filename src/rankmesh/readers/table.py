@@ -34,7 +34,7 @@ __all__ = ["Format", "Read", "Reading", "Refused", "Settled", "Table", "add_worl
 _SIZE = re.compile(
     r"parallel\w*_(sizes?|degrees?|shards)$|_(degree|tp_size|pp_size|dp_size|cp_size|ep_size)$|(^|_)[tpdce]p_world_size$"
 )
-# Names that may shape a layout; names with these words that count experts, or say how they compute and communicate.
+# Names that may shape a layout; the exceptions: they count experts, or configure computation and communication.
 _SHAPES = re.compile(r"parallel|expert")
 _COMPUTES = re.compile(
     r"num_\w*experts?|n_\w*experts|experts?_(per|capacity|bias|interval|rank|input|for|layer|gate|glu|inter|hidden|ffn)"
@@ -81,7 +81,7 @@ class Refused:
 class Table:
     """The keys of a format. ``key`` names an option as the rows do, None for one outside the sections that matter.
 
-    ``closed``: the sections hold nothing but what the table knows, so an unknown whole number is refused.
+    ``closed``: the sections have no other keys, so an unknown key with a whole number is refused.
     """
 
     reads: Mapping[str, Read]
@@ -93,7 +93,7 @@ class Table:
 
 @dataclass
 class Settled:
-    """What a table made of a file; ``of_file``: what stands in another file, which it names."""
+    """The arguments that options set, and why; ``of_file``: options of another file, which the text names."""
 
     arguments: dict[str, Any] = field(default_factory=dict)
     readings: list[Reading] = field(default_factory=list)
@@ -254,7 +254,7 @@ def unless(*off: object) -> Callable[[Option, str], int | None]:
 
 
 def add_world(settled: Settled, options: Sequence[Option], keys: Sequence[tuple[str, ...]], path: str) -> None:
-    """Set the world size where the document has all of these counts; otherwise it is asked for.
+    """Set the world size if the options have all of these counts.
 
     It is one setting: ``trainer.nnodes 2 x trainer.n_gpus_per_node 8``, which is 16.
     """

@@ -111,7 +111,7 @@ def lines_of(word: Word) -> tuple[int, ...]:
 
 def line_of(word: Word) -> int:
     """Return the first line of a word; 0 for one that a recorded run was given."""
-    return next((line for part in word for line in part.lines), 0)
+    return next(iter(lines_of(word)), 0)
 
 
 def fields(word: Word) -> Iterator[Word]:

@@ -1,7 +1,7 @@
 """Accelerate: the YAML (or JSON) that ``accelerate config`` writes and ``accelerate launch`` reads.
 
 ```
-distributed_type   NO                      one process, whatever num_processes says
+distributed_type   NO                      one process, num_processes does not count
                    MULTI_GPU and its kin   every rank a replica, or the sizes of parallelism_config
                    FSDP                    every rank a shard; a hybrid strategy shards inside a machine
                    MEGATRON_LM             the layout of Megatron
@@ -31,7 +31,7 @@ _DEVICES = ("GPU", "CPU", "XPU", "NPU", "MLU", "HPU", "MUSA", "SDAA")
 _REPLICAS = tuple(f"MULTI_{device}" for device in _DEVICES)
 _REPLICATED = ("NO_SHARD", 3, "3")
 _HYBRID = ("HYBRID_SHARD", "HYBRID_SHARD_ZERO2", 4, 5, "4", "5")
-# What no other system's file has at its top: fsdp_config, say, is in those of Transformers' trainer too.
+# Keys that only Accelerate has at the top of a file: fsdp_config, for example, is in files of Transformers, too.
 _MARKS = {"compute_environment", "distributed_type", "megatron_lm_config"}
 _PARALLELISM, _MEGATRON = "parallelism_config", "megatron_lm_config"
 _LAUNCH = re.compile(r"[\s/]accelerate\s+launch\s")

@@ -15,8 +15,8 @@ from rankmesh.readers.tokens import line_of, shown
 __all__ = ["DEEPSPEED", "FACTORY", "settled"]
 
 _SECTIONS = ("tensor_parallel", "zero_optimization", "expert_parallel")
-# What no other system's file has at its top: gradient_accumulation_steps, say, is in everybody's. A train_batch_size
-# is in files of many, and DeepSpeed's alone or beside one of its own settings.
+# Keys that only DeepSpeed has at the top of a file. A train_batch_size, which many systems have, marks a file of
+# DeepSpeed alone, or beside one of its settings.
 _MARKS = {"train_micro_batch_size_per_gpu", "zero_optimization"}
 _BATCHES = {("train_batch_size",), ("gradient_accumulation_steps",)}
 _BESIDE = {

@@ -14,7 +14,7 @@ from rankmesh.errors import PlanError, cut
 from rankmesh.readers.launches import check_unknown, program
 from rankmesh.readers.options import NO_LAYOUT, Option, Options, line_error, refused, report, run_it
 from rankmesh.readers.table import Format, Read, Refused, Settled, Table, add_world, flag, settle, whole
-from rankmesh.readers.tokens import Missing, Part, gap_of, line_of
+from rankmesh.readers.tokens import Missing, gap_of, line_of, shown
 
 __all__ = ["FLAGS", "MEGATRON", "TABLE"]
 
@@ -77,7 +77,7 @@ _TRAINER = (("trainer", "num_nodes"), ("trainer", "devices"))
 _CHECKPOINTS = "checkpoint_callback_params"
 # What names the recipe or config of settings.
 _RECIPES = ("--recipe", "--config-name", "--config_name", "--config-path", "--config")
-# Arguments of the engine that serves rollouts, beside those of training.
+# Arguments of the engine that serves rollouts.
 _ENGINES = ("sglang_", "vllm_", "rollout_", "infer_")
 
 
@@ -141,7 +141,9 @@ def _of_command(options: Options) -> Settled:
     """Return the arguments of a command, or of a file of flags."""
     path, by_swift = options.path, options.words[:1] in (["megatron"], ["swift"])
     check_unknown(options, lambda text: not FLAGS.isdisjoint(_OPTION.findall(text)))
-    arguments = [_switched(option) for option in options.flags if option.key.startswith("--")]
+    flags = [option for option in options.flags if option.key.startswith("--")]
+    # Words after a switch are the program's.
+    arguments = [replace(option, value=True) if option.name in _SWITCHES else option for option in flags]
     _check_short(arguments, path)
     if _PROGRAM.fullmatch(program(options)) and not by_swift:
         _check_hyphens(arguments, path)
@@ -156,7 +158,7 @@ def _of_command(options: Options) -> Settled:
         _check_overrides(options, settled)
     settled.notes += options.notes
     for word in options.strays:
-        text = f"{_written(word)} is unknown; arguments that it adds are not read"
+        text = f"{cut(shown(word))} is unknown; arguments that it adds are not read"
         settled.notes.append((line_of(word), text))
     if options.world is not None and not isinstance(options.world.value, Missing):
         settled.add("world_size", options.world.value, options.world, path)
@@ -215,18 +217,9 @@ def _check_sizes(options: Options, arguments: list[Option]) -> None:
             code=NO_LAYOUT,
         )
     for word in options.strays:
-        written, gap = _written(word), gap_of(word)
+        written, gap = cut(shown(word)), gap_of(word)
         problem = f"the run has no parallel size, but the arguments {written}; {gap.why if gap else 'they are unknown'}"
         raise line_error(path, line_of(word), f"{problem}, so they may state sizes; {run_it(path)}", received=written)
-
-
-def _switched(option: Option) -> Option:
-    """Make a switch true: words after it are the program's."""
-    return replace(option, value=True) if option.name in _SWITCHES else option
-
-
-def _written(word: tuple[Part, ...]) -> str:
-    return cut("".join(part.shown or part.text or "" for part in word))
 
 
 def _config(options: Options, arguments: list[Option]) -> str:
@@ -236,7 +229,7 @@ def _config(options: Options, arguments: list[Option]) -> str:
 
 
 def _check_hyphens(arguments: list[Option], path: str) -> None:
-    """Refuse ``--tensor_model_parallel_size``, which Megatron's parser does not know."""
+    """Refuse ``--tensor_model_parallel_size``, which Megatron's parser refuses."""
     for option in arguments:
         if "_" in option.key and option.key in FLAGS:
             name = option.key.replace("_", "-")

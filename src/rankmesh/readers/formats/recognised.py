@@ -1,6 +1,6 @@
 """The format of options: the one whose keys a document has, or whose program a command starts.
 
-Systems whose sizes are not read are named, so that nobody looks for a mistake in the file.
+The error for a system whose sizes are not read names the system.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ KNOWN = (
     "Megatron's arguments, a GPT-NeoX, NeMo-RL, verl, axolotl or nanotron YAML, a torchtitan TOML, a DeepSpeed or "
     "picotron JSON, or an Accelerate YAML"
 )
-# Of a command the first that matches counts, but for Megatron.
+# A command is of the first format that matches; Megatron matches every command, and counts last.
 FORMATS: Mapping[str, Format] = {
     "megatron": MEGATRON,
     "gpt_neox": GPT_NEOX,
@@ -45,7 +45,7 @@ FORMATS: Mapping[str, Format] = {
 }
 # A document of the first has keys of the second beside its own.
 _BESIDE = (("gpt_neox", "deepspeed"), ("nemo_rl", "megatron"), ("verl", "megatron"))
-# Systems that are not read: how a command names their programs, beside those of ``system``; keys of their documents.
+# Systems that are not read: patterns of their commands, in addition to ``system``; keys of their documents.
 _PROGRAMS = {
     "OpenRLHF": r"\sopenrlhf\.cli\.|/openrlhf/",
     "AReaL": r"[\s/]areal/|\sallocation_mode=",

@@ -90,17 +90,10 @@ def _settled(options: Options) -> Settled:
 
 def _engine(below: list[Option], options: list[Option], prefix: tuple[str, ...], program: str) -> str:
     """Return the engine that trains, empty where neither a setting nor the program's configuration names it."""
-    named = {
-        (*prefix, "strategy"): below,
-        ("model_engine",): options,
-        ("engine",): options,
-        ("engine", "strategy"): below,
-    }
-    for key, among in named.items():
-        found = [str(option.value) for option in among if option.path == key]
-        if found:
-            return found[-1]
-    return "megatron" if "megatron" in program else ""
+    keys = (((*prefix, "strategy"), below), (("model_engine",), options), (("engine",), options))
+    named = [*keys, (("engine", "strategy"), below)]
+    found = (str(option.value) for key, among in named for option in reversed(among) if option.path == key)
+    return next(found, "megatron" if "megatron" in program else "")
 
 
 def _last_of(options: list[Option]) -> list[Option]:

@@ -1,1 +1,1 @@
-"""Tools around the readers: findings of ``rankmesh lint``, their fixes, commands of containers, lines of Slurm."""
+"""Tools around the readers: findings of ``rankmesh lint``, commands of containers, lines of Slurm."""

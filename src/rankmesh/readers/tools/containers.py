@@ -46,9 +46,9 @@ _MOST = 2_000
 # Variables in a word: of Kubernetes, and of Compose.
 _KUBERNETES = re.compile(r"\$\((?P<name>[A-Za-z_][\w.-]*)\)")
 _COMPOSE = re.compile(r"\$(?:\{(?P<name>\w+)(?::?-(?P<default>[^{}]*))?\}|(?P<bare>[A-Za-z_]\w*))")
-# Kinds whose pods have no variables but those of the manifest.
+# Kinds whose pods have only the variables of the manifest.
 _PLAIN_KINDS = {"Deployment", "StatefulSet", "DaemonSet", "ReplicaSet", "Pod"}
-# The names of what counts pods, by kinds, and the variables by which a pod of one job has their number.
+# For each kind the keys that count pods, and the variables that give their number to a pod.
 _COUNTS: Mapping[str, tuple[str, ...]] = {
     "PyTorchJob": ("replicas",),
     "JobSet": ("parallelism", "replicas", "completions"),
@@ -92,7 +92,7 @@ def has_containers(text: str, path: str) -> bool:
 
 
 def read_containers(text: str, path: str) -> list[Container]:
-    """Return the containers of a file in the order of its lines, none of a file of another kind.
+    """Return the containers of a file in the order of its lines; empty for a file of another kind.
 
     Raises ``Unreadable`` for a text that is not read.
     """
@@ -261,7 +261,7 @@ def _started(word: Word) -> tuple[Word, ...]:
 
 
 def _values(node: Any) -> dict[str, Any]:
-    """Return the nodes of a mapping by their keys, with those that it merges; none of another node."""
+    """Return the nodes of a mapping by their keys, merged ones included; empty for another node."""
     return {key.value: value for key, value in yaml_pairs(node)} if node is not None and node.id == "mapping" else {}
 
 

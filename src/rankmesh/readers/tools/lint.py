@@ -30,18 +30,16 @@ from rankmesh.core.explain import arithmetic
 from rankmesh.core.source import RECIPES
 from rankmesh.errors import PlanError, cut
 from rankmesh.readers.config import NO_WORLD, Config, is_script, made, problem_of, read_config
-from rankmesh.readers.families import counts
 from rankmesh.readers.formats.megatron import FLAGS
 from rankmesh.readers.launches import launches_of, slurm_variables
-from rankmesh.readers.models import named_counts
+from rankmesh.readers.models import counts, named_counts
 from rankmesh.readers.options import DOCUMENTS, NO_LAYOUT, Option, Options, gathered, run_it
-from rankmesh.readers.plans import is_plan
+from rankmesh.readers.plans import fitting, is_plan, smaller, spelled, written
 from rankmesh.readers.script import read_script
 from rankmesh.readers.table import Reading, Table
 from rankmesh.readers.tokens import shown
 from rankmesh.readers.tools import slurm
 from rankmesh.readers.tools.containers import Container, has_containers, is_dockerfile, read_containers
-from rankmesh.readers.tools.fixes import fitting, smaller, spelled, written
 
 __all__ = ["CODES", "Finding", "Linted", "lint_files", "lint_text"]
 
@@ -125,7 +123,7 @@ class Finding:
 
 @dataclass(frozen=True)
 class Linted:
-    """What was found in one file or in several; ``notes``: why a file is not checked, or only in part.
+    """Findings of one file or of several; ``notes``: why a file is not checked, or only in part.
 
     ``valid``: for each layout that fits, the lines that show why.
     """
@@ -277,7 +275,7 @@ def _of_run(run: Options, container: Container | None, asked: Mapping[str, tuple
 
 @dataclass(frozen=True)
 class _Layout:
-    """What a file states of its layout, whether or not its sizes fit: the parts of a ``Config`` without its plan.
+    """A layout as a file states it, whether or not its sizes fit: a ``Config`` without its plan.
 
     ``known``: the world size is stated; ``problem``: why the sizes do not fit, empty where they do or where a setting
     that cannot be read is left out.
@@ -409,7 +407,7 @@ def _checks(layout: _Layout) -> Iterator[_Check]:
 
 @dataclass(frozen=True)
 class _Rule:
-    """A size that has to divide a count of the model: the option of the size, the count, and of which model it is.
+    """A size that has to divide a count of the model: the option of the size, the count, and the model in words.
 
     ``shares``: replicas of attention, among which the size is divided.
     """
@@ -489,7 +487,7 @@ def _rules(layout: _Layout) -> Iterator[_Rule]:
 
 
 def _count(layout: _Layout, check: _Check) -> tuple[Option, str] | None:
-    """Return what states a count of the model, and of which model it is; None where it is not known."""
+    """Return the option that states a count of the model, and the model in words; None if the count is unknown."""
     found = [option for option in layout.stated if option.name in check.names]
     if found:
         stated = _counted(found)
@@ -559,7 +557,7 @@ def _model(layout: _Layout) -> tuple[Option, dict[str, int]]:
 
 
 def _downloaded(name: str) -> dict[str, int]:
-    """Return the counts of a model that is in Hugging Face's cache, none of another."""
+    """Return the counts of a model in Hugging Face's cache; empty if it is not there."""
     hub = os.environ.get("HF_HUB_CACHE") or Path(os.environ.get("HF_HOME", "~/.cache/huggingface"), "hub")
     known = re.fullmatch(r"[\w.-]+/[\w.-]+", name)
     folder = Path(hub, f"models--{name.replace('/', '--')}", "snapshots").expanduser()
@@ -596,7 +594,7 @@ def _spec(layout: _Layout) -> str | None:
 
 @dataclass(frozen=True)
 class _Machine:
-    """What Slurm or a manifest gives a run: the numbers of nodes that it may have, and the GPUs of a node.
+    """The machine of a run by Slurm or a manifest: possible numbers of nodes, and the GPUs of a node.
 
     ``together``: how many nodes run an engine; None where a cluster of Ray does, or a number that is not known.
     """
@@ -605,6 +603,18 @@ class _Machine:
     nodes: tuple[Option, ...]
     gpus: Option | None
     together: int | None
+
+
+# Options of launchers and engines that count nodes, and the ranks on each of them.
+_NODES = ("--nnodes", "--num_nodes", "--num-nodes", "--num_machines", "--num-machines", "PET_NNODES", "NNODES")
+_EACH = ("--nproc_per_node", "--nproc-per-node", "--num_gpus", "--num-gpus", "PET_NPROC_PER_NODE", "NPROC_PER_NODE")
+
+
+def _stated(run: Options, names: tuple[str, ...]) -> Option | None:
+    """Return a count as the launcher or the engine is given it, None if it is not a number."""
+    found = next((option for option in run.counts if option.key in names), None)
+    known = found is not None and isinstance(found.first, str) and re.fullmatch(r"[1-9]\d{0,5}", found.first)
+    return replace(found, value=int(found.first)) if found is not None and known else None
 
 
 def _machine(run: Options, container: Container | None, asked: Mapping[str, tuple[int, int]]) -> _Machine:
@@ -621,8 +631,8 @@ def _machine(run: Options, container: Container | None, asked: Mapping[str, tupl
         nodes, gpus = tuple(replace(each, path=("pods",)) for each in container.pods), container.gpus
         rule, together = "makes", container.group
         commands = " ".join(map(str, container.script.commands))
-    if run.nodes is not None:
-        together = run.nodes.value
+    if (of_run := _stated(run, _NODES)) is not None:
+        together = of_run.value
     elif "--nnodes" in commands or (together == 1 and _RAY.search(commands)):
         return _Machine(rule, nodes, gpus, None)
     return _Machine(rule, nodes, gpus, together)
@@ -631,8 +641,8 @@ def _machine(run: Options, container: Container | None, asked: Mapping[str, tupl
 def _of_counts(
     run: Options, machine: _Machine, layout: _Layout | None, given: dict[str, Any], path: str
 ) -> Iterator[Finding]:
-    """Yield a finding where a launcher is told other nodes than a run has, and where it starts too many ranks."""
-    nodes, ranks, gpus = run.nodes, run.ranks_of_node, machine.gpus
+    """Yield a finding if a launcher has another number of nodes than its job, or starts more ranks than GPUs."""
+    nodes, ranks, gpus = _stated(run, _NODES), _stated(run, _EACH), machine.gpus
     of_step = {option.first for option in run.flags if option.key in ("-N", "--nodes")}
     of_pod = nodes is not None and nodes.value == 1 and machine.rule == "makes"  # a run in each
 
@@ -663,7 +673,7 @@ _ELSEWHERE |= {"data_parallel_address", "node_rank"}
 def _sizes_here(layout: _Layout, together: int | None) -> tuple[dict[str, int], int | None]:
     """Return the sizes whose product is the ranks of an engine on some nodes, and how many nodes these are.
 
-    vLLM starts its data parallel replicas on the same nodes, unless it is told how many, or to start others elsewhere.
+    vLLM starts its data parallel replicas on the same nodes, unless its options give their number or other nodes.
     """
     sizes = {name: layout.arguments[name] for name in ("tp", "pp", "pcp") if name in layout.arguments}
     names = {option.name: option.first for option in layout.stated}
@@ -681,7 +691,7 @@ def _of_engine(run: Options, layout: _Layout, machine: _Machine, given: dict[str
     ranks, size = prod(sizes.values()), max(sizes, key=lambda name: sizes[name], default="")
     line = next((each.line for each in layout.readings if each.argument == size), run.command.line)
     product = " x ".join(f"{name} {count}" for name, count in sizes.items()) + f" = {ranks} ranks"
-    nodes, gpus = run.nodes, machine.gpus
+    nodes, gpus = _stated(run, _NODES), machine.gpus
     if layout.format == "sglang" and nodes is not None and "tp" in sizes and ranks % nodes.value:
         message = f"{nodes} does not divide {product} (line {line})"
         yield Finding(layout.path, _line(nodes.line), "nodes", message)
