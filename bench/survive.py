@@ -33,8 +33,8 @@ from bench.processes import run_world
 from bench.relayout import SIZES, measured_changes
 from bench.report import record
 from rankmesh.rendezvous.waiting import submit
+from rankmesh.survival.redundancy import StateLayout
 from rankmesh.survival.state import EpochState
-from rankmesh.survival.state_layout import StateLayout
 
 __all__ = ["measured"]
 

@@ -45,8 +45,8 @@ POINTS = {
         peers:Peers.watch peers:Peers.close
         state:EpochState._take state:run state:transfer state:Writes.__call__
         redundancy:Copies.send redundancy:Copies.wait redundancy:Copies._meet redundancy:Snapshot.copy
-        probe:Probe.ask probe:Probe.outcome heartbeat:_Watch._attempt listener:Listener._answer
-        joining:Newcomers.welcome joining:Newcomers.let_grow
+        rounds:Probe.ask rounds:Probe.outcome heartbeat:_Watch._attempt listener:Listener._answer
+        epoch:Newcomers.welcome epoch:Newcomers.let_grow
     """,
     "rankmesh.rendezvous": """
         round:Round._arrive round:Round._coordinate round:Round.announce round:Round.receive round:Round.leave

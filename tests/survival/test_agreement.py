@@ -10,7 +10,8 @@ from tests.survival.test_members import jobs
 from tests.sweeping import ALL
 
 from rankmesh.errors import PlanError
-from rankmesh.survival.agreement import Report, conclude, may_go_on
+from rankmesh.survival import agreement
+from rankmesh.survival.agreement import CONDITIONS, Report, conclude, may_go_on
 from rankmesh.survival.members import Members
 
 EPOCH = 3
@@ -444,3 +445,35 @@ def test_commits_are_of_the_same_steps(other, agree):
     outcome = conclude({0: JOB}, 0, given_, ())
     assert outcome.agreed == agree
     assert agree or "of rank 3 is of step" in outcome.message
+
+
+def _all(**one):
+    return dict.fromkeys(JOB.all, Report(**one))
+
+
+HELD = {"steps": {0: (6, 7)}, "committed": True}
+BUG = {2: Report(error="ValueError: a bug", at=7, **HELD)}
+# Of each condition reports that it holds for, with what the round before gave; each case has what is after it, too.
+CASES = {
+    "_over": (_all(done=True), {}),
+    "_too_few": ({0: Report(error="ValueError: a bug")}, {}),
+    "_different_steps": (_all(**HELD) | BUG | {3: Report(commits={1: 5})} | {0: Report(commits={1: 6})}, {}),
+    "_same_error": (_all(**HELD) | BUG, {"tp=0,dp=1": "ValueError: a bug"}),
+    "_no_members": (_all(error="ValueError: a bug", committed=True), {}),
+    "_nothing_held": (_all(committed=True), {"": "step 0"}),
+    "_no_progress": (_all(**HELD), {"": "step 7"}),
+    "_goes_on": (_all(**HELD), {"": "step 6"}),
+}
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_the_first_condition_that_holds_decides(name, monkeypatch):
+    """A case of each condition, in their order: no earlier one holds, and without it the outcome is another one."""
+    assert [one.__name__ for one in CONDITIONS] == list(CASES)
+    given_, raised = CASES[name]
+    outcome = conclude({0: JOB}, 0, given_, (), raised)
+    place = list(CASES).index(name)
+    monkeypatch.setattr(agreement, "CONDITIONS", CONDITIONS[: place + 1])
+    assert conclude({0: JOB}, 0, given_, (), raised) == outcome
+    monkeypatch.setattr(agreement, "CONDITIONS", CONDITIONS[place + 1 :])
+    assert name == "_goes_on" or conclude({0: JOB}, 0, given_, (), raised) != outcome

@@ -5,7 +5,7 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 
 from rankmesh import Mesh, PlanError
-from rankmesh.survival.joining import Contact, Newcomers
+from rankmesh.survival.epoch import Contact, Newcomers
 from rankmesh.survival.members import Members
 
 

@@ -5,7 +5,7 @@ from types import SimpleNamespace
 import pytest
 
 from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.probe import REPLY, Probe
+from rankmesh.survival.rounds import REPLY, Probe
 
 
 class _Peers:

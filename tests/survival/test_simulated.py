@@ -21,7 +21,7 @@ from rankmesh import sim
 from rankmesh.sim.simulation import current_context
 from rankmesh.sim.store import SimulatedStore
 from rankmesh.survival import session, world
-from rankmesh.survival.probe import Probe
+from rankmesh.survival.rounds import Probe
 from rankmesh.survival.simulated import SimulatedMembers, SimulatedPeers
 
 SWEPT = pytest.mark.skipif(not ALL, reason="make test-sweeps SWEEP=all runs it")

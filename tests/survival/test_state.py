@@ -31,9 +31,8 @@ from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.survival import state
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.members import Members
-from rankmesh.survival.redundancy import Copies, ReplicaHolders, Snapshot, checked
+from rankmesh.survival.redundancy import Copies, ReplicaHolders, Snapshot, StateLayout, checked
 from rankmesh.survival.state import EpochState, Writes, load_boxes
-from rankmesh.survival.state_layout import StateLayout
 from rankmesh.transfer.live.exchange import Copy, Exchange, MessageSchedule
 from rankmesh.transfer.live.stream import Message, Piece
 

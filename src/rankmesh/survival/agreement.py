@@ -9,18 +9,17 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from typing import Any, TypedDict
 
 from rankmesh.errors import LayoutError, PlanError, in_words, quoted
 from rankmesh.rendezvous import Outcome
-from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.joining import Contact
+from rankmesh.survival.epoch import Contact, Epoch
 from rankmesh.survival.members import Members, Sizes, SizesData
 
-__all__ = ["EpochEnd", "Relayout", "Report", "Suspicion", "conclude", "may_go_on", "same_step"]
+__all__ = ["CONDITIONS", "EpochEnd", "Relayout", "Report", "Suspicion", "conclude", "may_go_on", "same_step"]
 
 # The fix of commits that differ between ranks.
 _SAME_STEPS = "have every rank commit the same steps, in the same order"
@@ -179,22 +178,56 @@ def conclude(
     ``before`` and ``refused`` are as in ``EpochEnd``. The outcome's ``ranks`` are the members that are lost, its
     ``value`` is what follows.
     """
+    found = _found(history, epoch, reports, gone, raised or {}, before, refused or {})
+    return next(outcome for condition in CONDITIONS if (outcome := condition(found)) is not None)
+
+
+@dataclass(frozen=True)
+class _Found:
+    """What the reports of an epoch tell: ``there`` are the members at a rank that have reported, ``returned`` ranks.
+
+    ``ended`` names the member that reports each process that has ended; ``began`` the members that began the change if
+    nobody is lost for it; ``undone`` why all go back to the layout before; ``following`` the next members, or why there
+    are too few; ``again`` the coordinate at which an error came back; ``now`` the step that all take again, if they do.
+    """
+
+    members: Members
+    reports: Mapping[int, Report]
+    absent: tuple[int, ...]
+    there: Sequence[int]
+    returned: Sequence[int]
+    ended: Mapping[int, int]
+    lost: Collection[int]
+    began: Collection[int]
+    unclear: str
+    again: str | None
+    errors: Mapping[str, str]
+    following: Members | PlanError
+    source: int | None
+    step: int
+    load: bool
+    last: str | None
+    now: str
+    value: Mapping[str, object]
+
+    def failed(self, message: str, ranks: Collection[int], *fields: str) -> Outcome:
+        return Outcome("failed", tuple(sorted(ranks)), self.absent, fields, message=message)
+
+
+def _found(
+    history: Mapping[int, Members],
+    epoch: int,
+    reports: Mapping[int, Report],
+    gone: Collection[int],
+    raised: Mapping[str, str],
+    before: int | None,
+    refused: Mapping[str, str],
+) -> _Found:
     members = history[epoch]
     absent = tuple(sorted(set(members.all) - reports.keys()))
     there = [member for member in members.ranks if member in reports]
     returned = [rank for rank, member in enumerate(members.ranks) if member in reports and reports[member].done]
-    announced = any(report.over for report in reports.values())
-    if len(returned) == len(there) and (announced or len(there) == len(members.ranks)):
-        return Outcome(value={"over": True})
     ended = {one: by for by in sorted(reports, reverse=True) for one in reports[by].ended if one in absent}
-    alive = sorted(set(members.all).difference(ended))
-    if not may_go_on(reports, alive):
-        part = "fewer than half" if 2 * len(reports) < len(alive) else f"half, but not the one with member {alive[0]}"
-        message = f"{len(reports)} of {len(alive)} members that may live are here, {part}; the others may go on without"
-        message += " them; start spares on further hosts, so that more than half are left"
-        return Outcome("missing", absent, absent, message=message)
-    if different := _different(members, reports):
-        return Outcome("failed", missing=absent, fields=("step",), message=different)
     evicted = {member for report in reports.values() for member in report.evicted}
     lost = set(absent).union(evicted, (member for member, report in reports.items() if report.error))
     unclear = next((report.unclear for report in reports.values() if report.unclear), "")
@@ -205,55 +238,43 @@ def conclude(
         before = None
     undone = "" if before is None else _refusal(members, reports, {*absent, *evicted})
     if undone:
-        lost, began, refused = {*absent, *evicted}, set(), {**(refused or {}), members.sizes.first.digest: undone}
+        lost, began, refused = {*absent, *evicted}, set(), {**refused, members.sizes.first.digest: undone}
     elif len(began) == 1 and not unclear and not returned and not reports[min(began)].handled:
         lost, began = began, set()
-    errors, raised = _raised(members, reports, lost), raised or {}
-    if again := next((key.partition(_STEP)[0] for key, text in errors.items() if raised.get(key) == text), None):
-        # A machine that fails is replaced; this is another one, at the same coordinate.
-        error = next(f"{key[len(again) :]}: {errors[key]}" for key in errors if key.startswith(again + _STEP))
-        message = f"the rank at {again} raised the same error again{error}; no other member can avoid it"
-        return Outcome("failed", tuple(sorted(lost)), absent, fields=("error",), message=message)
-    errors = {key: text for key, text in raised.items() if key and _STEP not in key} | errors
+    errors = _raised(members, reports, lost)
+    again = next((key.partition(_STEP)[0] for key, text in errors.items() if raised.get(key) == text), None)
     joining = {contact for report in reports.values() for contact in report.joining}
     joined = dict(enumerate(sorted(joining), members.started))
     hosts = {member: contact.host for member, contact in joined.items()}
     asked = next((reports[one].relayout for one in sorted(reports) if reports[one].relayout and not undone), None)
     old = None if before is None else history[before]
+    following: Members | PlanError
     try:
         following = _following(members.joined(hosts), lost, asked, old, undone=bool(undone))
     except PlanError as error:
-        message = _of_all(members, reports) or _with_errors(error.message, reports, lost)
-        return Outcome("failed", tuple(sorted(lost)), absent, message=message)
+        following = error
     # A spare, which compares nothing, only reports what was decided before.
-    found = [reports[member].suspicion for member in there]
-    suspicion = max(filter(None, found), key=lambda one: int(one["repeat"]), default=None)
+    suspicions = [reports[member].suspicion for member in there]
+    suspicion = max(filter(None, suspicions), key=lambda one: int(one["repeat"]), default=None)
     source, step, equal = _source(history, reports, lost, suspicion["back"] if suspicion else None)
     load = source is None and any(report.committed for report in reports.values())
     if load:
-        left = [report for member, report in reports.items() if member not in lost]
-        step = max((report.began for report in left), default=0)
-        if not all(report.loads for report in left) or any(any(report.steps.values()) for report in left):
-            message = _with_errors(_nothing_in_common(reports, lost), reports, lost)
-            return Outcome("failed", tuple(sorted(lost)), absent, message=message)
+        step = max((report.began for member, report in reports.items() if member not in lost), default=0)
+    kept = {key: text for key, text in raised.items() if key and _STEP not in key} | errors
+    last, now = raised.get(""), ""
     if following == members:  # all take the step again, once: an epoch without progress would follow another for ever
-        last, now = raised.get(""), f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")
+        now = f"step {step}" + (f", repeat {suspicion['repeat']}" if suspicion else "")
         if suspicion and last is not None and last.startswith(now):  # the repeat was interrupted
             now += " again"
-        errors[""] = now
-        if last == now:
-            message = f"{now} failed again, and no rank is known to be at fault"
-            message += f": {unclear or _why(reports, began)}"
-            message += f"; train() had returned on {in_words(returned)}" if returned else ""
-            return Outcome("failed", tuple(sorted(began)), fields=("error",), message=message)
-    if following.sizes != members.sizes:
-        before = epoch if old is None else None if following.sizes == old.sizes else before
-    return Outcome(
-        ranks=tuple(sorted(lost)),
-        missing=absent,
-        value={
+        kept[""] = now
+    value: dict[str, object] = {}
+    if isinstance(following, Members):
+        changed = following.sizes != members.sizes
+        if changed:
+            before = epoch if old is None else None if following.sizes == old.sizes else before
+        value = {
             **following.data,
-            "sizes": None if following.sizes == members.sizes else following.sizes.data,
+            "sizes": following.sizes.data if changed else None,
             "budget": None if asked is None else asked["budget"],
             "asked": None if asked is None else asked["sizes"]["plan"],
             "joined": {str(member): vars(contact) for member, contact in joined.items()},
@@ -261,13 +282,86 @@ def conclude(
             "source": source,
             "equal": equal,
             "load": load,
-            "raised": errors,
+            "raised": kept,
             "reasons": _reasons(reports, lost, ended, gone),
             "before": before,
-            "refused": refused or {},
+            "refused": refused,
             "suspicion": suspicion if following == members else None,
-        },
-    )
+        }
+    args = (members, reports, absent, there, returned, ended, lost, began, unclear, again, errors, following)
+    return _Found(*args, source, step, load, last, now, value)
+
+
+def _over(found: _Found) -> Outcome | None:
+    """``train`` has returned on all ranks."""
+    announced = any(report.over for report in found.reports.values())
+    complete = announced or len(found.there) == len(found.members.ranks)
+    return Outcome(value={"over": True}) if complete and len(found.returned) == len(found.there) else None
+
+
+def _too_few(found: _Found) -> Outcome | None:
+    """Others, who may live, may go on without these."""
+    reports, alive = found.reports, sorted(set(found.members.all).difference(found.ended))
+    if may_go_on(reports, alive):
+        return None
+    part = "fewer than half" if 2 * len(reports) < len(alive) else f"half, but not the one with member {alive[0]}"
+    message = f"{len(reports)} of {len(alive)} members that may live are here, {part}; the others may go on without"
+    message += " them; start spares on further hosts, so that more than half are left"
+    return Outcome("missing", found.absent, found.absent, message=message)
+
+
+def _different_steps(found: _Found) -> Outcome | None:
+    """Two ranks have committed different steps."""
+    different = _different(found.members, found.reports)
+    return found.failed(different, (), "step") if different else None
+
+
+def _same_error(found: _Found) -> Outcome | None:
+    """Another machine raises the error of one that failed, at the same coordinate."""
+    if (again := found.again) is None:
+        return None
+    error = next(f"{key[len(again) :]}: {found.errors[key]}" for key in found.errors if key.startswith(again + _STEP))
+    message = f"the rank at {again} raised the same error again{error}; no other member can avoid it"
+    return found.failed(message, found.lost, "error")
+
+
+def _no_members(found: _Found) -> Outcome | None:
+    """Too few are left for any layout."""
+    if isinstance(found.following, Members):
+        return None
+    message = _of_all(found.members, found.reports)
+    return found.failed(message or _with_errors(found.following.message, found.reports, found.lost), found.lost)
+
+
+def _nothing_held(found: _Found) -> Outcome | None:
+    """No step is held by all that are left, and it cannot be loaded."""
+    left = [report for member, report in found.reports.items() if member not in found.lost]
+    loads = all(report.loads for report in left) and not any(any(report.steps.values()) for report in left)
+    if not found.load or loads:
+        return None
+    message = _with_errors(_nothing_in_common(found.reports, found.lost), found.reports, found.lost)
+    return found.failed(message, found.lost)
+
+
+def _no_progress(found: _Found) -> Outcome | None:
+    """All fail in one step for the second time."""
+    if not found.now or found.last != found.now:
+        return None
+    message = f"{found.now} failed again, and no rank is known to be at fault"
+    message += f": {found.unclear or _why(found.reports, found.began)}"
+    message += f"; train() had returned on {in_words(found.returned)}" if found.returned else ""
+    return Outcome("failed", tuple(sorted(found.began)), fields=("error",), message=message)
+
+
+def _goes_on(found: _Found) -> Outcome:
+    return Outcome(ranks=tuple(sorted(found.lost)), missing=found.absent, value=found.value)
+
+
+# The first of these that holds is the outcome.
+CONDITIONS: tuple[Callable[[_Found], Outcome | None], ...] = (
+    *(_over, _too_few, _different_steps, _same_error, _no_members, _nothing_held, _no_progress),
+    _goes_on,
+)
 
 
 def may_go_on(here: Collection[int], alive: Collection[int]) -> bool:

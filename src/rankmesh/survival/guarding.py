@@ -29,7 +29,6 @@ from rankmesh.errors import Diverged, PlanError, RecordingError, in_words, quote
 from rankmesh.guard.digest import combined, digests
 from rankmesh.guard.everyone import gathered
 from rankmesh.guard.guard import Guard
-from rankmesh.guard.model_state import CurrentTensors
 from rankmesh.guard.replicas import replica_kinds
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.survival.agreement import Suspicion
@@ -58,8 +57,7 @@ def check_copies(groups: LiveGroups, tensors: Mapping[str, Tensor], shardings: d
 def replica_digests(state: EpochState, step: int) -> dict[str, int]:
     """Return this rank's digest, in its snapshot of a step, of each set of replicas that it is in."""
     tensors, device = state.snapshots[step].tensors, torch.device("cpu")
-    local = state.tensors.local if isinstance(state.tensors, CurrentTensors) else ()
-    kinds = replica_kinds({name: one for name, one in state.shardings.items() if name not in local})
+    kinds = replica_kinds({name: one for name, one in state.shardings.items() if name not in state.local})
     places = ((kind, kind.slot(state.rank)) for kind in kinds)
     return {
         str(slot): int(combined(digests([tensors[name] for name in kind.names], device), device))

@@ -30,8 +30,7 @@ from rankmesh.errors import (
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import EpochEnd, Relayout, Report, Suspicion
 from rankmesh.survival.conversation import Message
-from rankmesh.survival.epoch import Epoch
-from rankmesh.survival.joining import Contact, Newcomers
+from rankmesh.survival.epoch import Contact, Epoch, Newcomers
 from rankmesh.survival.members import Members, Sizes
 
 __all__ = ["Abort", "Action", "Announce", "Enter", "Left", "Machine", "Stop"]

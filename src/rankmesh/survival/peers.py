@@ -33,9 +33,8 @@ from rankmesh.runtime.init import device_of, together
 from rankmesh.runtime.served_store import is_served, serve_at
 from rankmesh.survival.ask import address_of
 from rankmesh.survival.cut_store import CutStore
-from rankmesh.survival.epoch import Epoch
+from rankmesh.survival.epoch import Contact, Epoch
 from rankmesh.survival.heartbeat import REPLY, Address, Heartbeat, Message, Presence, exchange
-from rankmesh.survival.joining import Contact
 from rankmesh.survival.liveness import listens_here
 from rankmesh.survival.members import Members
 from rankmesh.survival.transport import Connection

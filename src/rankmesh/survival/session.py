@@ -32,19 +32,17 @@ from rankmesh.guard.everyone import gathered
 from rankmesh.guard.model_state import CurrentTensors, model_state, unreplicated_axes
 from rankmesh.rendezvous import Outcome
 from rankmesh.survival.agreement import Report, same_step
-from rankmesh.survival.epoch import Epoch
+from rankmesh.survival.epoch import Contact, Epoch, addresses
 from rankmesh.survival.guarding import Guarding, are_equal, check_copies, replica_digests
 from rankmesh.survival.heartbeat import PING, Message, Presence
 from rankmesh.survival.job import Job
-from rankmesh.survival.joining import Contact, addresses
 from rankmesh.survival.machine import Abort, Action, Left, Machine, Stop
 from rankmesh.survival.members import Members, PlanLike, Sizes, plan_of
 from rankmesh.survival.peers import Peers
-from rankmesh.survival.redundancy import checked
+from rankmesh.survival.redundancy import StateLayout, checked
 from rankmesh.survival.rounds import Rounds
 from rankmesh.survival.simulated import joined
 from rankmesh.survival.state import EpochState, Load, load_all, restore
-from rankmesh.survival.state_layout import StateLayout
 from rankmesh.survival.transport import Connection, Transport
 from rankmesh.survival.world import FINISHED, EpochWorld
 from rankmesh.transfer.planning.transfer import BUDGET
@@ -163,6 +161,7 @@ class Session:
                     pass
                 except Exception as raised:  # noqa: BLE001 - of the program, or of a collective that was interrupted
                     self._left.error = raised
+                del job  # and what its program held: the next epoch's tensors come beside the snapshots alone
                 self._finish()
         except _Over as over:
             ended = over.error
@@ -598,6 +597,8 @@ class Session:
                 with suppress(ConnectError):
                     guarding.close()
             world.close()
+            for state in self._states:
+                state.leave()
             # torch keeps what a failed backward pass did not reach, with its activations and groups, until the next
             # one on this thread: a spare has none.
             torch.zeros((), device="cpu", requires_grad=True).backward()

@@ -16,9 +16,8 @@ import torch.distributed as dist
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.rendezvous.gather import gather
-from rankmesh.survival.epoch import Epoch
+from rankmesh.survival.epoch import Contact, Epoch
 from rankmesh.survival.heartbeat import Message, Presence
-from rankmesh.survival.joining import Contact
 from rankmesh.survival.members import Members
 from rankmesh.survival.transport import Connection
 from rankmesh.survival.world import EpochWorld, old_keys

@@ -27,8 +27,8 @@ from torch import Tensor
 from rankmesh.backend.nccl import device_done
 from rankmesh.core.boxes import Box
 from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, quoted
-from rankmesh.survival.redundancy import Copies, Snapshot, Snapshots
-from rankmesh.survival.state_layout import StateLayout, transfer
+from rankmesh.guard.model_state import CurrentTensors
+from rankmesh.survival.redundancy import Copies, Snapshot, Snapshots, StateLayout, transfer
 from rankmesh.transfer.live.run import run
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import where
@@ -86,6 +86,7 @@ class EpochState:
     ) -> None:
         self.epoch, self.layout, self.tensors, self.rank = epoch, layout, tensors, rank
         self.shardings, self._device = layout.shardings, device
+        self.local = tensors.local if isinstance(tensors, CurrentTensors) else ()
         self.copies = Copies(layout.holders, rank, device) if layout.redundancy else None
         # The last step at which a guard found all ranks equal, -1 for none: its copies stay. None without a guard.
         self.equal_at: int | None = None
@@ -98,6 +99,10 @@ class EpochState:
     def steps(self) -> list[int]:
         """The steps that this member can restore its part of: its own, and what it keeps of others."""
         return sorted(self.snapshots if self.copies is None else self.copies.steps() & self.snapshots.keys())
+
+    def leave(self) -> None:
+        """Let the program's tensors go at the end of the epoch: what it held is in the snapshots."""
+        self.tensors = {}
 
     def forget(self, after: int) -> None:
         """Drop the snapshots after a step: nobody goes on from them."""

@@ -14,9 +14,8 @@ from typing import Protocol
 import torch
 from torch.distributed import Store  # type: ignore[attr-defined]  # absent from its __all__
 
-from rankmesh.survival.epoch import Epoch
+from rankmesh.survival.epoch import Contact, Epoch
 from rankmesh.survival.heartbeat import Message, Presence
-from rankmesh.survival.joining import Contact
 from rankmesh.survival.members import Members
 from rankmesh.survival.world import EpochWorld
 
