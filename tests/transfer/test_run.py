@@ -252,10 +252,11 @@ def test_strides_and_shared_memory():
         into = {"w": torch.empty(6, 16)[:, ::4], "v": shared}
         moves.run({"w": turned, "v": shared[4 - 4 * rank :][:4]}, into)
         in_place = turned[:, 4 * rank : 4 * rank + 4]
-        moves.run({"w": turned, "v": tensors["v"]}, {"w": in_place, "v": shared})
-        return live.wrong(into, target, rank), live.wrong({"w": in_place, "v": shared}, target, rank)
+        memory = moves.run({"w": turned, "v": tensors["v"]}, {"w": in_place, "v": shared}).memory
+        memory -= moves.run({"w": turned, "v": tensors["v"]}, {"w": in_place.clone(), "v": shared}).memory
+        return live.wrong(into, target, rank), live.wrong({"w": in_place, "v": shared}, target, rank), memory
 
-    assert sim.run(moved, 2) == [([], []), ([], [])]
+    assert sim.run(moved, 2) == [([], [], 0), ([], [], 0)], "what stays in its place is not copied"
 
 
 def test_one_element_of_any_stride():

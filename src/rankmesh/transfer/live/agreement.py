@@ -93,7 +93,7 @@ class TransferAgreement:
             self._round.leave(outcome)
             kind = TransferError if outcome.reason == "failed" else AgreementError
             raise kind(
-                f"rank {self._rank}: nothing was moved, since {outcome.message}",
+                f"nothing was moved, since {outcome.message}",
                 rank=self._rank,
                 ranks=outcome.ranks,
                 fields=outcome.fields,

@@ -37,7 +37,7 @@ from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import ExchangeError, TransferAgreement, in_one_line
 from rankmesh.transfer.live.exchange import Copy, Exchange, GroupTransport, MessageSchedule, Write
-from rankmesh.transfer.live.shards import apart, local, mark, problem_of, shards_of
+from rankmesh.transfer.live.shards import apart, local, mark, problem_of, same_place, shards_of
 from rankmesh.transfer.live.stream import Message, located, messages
 from rankmesh.transfer.planning.local import LocalMoves
 
@@ -138,7 +138,7 @@ def _moved(
 ) -> ExchangeError | None:
     """Exchange everything, and return what failed."""
     try:
-        exchange.attempt(side.prepare)
+        exchange.attempt(side.prepare, schedule)
         exchange.all(schedule)
     except ExchangeError as failure:
         return failure
@@ -176,12 +176,14 @@ class _Side:
             self.problem = self.problem or problem_of(copies, moves.source, shards, f"copy for rank {owner} of")
             self.tensors |= {_key(name, owner): local(tensor) for name, tensor in copies.items()}
 
-    def prepare(self) -> None:
-        """Mark the target as incomplete, and copy sources out of its way."""
+    def prepare(self, schedule: MessageSchedule) -> None:
+        """Mark the target as incomplete, and copy sources out of the way of what is written."""
         mark(self.given, self.into)
-        before, after = (shards_of(side, self.rank) for side in (self.moves.source, self.moves.target))
-        same_sharding = {name: before[name] == after[name] for name in self.tensors.keys() & self.into.keys()}
-        for name in apart(self.tensors, self.into.items(), same_sharding):
+        written = {piece.name for row in schedule.receives for message in row for piece in message.pieces}
+        for name, here, into, there in schedule.copies:
+            if into not in written and not same_place(self.tensors[name][here], self.into[into][there]):
+                written.add(into)
+        for name in apart(self.tensors, [self.into[name] for name in written]):
             self.tensors[name] = self.tensors[name].clone()
             self.memory += self.tensors[name].nbytes
 
@@ -200,8 +202,8 @@ class _Side:
         incomplete = tuple(sorted(missing))
         mark(self.given, incomplete)
         return TransferError(
-            f"rank {self.rank}: the transfer did not complete, since {outcome.message}; {len(incomplete)} of "
-            f"{len(self.into)} target tensors of this rank are incomplete; do not use them before another run",
+            f"the transfer did not complete, since {outcome.message}; {len(incomplete)} of {len(self.into)} target "
+            f"tensors of rank {self.rank} are incomplete; do not use them before another run",
             rank=self.rank,
             ranks=ranks,
             incomplete=incomplete,

@@ -92,26 +92,16 @@ def problem_of(
     return ""
 
 
-def apart(
-    sources: Mapping[str, Tensor], targets: Iterable[tuple[str, Tensor]], same_sharding: Mapping[str, bool]
-) -> set[str]:
-    """Return the sources to copy first, since a target in the same memory would overwrite them.
-
-    ``same_sharding``: names with equal source and target shards, so that where they share memory, each element
-    of the target is at its own place.
-    """
-    ranges = sorted((*_memory(tensor), name, tensor) for name, tensor in targets if tensor.numel())
+def apart(sources: Mapping[str, Tensor], written: Iterable[Tensor]) -> set[str]:
+    """Return the sources to copy first, since a target that is written in the same memory would overwrite them."""
+    ranges = sorted(_memory(tensor) for tensor in written if tensor.numel())
     found: set[str] = set()
     for name, tensor in sources.items():
         if not tensor.numel():
             continue
         low, high = _memory(tensor)
-        for start, stop, other, target in ranges:
-            if start >= high:
-                break
-            on_itself = other == name and same_sharding.get(name, False) and same_place(tensor, target)
-            if low < stop and not on_itself:
-                found.add(name)
+        if any(start < high and low < stop for start, stop in ranges):
+            found.add(name)
     return found
 
 
