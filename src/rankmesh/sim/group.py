@@ -41,7 +41,7 @@ Rows = Sequence[int] | None
 
 
 class Options(Protocol):
-    """What is read of the options of torch's call; each kind of call has its own class."""
+    """The fields of torch's option objects that a simulated call reads; each kind of call has its own class."""
 
     rootRank: int  # noqa: N815  - torch's name
     reduceOp: object  # noqa: N815  - torch's name
@@ -136,7 +136,7 @@ class SimulatedGroup(PythonGroup):
         return self._post("barrier", [], [], opts)
 
     def monitored_barrier(self, timeout: object = None, wait_all_ranks: bool = False) -> None:
-        """Wait for all members; those that do not join are named in any case."""
+        """Wait for all members; an error names those that do not join."""
         self._post("monitored_barrier", [], [], None).wait()
 
     def meet(self) -> None:
@@ -144,7 +144,7 @@ class SimulatedGroup(PythonGroup):
         self._post("new_group", [], [], None).wait()
 
     def split_group(self, *_: object, **__: object) -> NoReturn:
-        """Refuse, where torch would crash: a simulation has no communicator to split."""
+        """Raise, where torch would crash: a simulation has no communicator to split."""
         raise NotImplementedError(
             f"a simulation does not carry split_group on {self.channel}; use torch.distributed.new_group, or a kind of "
             "group of the plan"
@@ -157,7 +157,7 @@ class SimulatedGroup(PythonGroup):
     # -- point to point -----------------------------------------------------------------------------------------
 
     def send(self, tensors: Listed, peer: int, tag: int = 0) -> dist.Work:
-        """Done when the member at position ``peer`` has received it."""
+        """Send to the member at position ``peer``; the work is done when that member has received it."""
         return self._point_to_point("send", as_list(tensors), [], peer, tag)
 
     def recv(self, tensors: Listed, peer: int, tag: int = 0) -> dist.Work:
@@ -169,11 +169,11 @@ class SimulatedGroup(PythonGroup):
     # -- what torch asks besides --------------------------------------------------------------------------------
 
     def start_together(self) -> None:
-        """Make the calls that follow one."""
+        """Begin to collect calls: those until ``end_together`` have one work."""
         self._together = []
 
     def end_together(self) -> dist.Work:
-        """Return the work of all calls since then."""
+        """Return the work of all calls since ``start_together``."""
         works, self._together = self._together or [], None
         return Together(works)
 
@@ -181,7 +181,7 @@ class SimulatedGroup(PythonGroup):
         """Do nothing: a rank that cannot go on fails immediately."""
 
     def shutdown(self) -> None:
-        """Refuse every further call."""
+        """Raise an error for every further call."""
         self.destroyed = True
 
     abort = shutdown
@@ -303,7 +303,7 @@ class SimulatedGroup(PythonGroup):
 
 
 def _check_dense(tensor: torch.Tensor, operation: str) -> None:
-    """Refuse a slice, of which real backends move what lies between its elements: they move one block of memory."""
+    """Raise if a tensor has gaps: real backends move one block of memory, with what lies between the elements."""
     if tensor.layout != torch.strided:
         raise ValueError(f"{operation} cannot move a tensor of layout {tensor.layout}; make it dense first")
     extent = sum((size - 1) * stride for size, stride in zip(tensor.shape, tensor.stride(), strict=True)) + 1

@@ -32,7 +32,7 @@ _SLOW = 0.25
 
 @dataclass
 class Probe:
-    """What is known of members that have not arrived at the end of an epoch, since ``started``."""
+    """The replies of members that have not arrived at the end of an epoch, since ``started``."""
 
     peers: Transport
     epoch: Epoch
@@ -63,7 +63,7 @@ class Probe:
         return found != self.epoch and found.number >= self.epoch.number
 
     def outcome(self) -> Outcome | None:
-        """Return the outcome that others have already: its server may have been lost before this member read it."""
+        """Return the outcome that other members have already, None if none has; its server may be lost by now."""
         for reply in self._last.values():
             if isinstance(reply, dict) and isinstance(reply.get("outcome"), str):
                 return Outcome.read(reply["outcome"], "outcome")
@@ -72,7 +72,7 @@ class Probe:
         return None
 
     def lower_server(self, member: int) -> int | None:
-        """Return a member below this one that others take part in a round of, in this epoch, None if there is none."""
+        """Return the lowest member below this one that serves a round of this epoch, None if there is none."""
         servers = [
             reply["server"]
             for reply in self._last.values()
@@ -82,7 +82,7 @@ class Probe:
         return lowest if lowest < member and lowest not in self.evicted else None
 
     def serves_no_more(self, server: int) -> bool:
-        """Whether a member, in whose store this one waits, takes part in another round; asked a few times a timeout."""
+        """Whether the member that serves this round takes part in another; it is asked a few times a timeout."""
         now = self.peers.now()
         self._asked = now if self._asked is None else self._asked
         if now - self._asked < _SLOW * self.timeout:
@@ -94,7 +94,7 @@ class Probe:
         return elsewhere or self.went_on(server)
 
     def any_may_arrive(self, members: Collection[int]) -> bool:
-        """Whether one of these lives, or has been unresponsive for less than the timeout; not once others went on."""
+        """Whether any of these members may still arrive; False once others have gone on."""
         self.ask(members)
         return self.outcome() is None and any(map(self.may_arrive, members))
 
@@ -109,7 +109,7 @@ class Probe:
         return member not in self.suspects and self.peers.now() - since < self.timeout
 
     def ask(self, members: Collection[int]) -> None:
-        """Ask members where they are, and for the outcome; where one does not reply, with more patience next time."""
+        """Ask members where they are, and for the outcome; wait longer next time if one does not reply."""
         message = {"what": "outcome", "epoch": str(self.epoch)}
         self._last.update(self.peers.exchange(members, message, self._seconds))
         is_slow = any(self._last.get(member) == "unresponsive" and member not in self.suspects for member in members)
@@ -139,7 +139,7 @@ _PAUSE = 0.1
 
 
 class Rounds:
-    """One member's part in the rounds; ``took_part``: it reported to the round of the last outcome.
+    """The rounds of one member; ``took_part``: it reported to the round of the last outcome.
 
     ``server`` is the member whose store the round is in that this member takes part in, None between rounds.
     """
@@ -151,7 +151,7 @@ class Rounds:
         self._client: tuple[int, Connection] | None = None
 
     def agree(self, peers: Transport, end: EpochEnd, report: Report) -> Outcome:
-        """One round of all members; again through another store, where the one that serves it is lost meanwhile.
+        """Hold one round of all members; hold it again through another store if the member that serves it is lost.
 
         Members that may not go on without the others hold rounds for the timeout: a network may reject for a moment.
         """
@@ -170,7 +170,7 @@ class Rounds:
                 return outcome or Outcome("lost", message="the members reached no agreement")
 
     def release(self, server: int) -> Connection | None:
-        """Return the connection of the last round, now the caller's, if it is to the store of this member."""
+        """Return the connection of the last round if it is to the store of ``server``; the caller then owns it."""
         client, self._client = self._client, None
         return client[1] if client is not None and client[0] == server else None
 
@@ -258,7 +258,7 @@ class Rounds:
         return None
 
     def _ended(self, peers: Transport, members: Sequence[int]) -> tuple[int, ...]:
-        """Return the members that this one knows to have ended, none where it stood still.
+        """Return the members that this one knows to have ended; none if this one was stopped.
 
         The others may have gone on without it meanwhile, and what ended since says nothing about this epoch.
         """

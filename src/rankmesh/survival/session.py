@@ -47,7 +47,7 @@ from rankmesh.survival.transport import Connection, Transport
 from rankmesh.survival.world import FINISHED, EpochWorld
 from rankmesh.transfer.planning.transfer import BUDGET
 
-__all__ = ["Session"]
+__all__ = ["Session", "drop_failed_backward"]
 
 _log = logging.getLogger("rankmesh.survival")
 
@@ -599,9 +599,7 @@ class Session:
             world.close()
             for state in self._states:
                 state.leave()
-            # torch keeps what a failed backward pass did not reach, with its activations and groups, until the next
-            # one on this thread: a spare has none.
-            torch.zeros((), device="cpu", requires_grad=True).backward()
+            drop_failed_backward()
 
     def _report(self, left: Left) -> Report:
         state = self._state_of(self._epoch.number)
@@ -651,3 +649,11 @@ class Session:
         self._ended, self._noticed = self._peers.event(), None
         if self._machine.has_ended:
             self._ended.set()
+
+
+def drop_failed_backward() -> None:
+    """Have torch drop what a failed backward pass on this thread did not reach, with its activations and groups.
+
+    It keeps that until the next pass on the thread, and a spare makes none.
+    """
+    torch.zeros((), device="cpu", requires_grad=True).backward()

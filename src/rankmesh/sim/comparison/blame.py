@@ -62,11 +62,11 @@ class _Search:
 
     @property
     def layouts(self) -> list[Layout]:
-        """All layouts, that which is looked into first."""
+        """All layouts, beginning with the one whose collectives are searched."""
         return sorted(self.runs, key=lambda layout: layout is not self.layout)
 
     def cause(self, phases: Iterable[Iterable[Repair]]) -> Difference | None:
-        """Return what the first repair that settles everything shows, else the first that helps."""
+        """Return the cause that the first repair shows after which everything is equal, else the first that helps."""
         for repair in chain.from_iterable(phases):
             found = self._shown(repair)
             if self.stuck if found is None else not found.settles:
@@ -158,7 +158,7 @@ def _blamed(first: Difference, node: Node) -> Difference:
 def _looked_into(
     runs: Mapping[Layout, Session], layout: Layout, key: Key, reference: Reference, runner: Runner
 ) -> tuple[Layout, Session]:
-    """Return the layout whose collectives are looked into, and its run.
+    """Return the layout whose collectives are searched, and its run.
 
     Programs make no collective on a group of one rank: then the layout with the most axes that has the same first
     difference, where one makes more of them.
@@ -244,7 +244,7 @@ def _together(likely: list[Node], every: list[_Nodes], layouts: Sequence[Layout]
 
 
 def _widened(repair: Repair) -> Repair:
-    """Another group for all that a line makes, in the backward pass too; any other repair as it is."""
+    """Return the repair for all calls that a line makes, also in the backward pass; any other repair unchanged."""
     node = repair.node
     if repair.form != "group" or node is None:
         return repair
@@ -310,7 +310,7 @@ def _all(wholes: dict[int, dict[int, Record]]) -> list[Record]:
 def _by_line(
     records: dict[int, list[Record]], ends: dict[int, int] | None = None
 ) -> dict[tuple[Site, ...], dict[int, dict[int, Record]]]:
-    """Return the calls of each stack, by their number on each rank; those before ``ends`` only."""
+    """Return the calls of each stack by their number on each rank; with ``ends``, the calls before it."""
     found: dict[tuple[Site, ...], dict[int, dict[int, Record]]] = {}
     for rank, calls in records.items():
         numbers: dict[tuple[Site, ...], int] = defaultdict(int)
@@ -323,7 +323,7 @@ def _by_line(
 
 
 def _state(layout: Layout, ranks: dict[int, Record], likely: list[Record], every: list[Record]) -> str:
-    """Return what one collective's results are, and where they differ, whether its inputs did before."""
+    """Return how the results of one collective, and its inputs if those differ, compare with the reference."""
     factors = {_compared(layout, ranks, whole.call, _results) for whole in likely}
     if SAME in factors:
         return _RIGHT
@@ -355,12 +355,12 @@ def _compared(
 
 
 def _given(call: Call) -> list[torch.Tensor]:
-    """Return what a call gives, the parts of one tensor as that."""
+    """Return the inputs of a call; the parts of one tensor are joined."""
     return [torch.cat(call.given)] if call.operation.endswith("_single") and call.given else call.given
 
 
 def _results(call: Call) -> list[torch.Tensor]:
-    """Return the results in the shapes of the tensors that get them; what is gathered as one tensor."""
+    """Return the results in the shapes of the output tensors; gathered parts are joined."""
     results = call.results or []
     if len(results) != len(call.outputs):
         return []
