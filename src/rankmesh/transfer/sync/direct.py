@@ -44,9 +44,9 @@ from rankmesh.transfer.live.run import longest_message, schedule, schedule_of
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.sync.delta import Delta, History, restricted
 from rankmesh.transfer.sync.layouts import ranks_of
-from rankmesh.transfer.sync.link import Given, Side
+from rankmesh.transfer.sync.link import Announced, Given, Side, other_layouts
 
-__all__ = ["Announced", "Connect", "GlooGroup", "Group", "NcclGroup", "Publisher", "Requester"]
+__all__ = ["Connect", "GlooGroup", "Group", "NcclGroup", "Publisher", "Requester"]
 
 _log = logging.getLogger("rankmesh.sync")
 
@@ -367,25 +367,6 @@ class Publisher(Member):
         end.leave(Outcome(), stay=True, all_read=True)
 
 
-class Announced:
-    """A version that the trainer sends this engine."""
-
-    def __init__(self, go: Mapping[str, Any]) -> None:
-        if "refused" in go:
-            raise AgreementError(
-                f"the trainer publishes another pair of layouts (digest {go['refused'][:12]}); give both sides the "
-                "same two layouts",
-                digest=go["refused"],
-            )
-        self.run, self.version, self.group = str(go["run"]), int(go["version"]), str(go["group"])
-        self.what = {"version": self.version, "of": self.group}  # what all ranks of the engine must have found
-        self.budget = int(go["budget"])
-        self.delta = History(go["history"]).since(go["since"])
-
-    def release(self) -> None:
-        """Do nothing: the trainer does not wait."""
-
-
 class Requester(Member):
     """One rank of an engine that asks, and receives beside the weights in use."""
 
@@ -456,14 +437,21 @@ class Requester(Member):
                 lambda channel: channel.read(key) if channel.wait(key, min(left, _SLICE)) else None  # noqa: B023
             )
             if text is not None or not left:
-                return None if text is None else Announced(self.unsealed(key, text))
+                break
+        if text is None:
+            return None
+        go = self.unsealed(key, text)
+        if "refused" in go:
+            raise other_layouts(go["refused"])
+        changed = History(go["history"]).since(go["since"])
+        return Announced(str(go["run"]), int(go["version"]), str(go["group"]), changed, int(go["budget"]))
 
     def receive(self, announced: Announced) -> Exchange:
         """Receive what changed into the staging. Raises ``ExchangeError``."""
-        if self._key != announced.group or self._group is None:
+        if self._key != announced.of or self._group is None:
             self._drop(failed=True)
-            self._group = self.connected(announced.group)
-            self._key = announced.group
+            self._group = self.connected(announced.of)
+            self._key = announced.of
         steps = self.schedule(announced.delta, announced.budget)
         into = {name: local(tensor) for name, tensor in self.side.weights.tensors.items()}
         exchange = Exchange(self._group, {}, into, self.side.timeout, staging=self._staging)

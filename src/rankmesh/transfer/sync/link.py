@@ -13,8 +13,9 @@ import threading
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Protocol, TypeVar
+from typing import Any, Protocol
 
 import torch
 import torch.distributed as dist
@@ -30,7 +31,7 @@ from rankmesh.transfer.live.shards import local, problem_of, shards_of
 from rankmesh.transfer.sync.delta import Delta, History
 from rankmesh.transfer.sync.layouts import Layouts
 
-__all__ = ["Given", "Publisher", "Receiver", "Side", "Weights"]
+__all__ = ["Announced", "Given", "Publisher", "Receiver", "Side", "Weights", "other_layouts"]
 
 # Returns the version to publish and what it changes, None for everything; raises if a user's arguments do not fit.
 Given = Callable[[], tuple[int, Delta | None]]
@@ -89,18 +90,32 @@ class Weights:
             torch.cuda.synchronize()
 
 
-class Seen(Protocol):
-    """A version that an engine may receive; ``what`` must be equal on all ranks of the engine."""
+@dataclass(eq=False)
+class Announced:
+    """A version that this rank can receive; all ranks of an engine must find the same ``version`` and ``of``.
 
-    @property
-    def what(self) -> Mapping[str, object]:
-        """The version, and what it is of."""
+    ``of`` is the trainer's ``run``, of which the ``files`` are locked, or the group that carries the messages.
+    """
+
+    run: str
+    version: int
+    of: str
+    delta: Delta | None
+    budget: int = 0
+    files: Mapping[int, Any] = field(default_factory=dict)
 
     def release(self) -> None:
         """Let the trainer write its files again."""
+        for file in self.files.values():
+            file.unlock()
 
 
-_Seen = TypeVar("_Seen", bound=Seen)
+def other_layouts(digest: str, where: str = "") -> AgreementError:
+    """Return the error of an engine whose trainer has other layouts, by their digest."""
+    message = (
+        f"the trainer{where} publishes another pair of layouts (digest {digest[:12]}); give both sides the same two"
+    )
+    return AgreementError(f"{message} layouts", digest=digest)
 
 
 class Side:
@@ -180,18 +195,18 @@ class Side:
         return str(self.agreed("publish", written, announce, more=self.timeout.total_seconds())[0].value)
 
     def newest(
-        self, await_version: Callable[[], _Seen | None], *, last: bool
-    ) -> tuple[_Seen | None, TransferAgreement]:
+        self, await_version: Callable[[], Announced | None], *, last: bool
+    ) -> tuple[Announced | None, TransferAgreement]:
         """Return the version that all ranks of this engine see, None if they see none, and the round of it.
 
         With ``last`` no call of the round's ``end`` follows.
         """
         for look in range(_LOOKS):
-            found: list[_Seen | None] = []
+            found: list[Announced | None] = []
 
-            def awaited(found: list[_Seen | None] = found) -> tuple[Mapping[str, object], str]:
+            def awaited(found: list[Announced | None] = found) -> tuple[Mapping[str, object], str]:
                 found.append(seen := await_version())
-                return _NO_VERSION if seen is None else seen.what, ""
+                return _NO_VERSION if seen is None else {"version": seen.version, "of": seen.of}, ""
 
             try:
                 agreement = self.agreed("receive", awaited, last=last)[1]

@@ -26,7 +26,6 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from functools import cached_property, partial
 from itertools import groupby
 from math import prod
@@ -39,17 +38,17 @@ from rankmesh.core.boxes import Box, meet
 from rankmesh.core.documents import Unreadable
 from rankmesh.core.private import PrivateFolder
 from rankmesh.core.sharding import Sharding
-from rankmesh.errors import AgreementError, ConnectError, PlanError, TransferError, first_line, quoted
+from rankmesh.errors import ConnectError, PlanError, TransferError, first_line, quoted
 from rankmesh.rendezvous import ChannelLost
 from rankmesh.rendezvous.channel import LARGEST
 from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.live.stream import Slices, where
 from rankmesh.transfer.planning.local import LocalMoves
-from rankmesh.transfer.sync.delta import Delta, History, restricted
-from rankmesh.transfer.sync.link import Given, Side
+from rankmesh.transfer.sync.delta import History, restricted
+from rankmesh.transfer.sync.link import Announced, Given, Side, other_layouts
 
-__all__ = ["Announced", "Publisher", "Reader"]
+__all__ = ["Publisher", "Reader"]
 
 _INDEX = "rankmesh-index"
 # The files of a sync, and drafts of its index.
@@ -279,26 +278,6 @@ class _Part(NamedTuple):
     bytes: int
 
 
-@dataclass(eq=False)
-class Announced:
-    """A version that this rank can read whole: the files are there, and locked."""
-
-    run: str
-    version: int
-    delta: Delta | None
-    files: Mapping[int, File]
-
-    @property
-    def what(self) -> dict[str, object]:
-        """What all ranks of an engine must have found."""
-        return {"version": self.version, "of": self.run}
-
-    def release(self) -> None:
-        """Let the trainer write these files again."""
-        for file in self.files.values():
-            file.unlock()
-
-
 class Reader:
     """One rank of an engine that reads the files in a folder."""
 
@@ -376,11 +355,7 @@ class Reader:
 
     def _newest(self, folder: PrivateFolder, index: Mapping[str, Any]) -> Announced | None:
         if index["digest"] != self._moves.digest:
-            raise AgreementError(
-                f"the trainer at {quoted(str(self._folder))} publishes another pair of layouts (digest "
-                f"{index['digest'][:12]}, here {self._moves.digest[:12]}); give both sides the same two layouts",
-                digest=index["digest"],
-            )
+            raise other_layouts(index["digest"], f" at {quoted(str(self._folder))}")
         history, run = History(index["history"]), str(index["run"])
         version = history.newest
         if version is None or (run, version) == self._in_use:
@@ -389,7 +364,7 @@ class Reader:
         since = self._in_use[1] if self._in_use is not None and self._in_use[0] == run else None
         names = {source: index["files"][str(source)] for source in self._sources}
         files = self._locked(folder, names, f"{run} {version}")
-        return None if files is None else Announced(run, version, history.since(since), files)
+        return None if files is None else Announced(run, version, run, history.since(since), files=files)
 
     def _locked(self, folder: PrivateFolder, names: Mapping[int, str], stamp: str) -> dict[int, File] | None:
         """Lock the files of a version to read, and return them; None if one of them is being written again."""
