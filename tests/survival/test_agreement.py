@@ -451,18 +451,18 @@ def _all(**one):
     return dict.fromkeys(JOB.all, Report(**one))
 
 
-HELD = {"steps": {0: (6, 7)}, "committed": True}
-BUG = {2: Report(error="ValueError: a bug", at=7, **HELD)}
+SNAPSHOTS = {"steps": {0: (6, 7)}, "committed": True}
+BUG = {2: Report(error="ValueError: a bug", at=7, **SNAPSHOTS)}
 # Of each condition reports that it holds for, with what the round before gave; each case has what is after it, too.
 CASES = {
     "_over": (_all(done=True), {}),
     "_too_few": ({0: Report(error="ValueError: a bug")}, {}),
-    "_different_steps": (_all(**HELD) | BUG | {3: Report(commits={1: 5})} | {0: Report(commits={1: 6})}, {}),
-    "_same_error": (_all(**HELD) | BUG, {"tp=0,dp=1": "ValueError: a bug"}),
+    "_different_steps": (_all(**SNAPSHOTS) | BUG | {3: Report(commits={1: 5})} | {0: Report(commits={1: 6})}, {}),
+    "_same_error": (_all(**SNAPSHOTS) | BUG, {"tp=0,dp=1": "ValueError: a bug"}),
     "_no_members": (_all(error="ValueError: a bug", committed=True), {}),
-    "_nothing_held": (_all(committed=True), {"": "step 0"}),
-    "_no_progress": (_all(**HELD), {"": "step 7"}),
-    "_goes_on": (_all(**HELD), {"": "step 6"}),
+    "_nothing_to_restore": (_all(committed=True), {"": "step 0"}),
+    "_no_progress": (_all(**SNAPSHOTS), {"": "step 7"}),
+    "_goes_on": (_all(**SNAPSHOTS), {"": "step 6"}),
 }
 
 

@@ -333,7 +333,7 @@ def _no_members(found: _Found) -> Outcome | None:
     return found.failed(message or _with_errors(found.following.message, found.reports, found.lost), found.lost)
 
 
-def _nothing_held(found: _Found) -> Outcome | None:
+def _nothing_to_restore(found: _Found) -> Outcome | None:
     """No step is held by all that are left, and it cannot be loaded."""
     left = [report for member, report in found.reports.items() if member not in found.lost]
     loads = all(report.loads for report in left) and not any(any(report.steps.values()) for report in left)
@@ -359,7 +359,7 @@ def _goes_on(found: _Found) -> Outcome:
 
 # The first of these that holds is the outcome.
 CONDITIONS: tuple[Callable[[_Found], Outcome | None], ...] = (
-    *(_over, _too_few, _different_steps, _same_error, _no_members, _nothing_held, _no_progress),
+    *(_over, _too_few, _different_steps, _same_error, _no_members, _nothing_to_restore, _no_progress),
     _goes_on,
 )
 
