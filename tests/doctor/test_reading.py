@@ -212,6 +212,18 @@ def test_subfolders(tmp_path):
     assert causes(tmp_path) == [("dead", (2,))]
 
 
+@pytest.mark.parametrize("form", ["json", "pickle"])
+def test_the_members_of_the_world_are_kept_once(tmp_path, form):
+    """Not once for each of 64 ranks, whichever reader has them: memory would grow with the square of the world."""
+    entries = [call(WORLD, 1), call(("1", "tp"), 1)]
+    write(tmp_path, {r: document(entries, {WORLD: range(64), ("1", "tp"): (r, r ^ 1)}) for r in range(64)}, form)
+    found = read_paths([tmp_path]).recordings
+    worlds = {id(one.groups[0].members): one.groups[0].members for one in found.values()}
+    assert len(worlds) <= 2  # readers that work at the same time
+    assert set(worlds.values()) == {tuple(range(64))}
+    assert all(sorted(one.groups[1].members) == sorted((rank, rank ^ 1)) for rank, one in found.items())
+
+
 def test_no_recordings(tmp_path):
     """A folder without recordings, and what is no folder, are refused with what would be one."""
     (tmp_path / "train.log").write_text("hello", encoding="utf-8")

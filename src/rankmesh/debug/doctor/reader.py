@@ -28,6 +28,7 @@ import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -119,11 +120,18 @@ def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording
 
 def _answers(files: Iterable[tuple[Path, int | None]]) -> list[Recording | str]:
     """Return what one reader finds in these files."""
-    reader = _Reader()
+    reader, known = _Reader(), dict[tuple[int, ...] | None, tuple[int, ...] | None]()
     try:
-        return [reader.read(*file) for file in files]
+        return [_sharing(reader.read(*file), known) for file in files]
     finally:
         reader.end()
+
+
+def _sharing(answer: Recording | str, known: dict[tuple[int, ...] | None, tuple[int, ...] | None]) -> Recording | str:
+    """Return an answer whose groups share their members with equal ones: of 16,384 worlds one is kept."""
+    if isinstance(answer, Recording):
+        answer.groups[:] = [replace(one, members=known.setdefault(one.members, one.members)) for one in answer.groups]
+    return answer
 
 
 def _here(path: Path, rank: int | None) -> Recording | str:

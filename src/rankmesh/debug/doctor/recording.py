@@ -17,6 +17,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import lru_cache
 from typing import Any
 
 from rankmesh.debug.doctor.columns import Columns, GroupName, columns_of
@@ -209,10 +210,15 @@ def _counted(groups: list[GroupName], status: object) -> list[GroupName]:
 def _ranks(value: object) -> tuple[int, ...] | None:
     """Return the members, which torch writes as a text: ``[0, 1]``."""
     if isinstance(value, str):
-        listed: Sequence[Any] = re.findall(r"\d{1,9}", value[: 2**22])
+        ranks = _ranks_in(value[: 2**22])
     else:
-        listed = value if isinstance(value, list | tuple) else ()
-    ranks = tuple(int(rank) for rank in listed)
+        ranks = tuple(int(rank) for rank in value) if isinstance(value, list | tuple) else ()
     if ranks and not 0 <= min(ranks) <= max(ranks) < _RANKS:
         raise ValueError(f"a group with rank {max(ranks, key=abs)}, where a world has at most {_RANKS} ranks")
     return ranks or None
+
+
+@lru_cache(maxsize=64)
+def _ranks_in(text: str) -> tuple[int, ...]:
+    """Return the numbers of a text; most recordings of a job have the same one for its world."""
+    return tuple(map(int, re.findall(r"\d{1,9}", text)))

@@ -81,11 +81,13 @@ class SlowWatch:
         self._tree.close()
 
     def _publish(self, report: SlowReport) -> None:
-        for line in self._job.lines(report.time):
+        lines = self._job.lines(report.time)
+        for line in lines:
             _log.disabled = False
             _log.warning("rankmesh: slow: %s", line)
         try:
-            send_slow(report)
+            if lines:
+                send_slow(report)
             if self._folder is not None:
                 report.write(self._folder)
                 write_slow(self._folder, report, self._recorder.run)
