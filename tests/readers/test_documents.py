@@ -97,16 +97,13 @@ def test_what_looks_like_a_key_is_none():
     assert {entry.key: entry.line for entry in read_document(text, "a.toml")} == {
         "a": 1, "b.m": 7, "b.x.y.tp": 11, "b.c": 12, "b.f.g": 13,
     }  # fmt: skip
+    # A list of tables is one value, on the line of its first table; an empty table is none.
+    found = read_document("[a]\n\n[[t.u]]\nk = 1\n[[t.u]]\nk = 2\n[t.u.v]\nw = 3\n[b]\nc = 4\n", "a.toml")
+    assert [(str(entry.key), entry.line) for entry in found] == [("t.u", 3), ("b.c", 10)]
     text = '{"a": "\\"b\\": {", "l": [{"c": 1},\n{"c": 2}],\n\t"d": {"c": 3, "c": 4}}'
     assert [(entry.key, entry.value, entry.line) for entry in read_document(text, "a.json")] == [
         ("a", '"b": {', 1), ("l", [{"c": 1}, {"c": 2}], 1), ("d.c", 3, 3), ("d.c", 4, 3),
     ]  # fmt: skip
-
-
-def test_lists_of_tables():
-    """A list of tables is one value, on the line of its first table; an empty table is none."""
-    found = read_document("[a]\n\n[[t.u]]\nk = 1\n[[t.u]]\nk = 2\n[t.u.v]\nw = 3\n[b]\nc = 4\n", "a.toml")
-    assert [(str(entry.key), entry.line) for entry in found] == [("t.u", 3), ("b.c", 10)]
 
 
 @pytest.mark.long

@@ -116,12 +116,8 @@ def test_axolotl_names_the_file_of_deepspeed(tmp_path):
     ],
 )
 def test_megatron_of_default_sizes(text, name):
-    """A run of Megatron whose sizes are all its defaults has one data parallel group."""
+    """A run of Megatron whose sizes are all its defaults has one data parallel group; another program is refused."""
     assert read_config(text, name, world_size=8).plan == recipes.megatron(8)
-
-
-def test_another_program_is_not_megatrons():
-    """A program that shares a word or two with Megatron is refused as before."""
     with pytest.raises(PlanError, match="no argument of Megatron"):
         read_config("#!/bin/bash\ntorchrun --nproc_per_node 8 train.py --hidden-size 8 --seq-length 8\n", "run.sh")
 

@@ -177,15 +177,12 @@ def test_what_can_set_a_size_is_refused(statement):
     ],
 )
 def test_what_sets_no_size_is_read_over(statement):
-    """Environments that are activated and other processes leave a size as it is."""
-    assert read_config("TP=4\n" + statement + "\n" + TP + "$TP", "run.sh").plan == recipes.megatron(8, tp=4)
-
-
-def test_a_default_after_another_file_is_open():
-    """A file that is sourced before may set what has a default; what is assigned after it is known."""
+    """Environments that are activated and other processes leave a size as it is; another file sets a default, too."""
     with pytest.raises(PlanError, match=r"TP may be set by now: source env.sh is not read .line 1.; " + RUNS):
         read_config("source env.sh\n" + TP + "${TP:-4}", "run.sh")
-    assert read_config("source env.sh\nTP=4\n" + TP + "$TP", "run.sh").plan == recipes.megatron(8, tp=4)
+    assert read_config("source env.sh\nTP=4\n" + statement + "\n" + TP + "$TP", "run.sh").plan == recipes.megatron(
+        8, tp=4
+    )
 
 
 def test_given_variables():
@@ -266,20 +263,13 @@ def test_a_file_of_arguments():
     assert config.plan == read_config(ARGUMENTS, "args.txt", world_size=8).plan == recipes.megatron(8, tp=2, cp=2)
     assert lines_of(config) == {"tp": (3,), "cp": (4,), "world_size": (6,)}
     assert config.title == "a file of Megatron's arguments"
-
-
-@pytest.mark.parametrize(
-    ("text", "message"),
-    [
+    for text, message in (
         (ARGUMENTS, "args.txt:1: .*give --world-size"),
         (ARGUMENTS + "--save 'a", "args.txt is not read as shell: a quote does not end .line 6."),
         ("--num-layers 2\n", "args.txt:1: .*the run has no argument of Megatron"),
-    ],
-)
-def test_a_file_of_arguments_that_says_too_little(text, message):
-    """Without a world size, without an end of a quote, without a size."""
-    with pytest.raises(PlanError, match=message):
-        read_config(text, "args.txt")
+    ):
+        with pytest.raises(PlanError, match=message):
+            read_config(text, "args.txt")
 
 
 def test_nothing_is_executed(tmp_path):

@@ -114,19 +114,15 @@ class Filler:
         units = self._machine.units
         if all(size % block == 0 for sizes, block in zip(self._sizes, blocks, strict=True) for size in sizes):
             return np.arange(units.shape[1])
-        parts: dict[int, tuple[list[int], list[int]]] = {}
-        for device, unit in enumerate(units[0].tolist()):
-            parts.setdefault(unit, ([], []))[0].append(device)
-        parts = {unit: _cut(whole, rest, blocks[0]) for unit, (whole, rest) in parts.items()}
-        for level in range(1, len(units)):
+        parts = [([device], list[int]()) for device in range(units.shape[1])]
+        for level, block in enumerate(blocks):
             around: dict[int, tuple[list[int], list[int]]] = {}
-            for whole, rest in parts.values():
-                unit = int(units[level][(whole or rest)[0]])
-                kept = around.setdefault(unit, ([], []))
+            for whole, rest in parts:
+                kept = around.setdefault(int(units[level][(whole or rest)[0]]), ([], []))
                 kept[0].extend(whole)
                 kept[1].extend(rest)
-            parts = {unit: _cut(whole, rest, blocks[level]) for unit, (whole, rest) in around.items()}
-        return np.array([device for whole, rest in parts.values() for device in (*whole, *rest)], dtype=np.int64)
+            parts = [_cut(whole, rest, block) for whole, rest in around.values()]
+        return np.array([device for whole, rest in parts for device in (*whole, *rest)], dtype=np.int64)
 
 
 def _cut(whole: list[int], rest: list[int], block: int) -> tuple[list[int], list[int]]:

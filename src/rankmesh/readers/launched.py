@@ -106,11 +106,9 @@ def _nothing(found: Recording, seconds: float) -> str:
     last = f", and its last words are: {found.error}" if found.error else ""
     did = f"started {others}, which is not training" if others else "started no launcher"
     file = next((word for each in found.launches for word in each.words if word.endswith(_CONFIGS)), None)
-    remedy = (
-        "give it the arguments that it needs"
-        if file is None
-        else f"if {cut(file)} states the layout, give that file, with --world-size"
-    )
+    remedy = "give it the arguments that it needs"
+    if file is not None:
+        remedy = f"if {cut(file)} states the layout, give that file, with --world-size"
     return f"the script {did} (exit status {found.status}{last}); {remedy}"
 
 

@@ -34,17 +34,9 @@ if TYPE_CHECKING:
     from rankmesh.readers.recording.record import Launch
 
 __all__ = [
-    "check_unknown",
-    "launches_of",
-    "program",
-    "read_flags",
-    "read_launch",
-    "recorded_launch",
-    "slurm_variables",
-    "starts_verl",
-    "system",
-    "typed",
-]
+    "check_unknown", "launches_of", "program", "read_flags", "read_launch", "recorded_launch", "slurm_variables",
+    "starts_verl", "system", "typed",
+]  # fmt: skip
 
 _VERL = re.compile(r"(.*[./])?(verl|recipe)[./](.*[./])?(main_(ppo|dapo)|fully_async_main|\w*sft_trainer\w*)(\.py)?")
 _PROGRAM = re.compile(r"(.*/)?(pretrain|train|finetune|run)_?\w*\.py")

@@ -19,18 +19,9 @@ from rankmesh.readers.script import Command
 from rankmesh.readers.tokens import Missing, Word, gap_of, line_of, lines_of, shown, value_of
 
 __all__ = [
-    "DOCUMENTS",
-    "NO_LAYOUT",
-    "SETTING",
-    "Option",
-    "Options",
-    "gathered",
-    "line_error",
-    "place",
-    "refused",
-    "report",
+    "DOCUMENTS", "NO_LAYOUT", "SETTING", "Option", "Options", "gathered", "line_error", "place", "refused", "report",
     "run_it",
-]
+]  # fmt: skip
 
 # The code of an error: the file states no layout.
 NO_LAYOUT = "no-layout"
