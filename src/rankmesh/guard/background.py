@@ -226,8 +226,9 @@ class BackgroundGuard:
         for window, names in list(self._given.items()):
             if text := self._channel.read(f"kinds/{window}"):
                 del self._given[window]
-                for number, (ranks, same) in enumerate(json.loads(text)):
-                    if self._rank in ranks and (here := sorted({one for item in same for one in names.get(item, ())})):
+                for number, (ranges, same) in enumerate(json.loads(text)):
+                    is_in = any(self._rank in range(*each) for each in ranges)
+                    if is_in and (here := sorted({one for item in same for one in names.get(item, ())})):
                         self._kinds[f"{window}.{number}"] = here
                 self._compared = frozenset(name for kind in self._kinds.values() for name in kind)
         if text := self._channel.read(f"difference/{self._differences}"):

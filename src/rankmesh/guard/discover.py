@@ -31,8 +31,8 @@ _SINGLE = 512
 # At the end of an item: what it was before the first step.
 BEFORE = "!"
 
-# Ranks, and the items that they hold alike.
-Kind = tuple[tuple[int, ...], tuple[str, ...]]
+# Ranges of ranks, and the items that they hold alike.
+Kind = tuple[list[list[int]], list[str]]
 
 
 def windows(step: int, every: int) -> Iterator[tuple[int, int]]:
@@ -96,9 +96,9 @@ def combined(names: Sequence[str], digests: Sequence[int]) -> str:
 def discovered(given: Merged) -> list[Kind]:
     """Return the kinds of replicas that these values show: several ranks with one value of an item."""
     pairs = (
-        (tuple(ranks_of(at)), item) for item, values in given.items() if BEFORE not in item for at in values.values()
+        (tuple(map(tuple, at)), item) for item, values in given.items() if BEFORE not in item for at in values.values()
     )
-    return [(ranks, tuple(same)) for ranks, same in sorted(grouped(pairs).items()) if len(ranks) > 1]
+    return [([*map(list, at)], same) for at, same in sorted(grouped(pairs).items()) if len(ranks_of(at)) > 1]
 
 
 def parted(given: Merged) -> tuple[tuple[int, ...], int]:
@@ -114,7 +114,5 @@ def parted(given: Merged) -> tuple[tuple[int, ...], int]:
 
 def differing(given: Merged) -> dict[str, dict[int, str]]:
     """Return what each rank has of the kinds in which not all ranks have the same."""
-    several = {kind: values for kind, values in given.items() if len(values) > 1}
-    return {
-        kind: {rank: one for one, at in values.items() for rank in ranks_of(at)} for kind, values in several.items()
-    }
+    several = ((kind, values.items()) for kind, values in given.items() if len(values) > 1)
+    return {kind: dict(sorted((rank, one) for one, at in values for rank in ranks_of(at))) for kind, values in several}

@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -48,7 +48,7 @@ def connected(store: Any, key: str) -> BoundedChannel:
     return BoundedChannel(BoundedChannel(StoreChannel(store, key)).ask(clone))
 
 
-def ranks_of(ranges: Iterable[list[int]]) -> list[int]:
+def ranks_of(ranges: Iterable[Sequence[int]]) -> list[int]:
     """Return the ranks in ranges, in order."""
     return sorted(rank for each in ranges for rank in range(*each))
 
