@@ -10,7 +10,7 @@ from tests.doctor.making import WORLD, call, document, write
 import rankmesh as rm
 from rankmesh.debug.doctor import doctor, texts, watchdog
 from rankmesh.debug.doctor.texts import text_of
-from rankmesh.debug.doctor.watchdog import Work, log_of
+from rankmesh.debug.doctor.watchdog import log_of
 from rankmesh.errors import RecordingError, in_words
 
 PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
@@ -218,7 +218,7 @@ def test_the_oldest_lines(tmp_path):
     assert causes(found) == []
     assert "rank 1 waits in all_reduce, call 6 of a group that the log does not name" in found.verdict
     [line] = read_log(tmp_path / "train_rank1.log").lines
-    assert (line.rank, line.position, line.work) == (1, 1, Work(6, "ALLREDUCE", 4, 4))
+    assert (line.rank, line.position, line.number, line.operation, line.sent) == (1, 1, 6, "ALLREDUCE", 4)
 
 
 def test_a_folder_that_names_the_rank(tmp_path):

@@ -11,7 +11,7 @@ Rank 9 of the job is position 1 of group 5. The first line has no group: the sec
 Launchers put their own prefixes before these lines. A launcher's number may be a host's or a local rank: only torch's
 own ``[rank9]:`` is taken as the rank, else the position in the world's group, else the name of the file or its folder.
 
-Numbers of calls are compared in groups whose name is the same on all members (``LogGroup.is_named``), and where no call
+Numbers of calls are compared in groups whose name is the same on all members (``Status.is_named``), and where no call
 is between two of them: torch counts sends and receives apart, in the same numbers.
 """
 
@@ -29,7 +29,7 @@ from rankmesh.debug.doctor.lines import WORLD, Line
 from rankmesh.debug.doctor.texts import Text, origin_of
 from rankmesh.errors import first_of
 
-__all__ = ["Log", "LogGroup", "Status", "Work", "lines_of_logs", "log_of", "size_of_job"]
+__all__ = ["Log", "Status", "lines_of_logs", "log_of", "size_of_job"]
 
 # What every line has that is looked at, and how many of these lines are kept.
 _MARK, _LINES = "ProcessGroupNCCL", 1 << 16
@@ -73,50 +73,26 @@ _STATUS = re.compile(
 _ACTOR = re.compile(r"\((\w{1,80})[^()]{0,200}?pid=\d")
 # Ray prints one of several similar lines.
 _FOLDED = re.compile(r"\[repeated \d+x across cluster\]")
-# The name of the world's group, where it has no description.
-_WORLD = "0"
 # torch's number of elements where it has none.
 _NO_SIZE = 2**64 - 1
 
 
 @dataclass(frozen=True)
-class LogGroup:
-    """A process group as a log names it; ``actor`` are Ray's workers, each kind of which is a world of its own.
+class Status:
+    """One line of the watchdog: a process at a position of a group, and what it says; ``time`` is in seconds.
 
-    ``is_named`` is False for a name that torch 2.3 and older counts in each process: ranks have other groups under it.
+    ``is_named`` is False for a group whose name torch 2.3 and older counts in each process: others have other groups
+    under it. Each kind of Ray's workers (``actor``) is a world of its own. ``sent`` are elements.
     """
 
-    name: str
-    desc: str = ""
-    actor: str = ""
-    is_named: bool = True
-
-    @property
-    def is_world(self) -> bool:
-        """Whether this is the default group, whose positions are the ranks of the job."""
-        return self.desc == DEFAULT or (self.name == _WORLD and not self.desc)
-
-
-@dataclass(frozen=True)
-class Work:
-    """A call that timed out; sizes are numbers of elements, None where torch has none."""
-
-    number: int
-    operation: str
-    sent: int | None = None
-    received: int | None = None
-
-
-@dataclass(frozen=True)
-class Status:
-    """One line of the watchdog: a process at a position of a group, and what it says; ``time`` is in seconds."""
-
-    group: LogGroup | None
+    group: GroupName | None
     position: int
+    is_named: bool = True
     rank: int | None = None
     actor: str = ""
     number: int | None = None
-    work: Work | None = None
+    operation: str = ""
+    sent: int | None = None
     enqueued: int | None = None
     completed: int | None = None
     time: int | None = None
@@ -155,16 +131,17 @@ def _statuses(line: str, of_file: int | None) -> Iterator[Status]:
         if position is None or not (caught or at or status):
             continue
         actor = _ACTOR.search(line[: head.start()])
-        kind = actor[1] if actor else ""
-        group = _named(head["group"], kind) if head["group"] else None
-        is_world = group is not None and group.is_world
+        group, is_named = _named(head["group"] or "")
+        sent = caught and caught["sent"]
         yield Status(
             group=group,
             position=int(position),
-            rank=int(head["rank"]) if head["rank"] else int(position) if is_world else of_file,
-            actor=kind,
+            is_named=is_named,
+            rank=int(head["rank"]) if head["rank"] else int(position) if group is WORLD else of_file,
+            actor=actor[1] if actor else "",
             number=int(caught["number"]) if caught else int(at[1]) if at else None,
-            work=_work(caught) if caught else None,
+            operation=caught["operation"].lstrip("_") if caught else "",
+            sent=None if not sent or int(sent) == _NO_SIZE else int(sent),
             enqueued=int(status[1]) if status else None,
             completed=int(status[2]) if status else None,
             time=_seconds(head) if head["month"] else None,
@@ -172,19 +149,14 @@ def _statuses(line: str, of_file: int | None) -> Iterator[Status]:
         )
 
 
-def _named(text: str, actor: str) -> LogGroup | None:
-    """Return the group that a prefix of torch's names."""
-    if match := _GUID.fullmatch(text):
-        return LogGroup(match["name"], match["desc"] or "", actor)
-    if match := _NAME.fullmatch(text):
-        is_named = match["desc"] is not None or match["name"] == _WORLD
-        return LogGroup(match["name"], match["desc"] or "", actor, is_named)
-    return None
-
-
-def _work(caught: re.Match[str]) -> Work:
-    sizes = [None if text is None or int(text) == _NO_SIZE else int(text) for text in caught.group("sent", "received")]
-    return Work(int(caught["number"]), caught["operation"], *sizes)
+def _named(text: str) -> tuple[GroupName | None, bool]:
+    """Return the group that a prefix of torch's names, and whether the name is the same on all members."""
+    match = _GUID.fullmatch(text) or _NAME.fullmatch(text)
+    if match is None:
+        return None, False
+    name, desc = match["name"], match["desc"]
+    is_world = desc == DEFAULT or (name == WORLD.name and not desc)
+    return WORLD if is_world else GroupName(name, desc or ""), is_world or match.re is _GUID or desc is not None
 
 
 def _seconds(head: re.Match[str]) -> int:
@@ -196,10 +168,10 @@ def _seconds(head: re.Match[str]) -> int:
 # -- lines of ranks ----------------------------------------------------------------------------------------------------
 
 
-def size_of_job(logs: Iterable[Log], plan: Plan | None = None) -> int:
-    """Return how many ranks the job has at least, by the plan and by the highest rank in a line."""
-    ranks = [line.rank for log in logs for line in log.lines if line.rank is not None and line.rank < _RANKS]
-    return max([plan.world_size if plan else 0, *(rank + 1 for rank in ranks)])
+def size_of_job(logs: Iterable[Log]) -> int:
+    """Return how many ranks the job has at least, by the highest rank in a line."""
+    ranks = (line.rank for log in logs for line in log.lines if line.rank is not None)
+    return max((rank + 1 for rank in ranks if rank < _RANKS), default=0)
 
 
 def _last_attempt(logs: Iterable[Log]) -> list[Status]:
@@ -214,114 +186,80 @@ def _last_attempt(logs: Iterable[Log]) -> list[Status]:
 def lines_of_logs(logs: Sequence[Log], plan: Plan | None = None, world_size: int | None = None) -> Iterator[Line]:
     """Yield what the last attempt in these logs states of each rank; ``world_size`` is None where nothing states it."""
     statuses = _last_attempt(logs)
-    actors = {status.actor for status in statuses}
-    is_whole = not any(log.is_partial for log in logs) and not any(status.rank is None for status in statuses)
+    is_one = len({status.actor for status in statuses}) == 1
+    is_whole = is_one and not any(log.is_partial for log in logs) and all(line.rank is not None for line in statuses)
     source = first_of([log.path for log in logs])
-    for group, found in _groups(statuses).items():
-        members = {key: _Member.of(*key, lines) for key, lines in sorted(found.items(), key=lambda each: each[0][0])}
-        is_comparable = _is_comparable(group, list(members.values()))
-        is_named = all(member.rank is not None for member in members.values())
-        name = _name(group, members.values(), plan if is_named else None, world_size)
+    for (actor, group), lines in _by_group(statuses).items():
+        is_comparable = group is not None and _is_comparable(lines)
+        is_named = all(line.rank is not None for line in lines)
+        name = _with_members(group, lines, plan if is_named else None, world_size)
         label = f"{name.desc or 'group'} {name.name[:16]}".rstrip()
-        actor = group.actor if group is not None and len(actors) > 1 else ""
-        trust = "" if not is_whole or len(actors) > 1 else "likely" if is_comparable else "possible"
-        works = {work.number: work for member in members.values() for work in member.works}
-        for member in members.values():
-            rank = member.position if member.rank is None or not is_named else member.rank
+        made = {line.number: line for line in lines if line.operation}
+        members = grouped(((line.position, line.rank), line) for line in lines)
+        for (position, rank), of_member in sorted(members.items(), key=lambda each: each[0][0]):
             one = Line(
                 source=source,
-                rank=rank,
-                job=actor if is_named else label,
+                rank=position if rank is None or not is_named else rank,
+                job=label if not is_named else "" if is_one else actor,
                 is_position=not is_named,
-                group=name,
-                trust=trust,
+                group=name if is_comparable else WORLD,
+                trust="" if not is_whole else "likely" if is_comparable else "possible",
             )
-            numbers = {work.number for work in member.works}
-            calls = list(member.works)
-            if member.call is not None and member.call not in numbers:
-                calls.append(works.get(member.call, Work(member.call, "")))
-            for work in calls:
-                what = _operation(work)
-                if is_comparable:
-                    yield replace(one, number=work.number, operation=what, sizes=_sizes(work))
-                else:
-                    yield replace(one, group=WORLD, number=0, operation=f"{what}, call {work.number} of {label}")
+            enqueued = max((line.enqueued for line in of_member if line.enqueued is not None), default=None)
+            calls = _calls(of_member, enqueued)
             if not calls:
-                yield replace(one, enqueued=member.enqueued) if is_comparable else replace(one, group=WORLD)
+                yield replace(one, enqueued=enqueued if is_comparable else None)
+            for number, call in calls.items():
+                call = call or made.get(number) or of_member[0]
+                what = _RECORDED.get(call.operation, call.operation.lower()) or "a collective"
+                if is_comparable:
+                    sizes = () if call.sent is None or call.operation not in _EQUAL else (call.sent,)
+                    yield replace(one, number=number, operation=what, sizes=sizes)
+                else:
+                    yield replace(one, number=0, operation=f"{what}, call {number} of {label}")
 
 
-@dataclass(frozen=True)
-class _Member:
-    """A process in a group: the number of the ``call`` that it waits in, None for none; and what it has enqueued."""
-
-    position: int
-    rank: int | None
-    call: int | None
-    enqueued: int | None
-    works: tuple[Work, ...]
-
-    @classmethod
-    def of(cls, position: int, rank: int | None, lines: Sequence[Status]) -> _Member:
-        """Return the member that these lines are of."""
-        numbers = [line.number for line in lines if line.number is not None]
-        enqueued = max((line.enqueued for line in lines if line.enqueued is not None), default=None)
-        completed = max((line.completed for line in lines if line.completed is not None), default=None)
-        call = min(numbers, default=None)
-        if call is None and enqueued is not None and completed is not None and completed < enqueued:
-            call = max(completed, 0) + 1
-        return cls(position, rank, call, enqueued, tuple(dict.fromkeys(line.work for line in lines if line.work)))
+def _calls(lines: Sequence[Status], enqueued: int | None) -> dict[int, Status | None]:
+    """Return the calls in which a rank waits by their number, and the line that has the operation of each."""
+    found = {line.number: line for line in lines if line.operation and line.number is not None}
+    number = min((line.number for line in lines if line.number is not None), default=None)
+    completed = max((line.completed for line in lines if line.completed is not None), default=None)
+    if number is None and enqueued is not None and completed is not None and completed < enqueued:
+        number = max(completed, 0) + 1
+    return {**found, **({} if number is None or number in found else {number: None})}
 
 
-def _groups(lines: Sequence[Status]) -> dict[LogGroup | None, dict[tuple[int, int | None], list[Status]]]:
-    """Return the lines by group, position and rank."""
-    found: dict[LogGroup | None, dict[tuple[int, int | None], list[Status]]] = {}
-    at = grouped((_call_of(line), line.group) for line in lines if line.group is not None and line.number is not None)
-    for line in lines:
-        group = line.group
-        if group is None and len(named := set(at.get(_call_of(line), ()))) == 1:
-            [group] = named
-        elif group is None and named:
-            continue  # of one of several groups, each of which has a line of its own
-        found.setdefault(group, {}).setdefault((line.position, line.rank), []).append(line)
-    return found
+def _by_group(lines: Sequence[Status]) -> dict[tuple[str, GroupName | None], list[Status]]:
+    """Return the lines of each group; one without a group is of the group that another line of its call has."""
+    calls = [(line.actor, line.rank, line.position, line.number) for line in lines]
+    pairs = list(zip(calls, lines, strict=True))
+    named = grouped((call, line.group) for call, line in pairs if line.group is not None and line.number is not None)
+    groups = [{line.group} if line.group is not None else set(named.get(call, [None])) for call, line in pairs]
+    return grouped(((line.actor, *of), line) for line, of in zip(lines, groups, strict=True) if len(of) == 1)
 
 
-def _call_of(line: Status) -> tuple[object, ...]:
-    """Return what a line without a group has in common with the line that names the group of its call."""
-    return line.actor, line.rank, line.position, line.number
-
-
-def _is_comparable(group: LogGroup | None, members: Sequence[_Member]) -> bool:
-    """Return whether the lines are of one group, and numbers of calls mean the same on all members."""
-    known = [member.rank for member in members if member.rank is not None]
+def _is_comparable(lines: Sequence[Status]) -> bool:
+    """Return whether lines are of one group, and numbers of calls mean the same on all members."""
+    members = {(line.position, line.rank) for line in lines}
+    calls = {(line.position, line.number, line.operation, line.sent) for line in lines if line.operation}
     return (
-        group is not None
-        and group.is_named
-        and len({member.position for member in members}) == len(members)
-        and len(set(known)) == len(known)
-        and not (group.is_world and any(member.rank != member.position for member in members))
-        and not any(work.operation.lstrip("_") in _APART for member in members for work in member.works)
-        and all(len({work.number for work in member.works}) == len(member.works) for member in members)
+        all(line.is_named or line.group is None for line in lines)
+        and len({position for position, _ in members}) == len(members)
+        and len(known := [rank for _, rank in members if rank is not None]) == len(set(known))
+        and not any(line.group is WORLD and line.rank != line.position for line in lines)
+        and not any(line.operation in _APART for line in lines)
+        and len({call[:2] for call in calls}) == len(calls)
     )
 
 
-def _name(group: LogGroup | None, members: Iterable[_Member], plan: Plan | None, world_size: int | None) -> GroupName:
-    """Return a group as a recording has it, with its members where the plan or the size of the job tells them."""
+def _with_members(
+    group: GroupName | None, lines: Sequence[Status], plan: Plan | None, world_size: int | None
+) -> GroupName:
+    """Return a group with its members, where the plan or the size of the job tells them."""
     if group is None:
         return GroupName("", "a group that the log does not name")
-    if group.is_world:
+    if group is WORLD:
         return replace(WORLD, members=tuple(range(world_size)) if world_size else None)
-    desc = group.desc.rpartition(":")[2]
-    local = group_at(plan, {m.position: m.rank for m in members if m.rank is not None}, desc.partition("@")[0])
-    return GroupName(group.name, group.desc, None if local is None else local.ranks)
-
-
-def _operation(work: Work) -> str:
-    """Return an operation as the flight recorder names it."""
-    name = work.operation.lstrip("_")
-    return _RECORDED.get(name, name.lower()) or "a collective"
-
-
-def _sizes(work: Work) -> tuple[int, ...]:
-    """Return the sizes of a call that are the same on all members of its group."""
-    return () if work.sent is None or work.operation.lstrip("_") not in _EQUAL else (work.sent,)
+    ranks = {line.position: line.rank for line in lines if line.rank is not None}
+    local = group_at(plan, ranks, group.desc.rpartition(":")[2].partition("@")[0])
+    return replace(group, members=None if local is None else local.ranks)
