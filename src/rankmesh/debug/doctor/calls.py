@@ -78,7 +78,7 @@ class Signature:
 
 
 def difference(calls: Sequence[Comparable]) -> str | None:
-    """Return what differs between the calls that members made under one number: ``sizes differ``; None if nothing."""
+    """Name the difference between calls of one number: ``sizes differ``; None for equal calls."""
     for other in calls[1:]:
         if other.operation != calls[0].operation:
             return "operations differ"

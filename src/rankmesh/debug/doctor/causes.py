@@ -82,7 +82,7 @@ def _site(history: History, call: PendingCall, rank: int) -> str:
 
 
 def wait_in(call: PendingCall) -> str:
-    """Return who waits in a call: ``ranks 1, 2 wait in all_reduce, call 4 of dp@tp1``."""
+    """Describe the wait in a call: ``ranks 1, 2 wait in all_reduce, call 4 of dp@tp1``."""
     if call.failed:
         return f"{in_words(call.waiting)} made {call.name}, which failed"
     return f"{in_words(call.waiting)} {'waits' if len(call.waiting) == 1 else 'wait'} in {call.name}"

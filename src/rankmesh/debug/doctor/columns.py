@@ -241,7 +241,7 @@ def _peers(call: str) -> tuple[int, int, int]:
 
 
 def _exchanges(every: Mapping[str, Column], apart: Bools, calls: _Calls) -> dict[str, Column]:
-    """Return what is sent from one member to another; without the calls that only close several of them."""
+    """Return the sends and receives of members, without the calls that only close a batch of them."""
     rows = np.flatnonzero(apart & (calls.peers[:, 0] >= 0))
     sends, me, peer = calls.peers[rows].T
     return {"sends": sends, "me": me, "peer": peer} | {

@@ -98,7 +98,7 @@ class Diagnosis:
         return f"{'unresponsive' if runs else cause.cause}: {cause.evidence}{more}{trust}"
 
     def _waits(self) -> Iterator[str]:
-        """Yield who waits in which call, and that nothing shows for which rank."""
+        """Yield the waiting ranks of each call, the lines of other ranks, and that no cause is known."""
         for call in self.waits.calls[:_PLACES]:
             not_there = f", {in_words(call.missing)} {'does' if len(call.missing) == 1 else 'do'} not"
             yield wait_in(call) + f" at {call.site}" * bool(call.site) + not_there * bool(call.missing)
@@ -110,7 +110,7 @@ class Diagnosis:
                 yield "nothing is known of the other ranks: add their files"
 
     def _failed_by(self, ranks: Sequence[int]) -> str:
-        """Return by which errors of their own these ranks failed, in words; "" if some did not or nobody knows."""
+        """Describe the errors by which these ranks failed; "" if one of them has none of its own."""
         errors = {rank: found.failure for rank, found in self.history.recordings.items() if rank in ranks}
         if len(errors) < len(ranks) or not all(
             error and not is_secondary(error.partition(", at ")[0]) for error in errors.values()
@@ -120,7 +120,7 @@ class Diagnosis:
 
     @property
     def at_fault(self) -> tuple[int, ...]:
-        """The ranks without which the others would go on; none where ranks wait for each other, or nobody knows.
+        """The ranks without which the others would go on; none in a deadlock, or if the cause is not known.
 
         Where the most of a group have not made a call, they are late, or the others made it by mistake.
         """
@@ -163,7 +163,7 @@ def _ranks_of(causes: Iterable[Cause]) -> list[int]:
 
 
 def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -> Diagnosis:
-    """Return what hangs, by the files in these folders and these files; a plan names groups by kind and coordinate.
+    """Diagnose a hang by these files and folders; a plan names groups by kind and coordinate.
 
     Raises ``RecordingError`` if none of them holds a recording or other evidence.
     """
@@ -203,7 +203,7 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
-    """Return what hangs, by the recordings of the ranks."""
+    """Diagnose a hang by the recordings of the ranks."""
     history = history_of(recordings, plan)
     waits = waits_of(history)
     waiting = tuple(waits.waiting)
@@ -320,7 +320,7 @@ def _reached(history: History, waits: Waits, cause: Cause) -> set[int]:
 
 
 def summary(diagnosis: Diagnosis) -> list[str]:
-    """Return who, where and since when, a line each, for a log; only the first line where nothing is known to hang.
+    """Summarise a diagnosis in three lines for a log: ranks, lines of code, time; only the first without a cause.
 
     ```
     late: rank 3 behind by 1 call of dp@tp1: it is in no call at train.py:8 in load; rank 1 waits in all_reduce, ...

@@ -130,7 +130,7 @@ def _of_fields(fields: Mapping[str, str], stack: Sequence[str], path: Path) -> I
 
 
 def _raised(text: Text) -> Iterator[Failure]:
-    """Yield the errors that nobody caught; torch prefixes the lines of a rank's error."""
+    """Yield the uncaught errors; torch prefixes their lines with the rank."""
     stacks: dict[Origin, list[str]] = {}
     for origin, line in text.lines():
         if line.startswith("Traceback (most recent call last)"):

@@ -121,7 +121,7 @@ class _File:
 
 
 def read_paths(paths: Sequence[Path]) -> Found:
-    """Return what is in these files and folders; ``RecordingError`` when none of it can be used."""
+    """Read these files and folders; raise ``RecordingError`` if none of them can be used."""
     files = [file for path in paths for file in _files(path)]
     evidence, notes, earlier = dict[_File, tuple[Evidence, ...]](), list[str](), _of_earlier_attempts(files)
     for file in files:
@@ -165,7 +165,7 @@ def _watched(paths: Sequence[Path], recordings: Mapping[int, Recording]) -> str:
 
 
 def _evidence(file: _File) -> tuple[Evidence, ...]:
-    """Return what a report or a text holds; ``RecordingError`` for a report that cannot be read."""
+    """Read a report or a text; raise ``RecordingError`` for a report that cannot be read."""
     if file.path.name == FILE:
         return (slow,) if (slow := SlowReport.read(file.path.parent)) else ()
     if file.may_be_recording:

@@ -91,7 +91,7 @@ def _listed_members(
 
 
 def _guess(group: GroupName, seen: Iterable[int], plan: Plan | None, world: tuple[int, ...]) -> tuple[int, ...]:
-    """Return members that nobody lists: the world, the one group of the plan that fits, or the ranks that used it."""
+    """Infer unlisted members: the world, the one group of the plan that fits, or the ranks that used it."""
     if group.desc == DEFAULT:
         return world
     ranks = tuple(sorted(seen))

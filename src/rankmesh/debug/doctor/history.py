@@ -67,7 +67,7 @@ class Track:
         return int(self.numbers[waiting[0]]) if len(waiting) else None
 
     def at(self, number: int) -> int | None:
-        """Return where a call is in this track; None when it is not there."""
+        """Return the place of a call in this track; None if the track does not have it."""
         place = int(np.searchsorted(self.numbers, number))
         return place if place < len(self.numbers) and self.numbers[place] == number else None
 
@@ -215,7 +215,7 @@ class History:
         return None if track is None or place is None else int(track.rows[place])
 
     def signature(self, group: KnownGroup, rank: int, number: int) -> Signature | None:
-        """Return what a rank called at a number, where its recording still has it."""
+        """Return the call of a rank at a number; None if its recording does not have it any more."""
         row = self.row(group, rank, number)
         return None if row is None else self.recordings[rank].signatures[self.recordings[rank].signature[row]]
 
@@ -352,7 +352,7 @@ def _quiet(history: History) -> set[tuple[KnownGroup, int]]:
 
 
 def _ends(history: History, group: KnownGroup, number: int) -> Iterator[tuple[int, tuple[int, float]]]:
-    """Yield how many calls of each member count, and how late it came, if a call has run out of time."""
+    """Yield for each member of a call that timed out how many of its calls count, and how late it entered."""
     rows = {rank: row for rank in history.tracks[group] if (row := history.row(group, rank, number)) is not None}
     created = {rank: history.created(group, rank, number) / 1e9 for rank in rows}
     first = min(rows, key=lambda rank: created[rank])

@@ -67,7 +67,7 @@ class NcclLog:
 
 
 def nccl_log_of(text: Text) -> tuple[NcclLog, ...]:
-    """Return what the lines of NCCL in a text say; nothing if it has none."""
+    """Parse the lines of NCCL in a text; return nothing if it has none."""
     lines = "\n".join(text.lines_with(" NCCL "))
     inits = dict.fromkeys(
         Init(_process(m), m["id"] or "", int(m["rank"]), int(m["size"]), m["state"] == "COMPLETE")
@@ -84,7 +84,7 @@ def _process(line: re.Match[str]) -> _Process:
 
 
 def lines_of_nccl(logs: Sequence[NcclLog]) -> Iterator[Line | str]:
-    """Yield who began to create which communicator, and who completed it; versions and errors in words."""
+    """Yield the ranks that began or completed a communicator; versions and errors in words."""
     made: dict[tuple[str, int], dict[int, Init]] = {}
     for init in (init for log in logs for init in log.inits):
         ranks = made.setdefault((init.comm, init.size), {})

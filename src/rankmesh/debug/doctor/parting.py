@@ -289,7 +289,7 @@ def _key(calls: _Calls, place: int) -> int | None:
 
 
 def departure(history: History, rank: int, group: KnownGroup) -> tuple[KnownGroup, int, str] | None:
-    """Return where a rank first made another call than the member of a group that it followed longest, and words.
+    """Return the first call in which a rank differs from the member that it followed longest, and words.
 
     None if the rank made no other call.
     """

@@ -1,4 +1,4 @@
-"""Reports of ``ncclras``, as text and as JSON (NCCL 2.24 and newer): what NCCL's own threads say of each communicator.
+"""Reports of ``ncclras`` (NCCL 2.24 and newer), as text and as JSON: counts of launches in each communicator.
 
 ```
 #0-0 (0123456789abcdef) MISMATCH                                     communicator 0123456789abcdef
@@ -33,7 +33,7 @@ from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import RecordingError, in_words
 
 __all__ = [
-    *("Communicator", "Count", "Process", "Report"),
+    *("Communicator", "Process", "Report"),
     *("contradictions", "equal_counts", "lines_of_reports", "is_report", "read_report", "report_of"),
 ]
 
@@ -51,17 +51,10 @@ Process = tuple[str, int, int]
 
 
 @dataclass(frozen=True)
-class Count:
-    """How many ranks have launched this many operations; their ``positions`` where the report lists them all."""
-
-    launched: int
-    ranks: int
-    positions: tuple[int, ...] = ()
-
-
-@dataclass(frozen=True)
 class Communicator:
-    """One communicator: ``counts`` by operation where they differ, ``missing`` positions with what is wrong with each.
+    """One communicator: ``missing`` positions with the problem of each, and ``counts`` by operation where they differ.
+
+    The counts are positions by the number of launches, () if the report does not list all of them.
 
     ``processes`` and ``ranks`` of the job are by position, as far as they are known; ``answered`` are positions with
     data.
@@ -69,7 +62,7 @@ class Communicator:
 
     hash: str
     size: int
-    counts: Mapping[str, tuple[Count, ...]] = field(default_factory=dict)
+    counts: Mapping[str, Mapping[int, tuple[int, ...]]] = field(default_factory=dict)
     missing: Mapping[int, str] = field(default_factory=dict)
     processes: Mapping[int, Process] = field(default_factory=dict)
     answered: frozenset[int] = frozenset()
@@ -78,7 +71,7 @@ class Communicator:
 
 @dataclass(frozen=True)
 class Report:
-    """One report; ``total`` counts the GPUs of the job, 0 if it does not say."""
+    """One report; ``total`` counts the GPUs of the job, 0 if it is not stated."""
 
     path: str
     total: int
@@ -151,7 +144,7 @@ def _communicator(about: Mapping[str, Any]) -> Communicator:
             "dead" if status["considered_dead"] else "unresponsive" if status["unresponsive"] else "left"
         )
     differing = {
-        operation: tuple(Count(launched, len(ranks), tuple(sorted(ranks))) for launched, ranks in sorted(by.items()))
+        operation: {launched: tuple(sorted(ranks)) for launched, ranks in sorted(by.items())}
         for operation, by in counts.items()
         if len(by) > 1
     }
@@ -277,20 +270,22 @@ def _mismatch(one: Communicator, lines: list[str]) -> Communicator:
         elif rows and (match := _LISTED.match(line)):
             rows[-1][2].append(int(match["rank"]))
     counts = {operation: _completed(one.size, rows, missing) for operation, rows in found.items() if len(rows) > 1}
-    answered = {position for rows in counts.values() for count in rows for position in count.positions}
+    answered = {position for by in counts.values() for positions in by.values() for position in positions}
     return replace(one, counts={**one.counts, **counts}, missing=missing, answered=one.answered | answered)
 
 
-def _completed(size: int, rows: list[tuple[int, int, list[int]]], missing: Mapping[int, str]) -> tuple[Count, ...]:
-    """Return the counts; a single one whose ranks are not listed has all others, if their number is the same."""
+def _completed(
+    size: int, rows: list[tuple[int, int, list[int]]], missing: Mapping[int, str]
+) -> dict[int, tuple[int, ...]]:
+    """Return the positions by count; a single count whose ranks are not listed has all others, if as many are left."""
     listed = {position for _, _, positions in rows for position in positions}
     others = [position for position in range(size) if position not in listed and position not in missing]
-    unlisted = sum(len(positions) != ranks for _, ranks, positions in rows)
-    completed = [
-        (launched, ranks, positions if len(positions) == ranks else others if unlisted == 1 else [])
-        for launched, ranks, positions in rows
-    ]
-    return tuple(Count(n, ranks, tuple(p) if len(p) == ranks else ()) for n, ranks, p in sorted(completed))
+    is_single = sum(len(positions) != ranks for _, ranks, positions in rows) == 1
+    found = {}
+    for launched, ranks, positions in sorted(rows):
+        places = positions if len(positions) == ranks else others if is_single else []
+        found[launched] = tuple(places) if len(places) == ranks else ()
+    return found
 
 
 # -- lines of ranks ----------------------------------------------------------------------------------------------------
@@ -299,14 +294,14 @@ _STATES = {"dead": "is considered dead by NCCL", "unresponsive": "did not answer
 
 
 def lines_of_reports(reports: Iterable[Report], plan: Plan | None = None) -> Iterator[Line | str]:
-    """Yield what the reports state of each rank; in words where they do not list the ranks."""
+    """Yield a line for each rank and count of the reports; words where they do not list the ranks."""
     for report in reports:
         for one in report.communicators:
             yield from _lines(report, one, plan)
 
 
 def _lines(report: Report, one: Communicator, plan: Plan | None) -> Iterator[Line | str]:
-    stated = {*one.missing, *(place for by in one.counts.values() for count in by for place in count.positions)}
+    stated = {*one.missing, *(place for by in one.counts.values() for places in by.values() for place in places)}
     is_named = all(place in one.ranks for place in stated)
     rank_of = one.ranks if is_named else {place: place for place in stated}
     label = _label(one, plan)
@@ -321,14 +316,12 @@ def _lines(report: Report, one: Communicator, plan: Plan | None) -> Iterator[Lin
     for operation, counts in one.counts.items():
         # NCCL counts each operation of a communicator apart.
         group = replace(group, name=f"{one.hash} {operation}")
-        if not all(count.positions for count in counts):
-            parts = ", ".join(f"{count.ranks} ranks at {count.launched}" for count in counts)
-            yield f"{label}: {operation} launched: {parts}; ncclras -f json lists all of them"
-        lowest = min(count.launched for count in counts)
-        for count in counts:
-            waits = count.launched > lowest
-            for place in count.positions:
-                number, enqueued = (count.launched, None) if waits else (None, count.launched)
+        lowest = min(counts)
+        if not all(counts.values()):
+            yield f"{label}: {operation} launched {lowest} to {max(counts)} times; ncclras -f json lists the ranks"
+        for launched, places in counts.items():
+            number, enqueued = (launched, None) if launched > lowest else (None, launched)
+            for place in places:
                 made = replace(line, group=group, number=number, operation=operation, enqueued=enqueued)
                 yield replace(made, rank=rank_of[place])
 
@@ -348,7 +341,7 @@ def equal_counts(reports: Sequence[Report]) -> str:
 
 
 def contradictions(reports: Iterable[Report], recordings: Mapping[int, Recording]) -> Iterator[str]:
-    """Yield where a report and the recordings differ on whether a rank responds."""
+    """Describe the ranks that respond by a report and not by the recordings, or the reverse."""
     for report in reports:
         missing, answered = set[int](), set[int]()
         for one in report.communicators:

@@ -84,7 +84,7 @@ def document(path: Path) -> dict[str, Any]:
 
 
 def unpacked(file: BinaryIO) -> bytes:
-    """Return what a file holds, without gzip; no more than the limit is ever unpacked."""
+    """Return the content of a file, without gzip; never unpack more than the limit."""
     packed = file.read(2) == b"\x1f\x8b"
     file.seek(0)
     data = gzip.GzipFile(fileobj=file).read(LIMIT + 1) if packed else file.read(LIMIT + 1)
@@ -119,7 +119,7 @@ def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording
 
 
 def _answers(files: Iterable[tuple[Path, int | None]]) -> list[Recording | str]:
-    """Return what one reader finds in these files."""
+    """Read these files by one reader."""
     reader, known = _Reader(), dict[tuple[int, ...] | None, tuple[int, ...] | None]()
     try:
         return [_sharing(reader.read(*file), known) for file in files]

@@ -61,7 +61,7 @@ def _never_came(history: History, waits: Waits) -> Iterator[Cause]:
 
 
 def _is_early(history: History, call: PendingCall, rank: int) -> bool:
-    """Return whether a rank may just not have come to a call yet: others are gone from it, and the wait was short."""
+    """Return whether a rank may still enter a call: other members are gone, and the wait was short."""
     if not history.has(rank) or history.recordings[rank].ended or all(map(history.has, call.missing)):
         return False
     written = max(history.recordings[one].written for one in call.waiting)
@@ -107,7 +107,7 @@ _EVIDENCE = {"dead": _no_recording, "absent": _elsewhere, "late": _behind}
 
 
 def _doing(history: History, rank: int, group: KnownGroup) -> str:
-    """Return what a rank that waits in no call of a group is at; its last call is one in the order of the group's."""
+    """Describe the activity of a rank that waits in no call of a group, by its last call in the same order."""
     recording = history.recordings[rank]
     about = recording.in_call
     if recording.ended:
@@ -172,7 +172,7 @@ def _cycles(waits: Waits) -> list[list[int]]:
 
 
 def _reached(start: _Node, after: Mapping[_Node, Sequence[_Node]], seen: set[_Node]) -> list[_Node]:
-    """Return what is reached from a node and has not been seen, each behind what is reached from it."""
+    """Return the nodes reached from a node that were not seen before, in postorder."""
     found, work = list[_Node](), [start] if start not in seen else []
     rest = {start: iter(after.get(start, ()))}
     seen.add(start)
@@ -278,7 +278,7 @@ def _stuck(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -
 
 
 def _entered(history: History, call: PendingCall) -> str:
-    """Return who entered a call, as far as that is known."""
+    """Describe the members that entered a call, as far as they are known."""
     unknown = [rank for rank in call.group.members if call.numbered and history.last(call.group, rank) is None]
     if not unknown:
         return f"all members entered {call.name}, and {in_words(call.waiting)} did not come out"
@@ -288,7 +288,7 @@ def _entered(history: History, call: PendingCall) -> str:
 
 
 def _stands_elsewhere(history: History, waits: Waits, call: PendingCall) -> bool:
-    """Return whether a member that may not have come waits in another call, on a device that takes one at a time."""
+    """Return whether a member that may not have entered waits in another call of a device, which runs one at once."""
     return history.on_device(call.group) and any(
         waits.of_rank.get(rank) and history.last(call.group, rank) is None
         for rank in call.group.members

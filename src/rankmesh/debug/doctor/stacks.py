@@ -129,7 +129,7 @@ class Place:
 
 
 def stacks_of(text: Text) -> tuple[Place, ...]:
-    """Return where each process of a text is, by its last dump; none if the text has no stacks."""
+    """Return the place of each process of a text, by its last dump; nothing if the text has no stacks."""
     if not _IS_STACK.search(text.content):
         return ()
     found: dict[tuple[Origin, str], Collection[Thread]] = {}
@@ -222,7 +222,7 @@ def _is_python(file: str) -> bool:
 
 
 def _place(origin: Origin, threads: Sequence[Thread]) -> Place | None:
-    """Return where a process is, by its main thread or by another one in a call; None for a helper of the job."""
+    """Return the place of a process, by its main thread or by another one in a call; None for a helper of the job."""
     frames = [frame for thread in threads for frame in thread.frames]
     if not frames or any(_HELPER.search(file) for file, _, _ in frames):
         return None
@@ -251,7 +251,7 @@ def _call(thread: Thread) -> tuple[str, bool] | None:
 
 
 def places_of(places: Sequence[Place], world_size: int = 0) -> tuple[dict[int, Place], list[Place]]:
-    """Return where each rank is, and the processes whose rank is not known; a dump with a call counts before others."""
+    """Return the place of each rank, and the processes of unknown rank; a dump with a call counts before others."""
     origins = list(dict.fromkeys(place.origin for place in places))
     rank_of = dict(zip(origins, ranked(origins, world_size), strict=True))
     known, others = dict[int, Place](), list[Place]()
@@ -265,7 +265,7 @@ def places_of(places: Sequence[Place], world_size: int = 0) -> tuple[dict[int, P
 
 
 def lines_of_stacks(places: Sequence[Place], world_size: int = 0) -> Iterator[Line | str]:
-    """Yield where each rank is: in a call, or in none; in words of processes whose rank is not known."""
+    """Yield a line for each rank, in a call or in none; words for processes of unknown rank."""
     known, others = places_of(places, world_size)
     for rank, place in known.items():
         trust = "" if others else "likely" if place.is_firm else "possible"

@@ -115,7 +115,7 @@ def _of_blocked_threads(
 
 
 def _is_certain(history: History, call: PendingCall) -> bool:
-    """Return whether a call that is over has failed: a member cannot have come to it since it recorded, as others may.
+    """Return whether a call that is over has failed: a member cannot have entered it after it recorded, as others may.
 
     Recordings are not written in the same moment.
     """

@@ -79,7 +79,7 @@ _NO_SIZE = 2**64 - 1
 
 @dataclass(frozen=True)
 class Status:
-    """One line of the watchdog: a process at a position of a group, and what it says; ``time`` is in seconds.
+    """One line of the watchdog: the call or the counts of a process at a position of a group; ``time`` is in seconds.
 
     ``is_named`` is False for a group whose name torch 2.3 and older counts in each process: others have other groups
     under it. Each kind of Ray's workers (``actor``) is a world of its own. ``sent`` are elements.
@@ -121,7 +121,7 @@ def log_of(text: Text) -> tuple[Log, ...]:
 
 
 def _statuses(line: str, of_file: int | None) -> Iterator[Status]:
-    """Yield what a line says: processes that write at once may share one."""
+    """Parse a line; processes that write at once may share one."""
     heads = list(_SOURCE.finditer(line))
     ends = [head.start() for head in heads[1:]] + [len(line)] * bool(heads)
     for head, end in zip(heads, ends, strict=True):
@@ -184,7 +184,7 @@ def _last_attempt(logs: Iterable[Log]) -> list[Status]:
 
 
 def lines_of_logs(logs: Sequence[Log], plan: Plan | None = None, world_size: int | None = None) -> Iterator[Line]:
-    """Yield what the last attempt in these logs states of each rank; ``world_size`` is None where nothing states it."""
+    """Yield a line for each rank and call of the last attempt; ``world_size`` is None if it is not stated."""
     statuses = _last_attempt(logs)
     is_one = len({status.actor for status in statuses}) == 1
     is_whole = is_one and not any(log.is_partial for log in logs) and all(line.rank is not None for line in statuses)

@@ -149,7 +149,7 @@ def _check_in_job(
 
 
 def is_stuck() -> bool:
-    """Return whether a check has left a thread in a call that does not come back; this process can still end itself."""
+    """Return whether a check has left a thread in a call that does not return; this process can still end itself."""
     return any(thread.name in (WORKER, "rankmesh-store", "rankmesh-work") for thread in threading.enumerate())
 
 

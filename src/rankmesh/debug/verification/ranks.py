@@ -66,7 +66,7 @@ def check_size(plan: Plan) -> int:
 
 @dataclass(frozen=True)
 class Ended(Generic[_Found]):
-    """Results that ranks ``found``, and ``how`` each process ended that nobody ended."""
+    """Results that ranks ``found``, and ``how`` each process ended that was not terminated."""
 
     found: _Found
     how: Mapping[int, str]
@@ -116,7 +116,7 @@ def _rank(rank: int, place: Path, size: int, work: Work[_Found]) -> None:
 
 
 def _begin(place: Path, rank: int, size: int) -> Launch:
-    """Return who this rank is, once all are forked and the store is there; torchrun's variables are set for it."""
+    """Return this rank, once all are forked and the store serves; torchrun's variables are set for it."""
     import torch
 
     go, end = place / "go", time.monotonic() + _FORKING
