@@ -160,7 +160,7 @@ def _run(name, allowed, files, words):
     """Run tests, of which each finds only these parts of the package."""
     root = REPOSITORY / "build" / "parts" / name
     shutil.rmtree(root, ignore_errors=True)
-    for path in SOURCE.rglob("*.*"):
+    for path in (one for one in SOURCE.rglob("*.*") if one.parent.name != "__pycache__"):
         if part_of(module_of(path if path.suffix == ".py" else path.parent), parts()) in {*allowed, None}:
             link = root / path.relative_to(SOURCE.parent)
             link.parent.mkdir(parents=True, exist_ok=True)
