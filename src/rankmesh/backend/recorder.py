@@ -27,6 +27,10 @@ __all__ = [
 ]
 
 
+# What the watch reads several times a second: without looking for an encoding.
+_decoded = json.JSONDecoder().raw_decode
+
+
 def recorded() -> tuple[bytes, ...]:
     """Return the pickles of torch's flight recorders: gloo's and, in a torch with NCCL, NCCL's."""
     nccl = getattr(c10d_native, "_dump_nccl_trace", None)
@@ -90,7 +94,7 @@ def _recorders(*, calls: bool, active: bool) -> list[dict[str, Any]]:
     """Return the groups and, if wanted, the calls in the flight recorders of gloo and of NCCL."""
     nccl = getattr(c10d_native, "_dump_nccl_trace_json", None)
     generic = c10d_native._dump_fr_trace_json(calls, active)  # type: ignore[attr-defined]
-    return [json.loads(data) for data in ((generic,) if nccl is None else (generic, nccl(calls, active)))]
+    return [_decoded(data.decode())[0] for data in ((generic,) if nccl is None else (generic, nccl(calls, active)))]
 
 
 def calls_made(group: str = "") -> int:

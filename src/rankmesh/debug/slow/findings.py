@@ -33,7 +33,7 @@ __all__ = ["MEMORY", "Window", "find"]
 
 # Windows that are remembered; those of the shortest and the longest period in which something is steady.
 MEMORY, _PERIODS = 45, (3, 15)
-# Shares of a step: of a late rank, among at most 3 ranks of a place, of a place, and by which all have become slower.
+# Shares of a step: of a late rank, of one among at most 3 and of a link, of a place, and by which all are slower.
 _LEAST, _FEW, _UNEVEN, _SLOWER = 0.05, 0.08, 0.10, 0.20
 # A pause: seconds, part of a step, and in how many of the steps at most.
 _PAUSE, _OF_STEP, _RARE = 0.4, 0.3, 1 / 3
@@ -285,7 +285,7 @@ class Period:
             times = self._parts(np.array([window.call_times[group] for group in family]) for window in self.windows)
             usual = np.quantile(times, 0.25, axis=1, keepdims=True, method="lower")
             more, mean = times - usual, times.mean(axis=0)
-            limit = _limit(more.mean(axis=0)[mean <= np.median(mean)], _LEAST)
+            limit = _limit(more.mean(axis=0)[mean <= np.median(mean)], _FEW)
             slow = (more.mean(axis=0) >= limit) & (more >= limit / 2).all(axis=0) & (mean >= _RATIO * usual.mean())
             slowest = [family[n] for n in np.argsort(-mean) if slow[n] and late.isdisjoint(family[n].ranks)]
             if slowest and len(slowest) < len(family):

@@ -1,4 +1,4 @@
-"""How fast this rank is: what it does, looked at ten times a second, and from that a summary for each window.
+"""How fast this rank is: what it does, looked at eight times a second, and from that a summary for each window.
 
 ```
 gloo     a collective is under way while torch's counters differ; torch records no duration of its calls
@@ -31,7 +31,7 @@ __all__ = ["Sampler"]
 
 # Seconds between two samples, on average; by which a sample was late that could not be taken at its time; and those
 # after which the line between two calls is worth knowing.
-_EACH, _LATE, _LONG = 0.1, 0.02, 0.35
+_EACH, _LATE, _LONG = 0.12, 0.02, 0.35
 # Windows after which the recorder is read again, at most, as that takes long; and after which it is for durations.
 _READ, _TIMED = 60, 5
 _GLOO, _NCCL = 0, 1
@@ -112,7 +112,7 @@ class Sampler:
             self._learn([*entries[_GLOO], *entries[_NCCL]])
             self._take_durations(entries[_NCCL])
             self._next = self._windows + (min(3 * self._windows, _READ) if self._cycle.repeats else 1)
-        known = self._seconds >= 10 * _EACH and self._cycle.calls and not (timed and not self._waits)
+        known = self._seconds >= 1.0 and self._cycle.calls and not (timed and not self._waits)
         summary = self._summary() if known else None
         self._begin()
         return summary

@@ -18,6 +18,7 @@ import re
 import sys
 import threading
 from collections.abc import Iterator
+from functools import lru_cache
 from itertools import islice
 from pathlib import Path
 from types import FrameType
@@ -126,18 +127,24 @@ def stands(program: int) -> tuple[str, str]:
     """
     frames = [*_outwards(sys._current_frames().get(program))]
     user = _users(frames[0] if frames else None)
-    inner = frames[: frames.index(user) + 1] if user else []
-    state, file = "", frames[0].f_code.co_filename if frames else ""
-    read = [*(each for each in frames if each.f_code.co_filename.startswith(_LOADER)), *inner]
-    if any(each.f_code.co_filename.startswith(_LOADER) or _READS.match(each.f_code.co_name) for each in read):
+    parts = [_part(frame.f_code.co_filename, frame.f_code.co_name) for frame in frames]
+    if "loader" in parts or (user and "reads" in parts[: frames.index(user) + 1]):
         state = "reads"
-    elif any(each.f_code.co_name in _BETWEEN_TWO and each.f_code.co_filename == _CALLS for each in frames) or (
-        "wait(" in _source(user) + (_source(frames[0]) if file.startswith(_TORCH) else "")
-    ):
+    elif "of two" in parts or "wait(" in _source(user) or (parts and parts[0] and "wait(" in _source(frames[0])):
         state = "waits"
-    elif file.startswith(_MAY_WAIT):
-        state = "may wait"
+    else:
+        state = "may wait" if parts and parts[0] == "may wait" else ""
     return state, _line(user)
+
+
+@lru_cache(1 << 14)
+def _part(file: str, name: str) -> str:
+    """Return what a function is for the state of a program: ``torch`` for one of torch that is nothing else."""
+    if file == _CALLS and name in _BETWEEN_TWO:
+        return "of two"
+    if file.startswith(_TORCH):
+        return "loader" if file.startswith(_LOADER) else "may wait" if file.startswith(_MAY_WAIT) else "torch"
+    return "reads" if _READS.match(name) else ""
 
 
 def _moved(before: Mark | None, mark: Mark) -> bool:
