@@ -21,6 +21,7 @@ PHRASES = {
     "begin a message with what is wrong": r"^(?:.*: )?received ",
     "begin with a verb or a noun": r"^(?:Of an? |Whoever |Return the number counts)",
     "name who does it: a member, a rank": r"\b(?:[Ww]hoever stood|of those that work|is left behind when)\b",
+    "name the rank that diverged": r"\b(?:decided by the most|first left the order|would seem to wait)\b",
     "write plain English": r"\b(?:[Ss]o many of|numbers never came|there and back)\b",
 }
 
@@ -48,6 +49,7 @@ def test_docstrings_and_messages_are_plain():
         "Raise if there is no rank.",
         "8 are no ranks; give 4",
         "job.yaml: received 8 ranks ",
+        "Who is odd is decided by the most.",
     ],
 )
 def test_a_phrase_is_found(text):
