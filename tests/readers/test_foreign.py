@@ -86,10 +86,11 @@ def test_groups_of_hydra(tmp_path):
         "train_batch_size: 32\nlearning_rate: 0.1\ntensor_parallel: 4\n",
         "base_model: x\nfsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategy: FULL_SHARD\n",
         "model: x\nparallelism:\n  tp: 4\n",
+        "tensor_model_parallel_size: 2\ngpu_memory_utilization: 0.5\n",  # of vLLM, named as Megatron's
     ],
 )
 def test_one_shared_key_makes_no_config(text):
-    """Files of axolotl, LLaMA-Factory, Transformers and others are refused with the formats that are read."""
+    """Files of axolotl, LLaMA-Factory, Transformers, vLLM and others are refused with the formats that are read."""
     with pytest.raises(PlanError, match="no key of a training config"):
         read_config(text, "run.yaml", world_size=8)
 
@@ -214,12 +215,6 @@ def test_a_sequence_axis_beside_tensor_parallelism():
     text = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --ds-sequence-parallel-size 4"
     with pytest.raises(PlanError, match="beside another of the sizes --tensor-model-parallel-size = 2, --ds-seq"):
         read_config(text, "run.sh")
-
-
-def test_the_sizes_of_an_inference_engine_are_no_layout():
-    """A section with gpu_memory_utilization is vLLM's, whose sizes are named as Megatron's."""
-    with pytest.raises(PlanError, match="no key of a training config"):
-        read_config("tensor_model_parallel_size: 2\ngpu_memory_utilization: 0.5\n", "rollout.yaml", world_size=8)
 
 
 def test_packages_and_references_of_hydra(tmp_path):
