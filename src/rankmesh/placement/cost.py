@@ -160,7 +160,7 @@ class HopCounts:
         return self._seconds[collective, size]
 
     def nccl(self, collective: str, size: float) -> Cost:
-        """Return the parts of what NCCL takes for one collective."""
+        """Return the seconds of one collective by NCCL, part by part."""
         return cost(collective, size, self)
 
     def units(self, level: int) -> IntArray:
@@ -206,7 +206,7 @@ class HopCounts:
         return self.most(_HOPS.get(collective, "around" if self.backend == "nccl" else "loop"), level)
 
     def waiting(self, level: int) -> FloatArray:
-        """Return the most pairs, each as many times as its data take longer for waiting for each other."""
+        """Return the most pairs of one unit, each weighted by how much longer its data take because members wait."""
         if not (self.widest > level).any():
             return np.zeros(self.many)
         if level not in self._waiting:
@@ -224,7 +224,7 @@ class HopCounts:
         return self._waiting[level]
 
     def most(self, what: str, level: int) -> IntArray:
-        """Return the most of these at a level.
+        """Return the largest count at a level, by ``what`` is counted.
 
         ``around``, ``loop``, ``chain``  hops that leave one unit: of sorted members; from member to next, and last to
                                          first; not closed
@@ -271,7 +271,7 @@ def _runs(units: IntArray) -> tuple[IntArray, IntArray, IntArray]:
 
 
 def _busiest(owner: IntArray, weight: IntArray | BoolArray | None, many: int, count: int) -> IntArray:
-    """For each placement the largest sum of weights of one unit."""
+    """Return for each placement the largest sum of weights of one unit."""
     sums = np.bincount(owner, weights=weight, minlength=many * count).reshape(many, count)
     most: IntArray = sums.max(axis=1).astype(np.int64)
     return most
@@ -287,7 +287,7 @@ def seconds(messages: Iterable[Message], counts: HopCounts) -> FloatArray:
 
 
 def steps_and_volume(collective: str, ranks: int, size: float) -> tuple[float, float]:
-    """Return how many latencies, and how many bytes over each hop, or each pair of an all-to-all: a row of the table.
+    """Return the latencies, and the bytes over each hop, or each pair of an all-to-all: a row of the table.
 
     >>> steps_and_volume("all-reduce", 4, 8.0)
     (6, 12.0)
@@ -348,7 +348,7 @@ def _all_to_all(part: float, counts: HopCounts, behind: float) -> FloatArray:
 
 
 def _turns(pairs: npt.ArrayLike, behind: float) -> float | FloatArray:
-    """Return how many times as long a link takes for these pairs if a part of their data waits; see the table.
+    """Return the factor by which a link takes longer for these pairs if a part of their data waits; see the table.
 
     E|S| / k by a root that is exact for one pair and for many, and within 3 % between.
 

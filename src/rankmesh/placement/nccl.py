@@ -61,7 +61,7 @@ class Cost:
 
     @property
     def seconds(self) -> Values:
-        """All of it."""
+        """Seconds of the collective."""
         found: Values = self.start + self.transfer + 2 * np.sqrt(self.hop * self.transfer)
         return found
 
@@ -75,7 +75,7 @@ def cost(collective: str, size: float, counts: HopCounts) -> Cost:
 
 
 def _step(latency: Values, usual: float, microseconds: float | Values) -> Values:
-    """Seconds of a step over a level that takes this long over one of the usual latency: longer or shorter with it."""
+    """Return the seconds of a step over a level of this latency, from its microseconds at the usual latency."""
     known = np.asarray(microseconds) * _MICRO
     found: Values = known * np.minimum(1.0, latency / usual) + np.maximum(0.0, latency - usual)
     return found

@@ -155,7 +155,7 @@ class Placed:
         return f"Placed({self.order}, {len(self.rank_map):,} ranks, {cost}, digest {self.plan.digest[:12]})"
 
     def report(self) -> str:
-        """Before, after and why, in words."""
+        """Return the cost before and after, and the reasons, as text."""
         return report.report(self)
 
 
@@ -171,7 +171,7 @@ class Costing:
         self.tried = 0
 
     def costs(self, devices: IntArray, limit: float = np.inf) -> FloatArray:
-        """Seconds under each placement; infinite where a constraint is not met.
+        """Return the seconds under each placement; infinite where a constraint is not met.
 
         Beyond the ``limit`` a cost need not be counted to its end.
         """
@@ -286,7 +286,7 @@ def _work(
     training: Training | None,
     traffic: Traffic | Mapping[str, Iterable[Message | Mapping[str, object]]] | None,
 ) -> tuple[Work | Traffic, tuple[str, ...]]:
-    """Return what a step computes and sends, or what it sends alone; and a note where it is assumed."""
+    """Return model and training, or the traffic alone; and a note if it is assumed."""
     if (model is None) != (training is None) or (model is not None and traffic is not None):
         raise PlacementError("a placement is by a model and its training, or by traffic alone; give one of the two")
     if model is not None and training is not None:
@@ -303,7 +303,7 @@ def _work(
 
 
 def _communication(traffic: Traffic, given: Links) -> Objective:
-    """Return the seconds of all messages as an objective; dear kinds first, to reject a bad placement early."""
+    """Return the seconds of all messages as an objective; the costliest kind first."""
     kinds = sorted(traffic, key=lambda name: -given.seconds(name, traffic[name]))
 
     def cost(links: Links, limit: float) -> FloatArray:
@@ -368,7 +368,7 @@ def _unmet(costing: Costing) -> PlacementError:
 
 
 def _evaluated(costing: Costing, orders: Sequence[Order], limit: float = np.inf) -> FloatArray:
-    """Return the cost of each order, of one that is not better than the best so far only a part."""
+    """Return the cost of each order; of an order worse than the best so far, a lower bound."""
     found: list[float] = []
     for order in orders:
         found.append(float(costing.costs(costing.filler.of(order)[None], min(found, default=limit))[0]))

@@ -72,7 +72,7 @@ class Step:
 
     @property
     def seconds(self) -> float:
-        """All of it."""
+        """Seconds of the step."""
         return sum(self.parts.values())
 
     @property
@@ -137,7 +137,7 @@ class Links:
         return other
 
     def forget(self) -> None:
-        """Keep of the positions what has been counted of them alone: they take memory."""
+        """Drop the positions, which take memory; their counts stay."""
         self._positions = {}
 
     def under(self, devices: IntArray) -> Links:
@@ -216,7 +216,7 @@ class Links:
 
 @dataclass(frozen=True)
 class _Stage:
-    """One kind of stage: a microbatch's work, what it waits for in each (the first: ``unshared``), and once a step."""
+    """One kind of stage: work and waits of a microbatch (``unshared``: of the first one), and seconds once a step."""
 
     work: Work
     waits: Mapping[str, Seconds]
@@ -251,7 +251,7 @@ def _mean(parts: Sequence[Mapping[str, _Some]]) -> dict[str, _Some]:
 
 
 def _joined(stages: Sequence[_Stage]) -> _Stage:
-    """One device that holds these stages, and computes each of them for as many of its microbatches."""
+    """Return the device that holds these stages, and computes equally many microbatches of each."""
     if len(stages) == 1:
         return stages[0]
     work = Work(_mean([each.work.forward for each in stages]), _mean([each.work.backward for each in stages]))
@@ -343,7 +343,7 @@ class Prediction:
 
 @dataclass(frozen=True)
 class _Load:
-    """The work and the messages of one stage, whatever the links."""
+    """The work and the messages of one stage, which do not depend on the links."""
 
     stage: int
     work: Work

@@ -183,7 +183,7 @@ def _runs(hosts: Iterable[str]) -> list[str]:
 
 
 def _segment(placed: Placed) -> int | None:
-    """Return how many hosts Slurm should keep in one block: the most of a group that is within one; None if one."""
+    """Return how many hosts Slurm should keep in one block: the most hosts of a group within a block; None if 1."""
     cluster = placed.cluster
     within = [kind.name for kind in placed.kinds if kind.level == SEGMENTS]
     if not within or cluster.level(SEGMENTS) <= cluster.host_level:
@@ -194,7 +194,7 @@ def _segment(placed: Placed) -> int | None:
 
 
 def searched(placed: Placed) -> str:
-    """Among how many placements this one is the cheapest."""
+    """Return the number of placements that were compared, in words."""
     tried = "all placements" if placed.exact else f"the {placed.tried:,} placements tried"
     return f"the cheapest of {tried}; predicted, not measured (rankmesh measure)"
 
@@ -243,7 +243,7 @@ def _block(block: Block, axes: Mapping[str, int]) -> str:
 
 
 def _values(values: list[int]) -> str:
-    """``0-7`` of what follows without a gap, else each; long lists are cut."""
+    """Return ``0-7`` for values without a gap, else each value; long lists are cut."""
     if values == list(range(values[0], values[-1] + 1)):
         return f"{values[0]}-{values[-1]}"
     return ",".join(map(str, values[:8])) + (",..." if len(values) > 8 else "")

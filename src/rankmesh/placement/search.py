@@ -164,7 +164,7 @@ def search(
 def evaluate(
     sizes: Sizes, cluster: Cluster, model: Transformer, training: Training, device: Device = DEVICES["h100"]
 ) -> Found:
-    """One layout, in the order that costs least."""
+    """Return one layout in the order that costs least."""
     plan = search_plan(sizes, training)
     placed = place(plan, cluster, model=model, training=training, device=device, exact=False)
     assert placed.step is not None  # noqa: S101  - a model is given
@@ -208,7 +208,7 @@ def _none(
 
 
 def candidates(world: int, widest: int, model: Transformer, training: Training) -> Iterator[Sizes]:
-    """Yield every sizes that cut what they can cut; ``widest``: devices of a host."""
+    """Yield all sizes that divide the model, the batch and the sequence; ``widest``: devices of a host."""
     for tp in _divisors(model.heads, widest):
         for pp in _divisors(world, model.layers):
             for cp in _divisors(training.sequence, max(1, training.sequence // _SHARE)):

@@ -119,7 +119,7 @@ def is_script(text: str, path: str) -> bool:
 
 
 def problem_of(error: BaseException | None) -> str:
-    """Return the problem of an error of sizes without its remedy, which is in other words than the file's."""
+    """Return the problem of an error of sizes without its remedy, whose names are not those of the file."""
     return str(error).partition("; ")[0]
 
 
@@ -182,7 +182,7 @@ def _with_fix(error: RankmeshError, recipe: str, arguments: Mapping[str, Any], s
 
 
 def _no_world(options: Options, title: str, arguments: dict[str, Any]) -> PlanError:
-    """Return the error of sizes whose layout needs the world size, which neither the options nor the caller give."""
+    """Return the error for sizes without the world size, which their layout needs."""
     missing = options.world.value if options.world is not None and isinstance(options.world.value, Missing) else None
     why = f"{missing.why}; " if missing else ""
     runs = missing is not None and missing.runs

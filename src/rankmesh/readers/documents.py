@@ -43,7 +43,7 @@ _ENDINGS = {".json": "json", ".toml": "toml", ".yaml": "yaml", ".yml": "yaml"}
 
 
 def read_document(text: str, path: str) -> list[Option]:
-    """Return the values of a document in the order of its lines, none where it is not a mapping; a list is one value.
+    """Return the values of a document in the order of its lines, none if it is not a mapping. A list is one value.
 
     A file whose name ends as one of these forms, and whose text is broken, is refused with the reason.
     """
@@ -104,14 +104,14 @@ def _json_options(value: object, path: tuple[str, ...], line: int, lines: Iterat
 
 
 def _plain(value: object, lines: Iterator[int]) -> object:
-    """Return a value without its order of keys, whose lines are passed."""
+    """Return a value as plain data, and skip the lines of its keys."""
     if isinstance(value, _Pairs):
         return {name: _plain(inner, lines) for name, inner in value if next(lines)}
     return [_plain(inner, lines) for inner in value] if isinstance(value, list) else value
 
 
 def _walk_toml(text: str, parsed: dict[str, object]) -> Iterator[Option]:
-    """Return each value with the line of its key, or of the first table, inline too, that it is in."""
+    """Return each value with the line of its key, or of the table or inline table around it."""
     lines: dict[tuple[str, ...], int] = {}
     table: tuple[str, ...] = ()
     depth = 0
@@ -134,7 +134,7 @@ def _walk_toml(text: str, parsed: dict[str, object]) -> Iterator[Option]:
 
 
 def _names(key: dict[str, object]) -> tuple[str, ...]:
-    """Return the names of a key, which one or several mappings in each other have."""
+    """Return the names of a dotted key, given as mappings inside each other."""
     ((name, inner),) = key.items()
     return (name, *(_names(inner) if isinstance(inner, dict) else ()))
 

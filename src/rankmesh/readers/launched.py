@@ -113,7 +113,7 @@ def _nothing(found: Recording, seconds: float) -> str:
 
 
 def _notes(found: Recording, runs: Sequence[tuple[Launch, Options]], seconds: float) -> list[tuple[int, str]]:
-    """Return what a size may depend on and was not as on the cluster: lines that failed, programs that did not run."""
+    """Return notes of what may change a size on the cluster: lines that failed, programs that did not run."""
     notes = [(line, f"bash: {text}") for line, text in found.failed]
     read = {id(each) for each, _ in runs}
     unrun = dict.fromkeys(cut(str(each)) for each in found.launches if each.captured and id(each) not in read)

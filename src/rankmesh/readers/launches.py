@@ -339,7 +339,7 @@ def _of_launcher(command: Command, launcher: str) -> tuple[tuple[Option, ...], t
 
 
 def _glued(option: Option) -> Option:
-    """``-N2`` as ``-N 2``."""
+    """Return ``-N2`` as ``-N 2``."""
     short = re.fullmatch(r"(-[nN])(\d+)", option.key)
     return option if short is None else replace(option, path=(short[1],), value=short[2])
 
@@ -385,7 +385,7 @@ def _product(counts: _Counts, arguments: tuple[Option, ...], path: str) -> Optio
 
 
 def _stated(names: tuple[str, ...], arguments: tuple[Option, ...], path: str) -> Option | None:
-    """One count of the launcher; the words after it are the program's."""
+    """Return one count of the launcher; further words belong to the program."""
     same = [option.single for option in arguments if option.key in names]
     for other in same[1:]:
         if other.value != same[0].value:

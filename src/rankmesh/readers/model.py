@@ -89,7 +89,7 @@ def read_model(text: str, *, vocabulary: int | None = None) -> tuple[Transformer
 
 
 def model_of(values: dict[str, Any], text: str) -> tuple[Transformer, dict[str, Any]]:
-    """Return a model of fields by name, and the fields of ``Training`` among them; ``text`` is what they were read of.
+    """Return a model of fields by name, and the fields of ``Training`` among them; ``text`` is their source.
 
     Raises ``PlacementError`` where one is missing.
     """

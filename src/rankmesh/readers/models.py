@@ -103,7 +103,7 @@ def _texts(config: Mapping[str, Any]) -> tuple[Mapping[str, Any], object, _Famil
 
 
 def counts(config: Mapping[str, Any]) -> dict[str, int]:
-    """Return the heads, heads of keys, layers and experts of a ``config.json``, as far as it and its family have them.
+    """Return heads, heads of keys, layers and experts of a ``config.json``, those that it or its family states.
 
     >>> counts({"model_type": "mixtral", "num_attention_heads": 32, "num_hidden_layers": 32})
     {'heads': 32, 'kv_heads': 8, 'layers': 32, 'experts': 8}
@@ -196,7 +196,7 @@ def _attention(data: Mapping[str, object], family: _Family, found: Mapping[str, 
 
 
 def _window(data: Mapping[str, object], family: _Family, found: Mapping[str, int]) -> dict[str, int]:
-    """Return how many tokens a query sees, and in how many blocks it sees no more."""
+    """Return the window of a query in tokens, and the number of blocks with this window."""
     window = data.get("attention_chunk_size", data.get("sliding_window"))
     if "linear_key_head_dim" in data:
         window = _whole(data, "linear_key_head_dim") + _CHUNK
@@ -205,7 +205,7 @@ def _window(data: Mapping[str, object], family: _Family, found: Mapping[str, int
 
 
 def _windowed(data: Mapping[str, Any], family: _Family, layers: int) -> int:
-    """Return in how many blocks a query does not see the whole sequence."""
+    """Return the number of blocks in which a query does not see the whole sequence."""
     kinds = data.get("layer_types")
     if isinstance(kinds, list):
         return sum(kind != "full_attention" for kind in kinds)

@@ -145,7 +145,7 @@ class Interpolations:
         return replace(option, value=text, also=tuple(lines), default=option.default or default)
 
     def _value(self, body: str) -> Option | None:
-        """Return the value of one interpolation as an option; None where it is of a kind that is not known."""
+        """Return the value of one interpolation as an option; None for an unknown kind of interpolation."""
         name, colon, rest = body.partition(":")
         if not colon and tuple(body.split(".")) in self._by_path:
             return self._by_path[tuple(body.split("."))]

@@ -25,7 +25,7 @@ __all__ = ["fitting", "is_plan", "needs_world", "plan_of", "smaller", "spelled",
 
 
 def _shards(world: int, sizes: Mapping[str, int]) -> dict[str, Any]:
-    """Add what axolotl infers to its sizes: shards first, and copies of what shards leave of the world."""
+    """Add the copies that axolotl infers: the world size divided by the product of the sizes."""
     if "dp_shard" not in sizes or "dp_replicate" in sizes:
         return dict(sizes)
     rest, used = divmod(world, prod(sizes.values()))
@@ -128,7 +128,7 @@ def smaller(value: int, number: int, *, one: bool = False) -> list[int]:
 
 
 def spelled(argument: str, value: int, readings: Sequence[Reading], table: Table | None, path: str) -> str | None:
-    """Return a setting of an argument as the file writes it, None for one that the format has no key for."""
+    """Return a setting of an argument as the file writes it, None if the format has no key for it."""
     reading = next((each for each in readings if each.argument == argument), None)
     if reading is not None:
         return written(reading.path, value, path)

@@ -141,7 +141,7 @@ def _settled(options: Options) -> Settled:
 
 
 def _one_process(settled: Settled, sizes: dict[str, int], path: str) -> None:
-    """Accelerate starts one process and no distributed job; a count of more is only a note, a size a mistake."""
+    """Settle ``distributed_type: NO``: one process; a larger count is noted, a size is refused."""
     if wrong := [each for each in settled.readings if sizes.get(each.argument, 1) > 1]:
         rule = "distributed_type NO starts one process"
         raise refused(path, wrong[0], rule, "set distributed_type to MULTI_GPU or FSDP, or remove the size")
@@ -157,7 +157,7 @@ def _used_by(engine: str, strategy: object) -> tuple[str, ...]:
 
 
 def _one_engine(settled: Settled, engine: str, sizes: dict[str, int], megatron: dict[str, int], path: str) -> None:
-    """Sizes of an engine that is not the one that the file chooses are refused."""
+    """Refuse sizes of an engine that the file does not choose."""
     if prod(megatron.values()) > 1 and engine != "MEGATRON_LM":
         wrong = [each for each in settled.readings if each.argument.startswith("megatron_") and each.value != 1]
     elif prod(sizes.values()) > 1 and engine in ("MEGATRON_LM", "DEEPSPEED"):
@@ -169,7 +169,7 @@ def _one_engine(settled: Settled, engine: str, sizes: dict[str, int], megatron: 
 
 
 def _shards(settled: Settled, machines: int | None, strategy: object, version: int | None, path: str) -> dict[str, int]:
-    """FSDP without sizes: one shard group of all ranks, or one in each machine."""
+    """Return the sizes of FSDP where the file has none: one shard group of all ranks, or one in each machine."""
     if strategy not in _HYBRID:
         return {}
     if version == 2:

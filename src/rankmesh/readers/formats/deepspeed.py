@@ -72,7 +72,7 @@ def _matches(options: Options) -> bool:
 
 
 def _is_deepspeed_key(name: str) -> bool:
-    """Return whether only DeepSpeed's sections have a key of this name; of others some have a tensor_parallel.size."""
+    """Return whether only DeepSpeed's sections have a key of this name, which ``tensor_parallel.size`` is not."""
     return name in _TABLE.reads or name in _TABLE.refused or name.startswith("auto")
 
 

@@ -168,7 +168,7 @@ def _of_command(options: Options) -> Settled:
 
 
 def _check_overrides(options: Options, settled: Settled) -> None:
-    """Note that a recipe, which is not read, has what the settings leave out (Megatron-Bridge, NeMo)."""
+    """Note that the other settings are in a recipe, which is not read (Megatron-Bridge, NeMo)."""
     named = next((option for option in options.flags if option.key in _RECIPES), None)
     recipe = str(named.single) if named is not None else "the recipe of the program"
     option = settled.reading("ep")
@@ -183,7 +183,7 @@ def _check_overrides(options: Options, settled: Settled) -> None:
 
 
 def _deepspeed(settled: Settled, path: str) -> Settled:
-    """Turn Megatron-DeepSpeed's sequence and expert axes into DeepSpeed's where only data is beside them."""
+    """Turn Megatron-DeepSpeed's sequence and expert axes into DeepSpeed's, if no other axis has a size above 1."""
     sizes = settled.arguments
     separate = {name: size for name in ("sp", "moe_ep") if (size := sizes.pop(name, 1)) > 1}
     if not separate:
@@ -238,7 +238,7 @@ def _check_hyphens(arguments: list[Option], path: str) -> None:
 
 
 def _check_short(arguments: list[Option], path: str) -> None:
-    """Refuse ``--tensor-model 2``, which Python's parser takes for the option that begins so."""
+    """Refuse ``--tensor-model 2``: Python's parser completes it to an option that begins with it."""
     for option in arguments:
         meant = next((name for name in _LONG if name.startswith(option.key) and name != option.key), "")
         if meant and option.key.count("-") > len("--"):
