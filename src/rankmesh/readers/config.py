@@ -119,7 +119,7 @@ def is_script(text: str, path: str) -> bool:
 
 
 def problem_of(error: BaseException | None) -> str:
-    """Return the problem of an error of sizes without its remedy, whose names are not those of the file."""
+    """Return the problem of an error of sizes without its remedy, which has the names of a SPEC."""
     return str(error).partition("; ")[0]
 
 
