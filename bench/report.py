@@ -185,7 +185,23 @@ def _transfers(found: Found) -> dict[str, Any]:
             + table("by|seconds|times slower|MiB on the wire|MiB of memory", rows)
         )
     budget = found["settings"]["budget"] >> 20
-    return {"cases": "\n\n".join(texts), "budget": budget, "megatron": found["versions"]["megatron-core"]}
+    limits = (
+        (
+            row["kind"],
+            row["ranks"],
+            f"{row['bytes'] / 1e6:.1f}",
+            *(f"{row[name][0] * 1e3:.0f}" for name in ("rankmesh", "limit")),
+            _spread(row["ratio"], 2),
+        )
+        for row in found["limits"]
+    )
+    head = "the bytes|ranks|MB|rankmesh, ms|limit, ms|ratio"
+    return {
+        "cases": "\n\n".join(texts),
+        "budget": budget,
+        "megatron": found["versions"]["megatron-core"],
+        "limits": table(head, limits),
+    }
 
 
 def _published(found: Found) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 ```
 make bench-transfers        as root: in a network namespace of its own, so that all bytes of its loopback are the
                             transfer's
+python -m bench.transfers --limits      processor time beside what moves or copies as many bytes, without peers
 ```
 
 Each case is 16 gloo ranks with one model; each round every method moves it once, and its result is checked. What is
@@ -49,7 +50,7 @@ Method = Callable[[], object]
 
 @dataclass(frozen=True)
 class Case:
-    """A pair of layouts of one model; the source has two stages, the target one."""
+    """A pair of layouts of one model; the source has stages, the target none."""
 
     title: str
     source: rm.Mesh
@@ -66,7 +67,7 @@ def shardings(case: Case, hidden: int, layers: int) -> tuple[dict[str, rm.Shardi
     """Return a transformer's matrices on both sides."""
     source, target = {}, {}
     for layer in range(layers):
-        at = {"pp": layer * 2 // layers}
+        at = {"pp": layer * case.source.axes["pp"] // layers}
         sizes = {
             "qkv": (3 * hidden, hidden),
             "out": (hidden, hidden),
@@ -235,6 +236,89 @@ def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
     }
 
 
+# -- limits -----------------------------------------------------------------------------------------------------------
+
+LIMIT_RANKS, LIMIT_MEGABYTES = (4, 8, 16), (1, 64, 512)
+# Bytes of a message, as rankmesh's longest.
+MESSAGE = 4 << 20
+
+
+def limit_shardings(kind: str, ranks: int, megabytes: int) -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
+    """Return both sides of a transfer that moves, or copies, about so many bytes in all."""
+    layers = 4
+    if kind == "moves":
+        case, whole = Case("", rm.Mesh(tp=ranks // 4, pp=2), rm.Mesh(tp=ranks // 2, offset=ranks // 2)), 1.0 * megabytes
+    else:
+        case, whole = Case("", rm.Mesh(tp=1, dp=ranks, pp=1), rm.Mesh(tp=2, dp=ranks // 2)), 2 * megabytes / ranks
+    return shardings(case, max(64, int((whole * 1e6 / 48 / layers) ** 0.5) // 64 * 64), layers)
+
+
+def beside_limit(kind: str, ranks: int, megabytes: int, rounds: int) -> Callable[[int, Any], Mapping[str, Any]]:
+    """Run the transfer and its limit in turn: the processor time of each on one rank, its threads included."""
+
+    def body(rank: int, _store: Any) -> Mapping[str, Any]:
+        import torch
+        import torch.distributed as dist
+
+        source, target = limit_shardings(kind, ranks, megabytes)
+        moves = rm.Transfer(source, target)
+        numbers = {name: float(number) for number, name in enumerate(source, 1)}
+        tensors = {name: torch.full(s.of(rank).shape, numbers[name]) for name, s in source.items() if s.holds(rank)}
+        into = {name: torch.zeros(s.of(rank).shape) for name, s in target.items() if s.holds(rank)}
+        part = moves.of(rank)
+        ends = [(m.source, False, m.bytes) for m in part.receives] + [(m.target, True, m.bytes) for m in part.sends]
+        sizes = {end: sum(size for *other, size in ends if tuple(other) == end) for end in {end[:2] for end in ends}}
+        buffers = {end: torch.ones(size, dtype=torch.uint8).split(MESSAGE) for end, size in sizes.items()}
+        here, there = (torch.ones(part.bytes_copied, dtype=torch.uint8) for _ in range(2))
+
+        def limit() -> None:
+            calls = [
+                dist.isend(one, peer) if sending else dist.irecv(one, peer)
+                for (peer, sending), messages in sorted(buffers.items(), key=lambda item: item[0][1])
+                for one in messages
+            ]
+            there.copy_(here)
+            for call in calls:
+                call.wait()  # type: ignore[union-attr]  # not None: this rank is in the group
+
+        found: dict[str, list[float]] = {"rankmesh": [], "limit": []}
+        methods: dict[str, Method] = {"rankmesh": lambda: moves.run(tensors, into, 4 * BUDGET), "limit": limit}
+        for number in range(rounds + 1):
+            for name, method in methods.items():
+                dist.barrier()
+                started = time.process_time()
+                method()
+                seconds = time.process_time() - started
+                dist.barrier()
+                if number:
+                    found[name].append(seconds)
+        if not all((into[name] == numbers[name]).all() for name in into):
+            raise AssertionError(f"rank {rank} has other numbers")
+        return {"bytes": part.bytes_in + part.bytes_copied, "found": found}
+
+    return body
+
+
+def limits(rounds: int) -> list[dict[str, Any]]:
+    """Measure the processor time of all ranks beside the limit, at all numbers of ranks and sizes."""
+    rows = []
+    for kind in ("moves", "stays"):
+        for ranks in LIMIT_RANKS:
+            for megabytes in LIMIT_MEGABYTES:
+                outcome = run_world(ranks, beside_limit(kind, ranks, megabytes, rounds), limit=280)
+                if outcome.failure:
+                    raise SystemExit(f"{kind}, {ranks} ranks, {megabytes} MB: {outcome.failure}")
+                totals = {
+                    name: [sum(report["found"][name][i] for report in outcome.reports) for i in range(rounds)]
+                    for name in ("rankmesh", "limit")
+                }
+                ratios = [ours / least for ours, least in zip(totals["rankmesh"], totals["limit"], strict=True)]
+                size = sum(report["bytes"] for report in outcome.reports)
+                seconds = {name: spread(values) for name, values in totals.items()}
+                rows.append({"kind": kind, "ranks": ranks, "bytes": size, "ratio": spread(ratios), **seconds})
+    return rows
+
+
 def _megatron(peers: Path) -> Path:
     """Return the folder of the newest megatron-core, with the planner of its head."""
     fetch = import_module("tests.peers.fetch")
@@ -249,9 +333,14 @@ def main() -> None:
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--only", default=",".join(CASES), help="cases to measure anew; the others stay as they are")
-    parser.add_argument("--peers", type=Path, required=True, help="the folder of `python -m tests.peers.fetch`")
+    parser.add_argument("--peers", type=Path, help="the folder of `python -m tests.peers.fetch`")
+    parser.add_argument("--limits", action="store_true", help="measure processor time beside the limits alone")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("transfers.json"))
     given = parser.parse_args()
+    if given.limits:
+        import_module("rankmesh.transfer.live.run")
+        record(given.json, {**json.loads(given.json.read_text(encoding="utf-8")), "limits": limits(given.rounds)})
+        return
     if "RANKMESH_BENCH_INSIDE" not in os.environ:
         _megatron(given.peers)
         inside = f"ip link set lo up && exec {sys.executable} -m bench.transfers " + " ".join(sys.argv[1:])
@@ -261,13 +350,15 @@ def main() -> None:
     import_module("tests.peers.stand_ins").triton()
     import torch
 
-    known = json.loads(given.json.read_text(encoding="utf-8"))["cases"] if given.json.exists() else {}
+    before = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
+    known = before.get("cases", {})
     found = {case: run(case, given.rounds, given.hidden, given.layers) for case in given.only.split(",")}
     cases = {case: {**known, **found}[case] for case in CASES if case in {**known, **found}}
     machine = {"cores": os.cpu_count(), "python": platform.python_version()}
     versions = {"rankmesh": rm.__version__, "torch": torch.__version__, "megatron-core": version("megatron-core")}
     settings = {"hidden": given.hidden, "layers": given.layers, "budget": BUDGET, "ranks": RANKS}
     document = {"machine": machine, "versions": versions, "settings": settings, "cases": cases}
+    document["limits"] = before.get("limits", [])
     record(given.json, document)
 
 

@@ -2,11 +2,14 @@
 
 import torch
 import torch.distributed as dist
+from hypothesis import given
+from hypothesis import strategies as st
 
 import rankmesh as rm
 from bench.memory import highest, resident
 from rankmesh import sim
 from rankmesh.transfer import Transfer
+from rankmesh.transfer.live.shards import apart
 
 # Beside its budget, a run that was planned and connected before: Python's objects, and what the allocator rounds.
 CONSTANT = 2 << 20
@@ -59,3 +62,22 @@ def test_sources_that_are_copied_first_are_counted():
         return moves.run(tensors, into, 1 << 16).memory - apart.memory, rank
 
     assert [more for more, _ in sim.run(moved, 2)] == [32 * 1024 * 4] * 2
+
+
+PARTS = st.dictionaries(st.sampled_from("abcdef"), st.tuples(st.integers(0, 12), st.integers(0, 12)))
+
+
+@given(PARTS, PARTS)
+def test_sources_in_the_memory_of_a_target_are_found(sources, targets):
+    """Parts of one memory, which may overlap: a source is copied first that shares an element with a target."""
+    memory = torch.zeros(24)
+
+    def cut(parts):
+        return {name: memory[start : start + length] for name, (start, length) in parts.items()}
+
+    expected = {
+        name
+        for name, (start, length) in sources.items()
+        if any(set(range(start, start + length)) & set(range(low, low + many)) for low, many in targets.values())
+    }
+    assert apart(cut(sources), cut(targets).values()) == expected

@@ -94,7 +94,7 @@ def test_failures_are_named_on_every_rank(ranks):
     for rank, (wrong, differs, other, raises, good) in enumerate(ranks(4, _failures)):
         assert wrong["kind"] == "TransferError"
         assert wrong["ranks"] == [2]
-        assert "rank 2: source '0.up' is torch.float64 [128, 64], but its shard is torch.float32" in wrong["message"]
+        assert wrong["message"].startswith("nothing was moved, since rank 2: source '0.up' is torch.float64 [128, 64]")
         assert differs["kind"] == "AgreementError"
         assert differs["ranks"] == [1]
         assert "rank 1 came with another budget than the other ranks" in differs["message"]

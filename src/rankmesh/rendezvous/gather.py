@@ -70,7 +70,7 @@ def gather_work(
         raise failed
     if not outcome.agreed:
         raise (failure if outcome.reason == "failed" else AgreementError)(
-            f"rank {among.rank}: {outcome.message}", rank=among.rank, ranks=outcome.ranks, missing=outcome.missing
+            outcome.message, rank=among.rank, ranks=outcome.ranks, missing=outcome.missing
         )
     return outcome.value
 

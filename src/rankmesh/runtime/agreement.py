@@ -108,7 +108,7 @@ class Agreement:
         if not outcome.agreed:
             self._round.leave(outcome)
             raise AgreementError(
-                f"rank {rank}: {outcome.message}",
+                outcome.message,
                 rank=rank,
                 ranks=list(outcome.ranks),
                 missing=list(outcome.missing),

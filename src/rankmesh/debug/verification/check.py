@@ -233,7 +233,7 @@ def _result(
     if made:
         return made[0]
     if not outcome.agreed:
-        raise ConnectError(f"rank {among.rank}: {outcome.message}", rank=among.rank, missing=outcome.missing)
+        raise ConnectError(outcome.message, rank=among.rank, missing=outcome.missing)
     return outcome.value
 
 

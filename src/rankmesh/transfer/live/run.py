@@ -32,6 +32,7 @@ from torch import Tensor
 from rankmesh.backend.default import default_group
 from rankmesh.core.axes import integer
 from rankmesh.core.options import time_limit
+from rankmesh.core.sharding import Shard
 from rankmesh.errors import PlanError, TransferError
 from rankmesh.rendezvous import Outcome
 from rankmesh.runtime.world import World
@@ -166,8 +167,7 @@ class _Side:
         self.tensors: dict[str, Tensor] = {}
         self.into: dict[str, Tensor] = {}
         sides = ((moves.source, tensors, "source", self.tensors), (moves.target, into, "target", self.into))
-        for shardings, given, what, checked in sides:
-            shards = shards_of(shardings, rank)
+        for (shardings, given, what, checked), shards in zip(sides, _shards(moves, rank), strict=True):
             self.problem = self.problem or problem_of(given, shardings, shards, what)
             checked |= {name: local(given[name]) for name in shards if isinstance(given.get(name), Tensor)}
         for owner, names in _kept(moves, rank).items():
@@ -210,10 +210,23 @@ class _Side:
         )
 
 
+@lru_cache(maxsize=8)
+def _shards(moves: Transfer, rank: int) -> tuple[dict[str, Shard], dict[str, Shard]]:
+    """Return the shards of one rank by name, under the source and under the target."""
+    return shards_of(moves.source, rank), shards_of(moves.target, rank)
+
+
+@lru_cache(maxsize=8)
+def _peers(moves: Transfer) -> tuple[frozenset[int], int]:
+    """Return the ranks that send or receive, and how many peers the rank with the most of them has, at least 1."""
+    pairs = np.unique(np.stack([moves.flows.source, moves.flows.target]), axis=1)
+    ranks, counts = np.unique(pairs, return_counts=True)
+    return frozenset(ranks.tolist()), int(counts.max(initial=1))
+
+
 def _outside(moves: Transfer, ranks: list[int]) -> str:
     """Return which rank has a part and is not in the group, in words."""
-    flows = moves.flows
-    absent = sorted(set(np.unique(np.concatenate([flows.source, flows.target])).tolist()) - set(ranks))
+    absent = sorted(_peers(moves)[0].difference(ranks))
     if not absent:
         return ""
     return f"rank {absent[0]} has a part in the transfer, but is not in the group; give a group of all its ranks"
@@ -221,9 +234,7 @@ def _outside(moves: Transfer, ranks: list[int]) -> str:
 
 def longest_message(moves: Transfer, budget: int) -> int:
     """Return the length of a message of which two for each peer fit the budget, on the rank with the most peers."""
-    pairs = np.unique(moves.flows.source * moves.world_size + moves.flows.target)
-    ends = np.concatenate([pairs // max(moves.world_size, 1), pairs % max(moves.world_size, 1)])
-    peers = int(np.bincount(ends).max()) if len(ends) else 1
+    peers = _peers(moves)[1]
     longest = min(integer(budget, "budget", least=1) // (2 * peers), _LONGEST)
     if longest < _SHORTEST:
         raise PlanError(
@@ -244,9 +255,7 @@ def schedule_of(moves: Transfer, rank: int, longest: int) -> MessageSchedule:
 def schedule(moves: Transfer, local_moves: LocalMoves, longest: int) -> MessageSchedule:
     """Return the messages of some of a rank's moves, which its peers choose equally."""
     rank = local_moves.rank
-    ours, theirs = (
-        {name: {name: shard} for name, shard in shards_of(side, rank).items()} for side in (moves.source, moves.target)
-    )
+    ours, theirs = ({name: {name: shard} for name, shard in side.items()} for side in _shards(moves, rank))
     for owner, names in _kept(moves, rank).items():
         for name in names:
             ours.setdefault(name, {})[_key(name, owner)] = moves.source[name].of(owner)

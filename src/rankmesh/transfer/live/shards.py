@@ -8,7 +8,9 @@ into.complete                       False until a transfer has written all of th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Iterable, Mapping
+from itertools import accumulate
 
 import torch
 from torch import Tensor
@@ -95,12 +97,14 @@ def problem_of(
 def apart(sources: Mapping[str, Tensor], written: Iterable[Tensor]) -> set[str]:
     """Return the sources to copy first, since a target that is written in the same memory would overwrite them."""
     ranges = sorted(_memory(tensor) for tensor in written if tensor.numel())
+    reached = [*accumulate((stop for _, stop in ranges), max)]
     found: set[str] = set()
     for name, tensor in sources.items():
         if not tensor.numel():
             continue
         low, high = _memory(tensor)
-        if any(start < high and low < stop for start, stop in ranges):
+        first = bisect_right(reached, low)
+        if first < len(ranges) and ranges[first][0] < high:
             found.add(name)
     return found
 

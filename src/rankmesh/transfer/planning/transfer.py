@@ -191,17 +191,12 @@ class Transfer:
     @cached_property
     def outgoing(self) -> IntArray:
         """Bytes that each rank sends, by rank."""
-        return self._by(self.flows.source)
+        return np.bincount(self.flows.source, self.flows.bytes, self.world_size).astype(np.int64)
 
     @cached_property
     def incoming(self) -> IntArray:
         """Bytes that each rank receives, by rank."""
-        return self._by(self.flows.target)
-
-    def _by(self, ranks: IntArray) -> IntArray:
-        totals = np.zeros(self.world_size, dtype=np.int64)
-        np.add.at(totals, ranks, self.flows.bytes)
-        return totals
+        return np.bincount(self.flows.target, self.flows.bytes, self.world_size).astype(np.int64)
 
     def bytes_out(self, rank: int) -> int:
         """Bytes that one rank sends to others."""
