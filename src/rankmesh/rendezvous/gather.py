@@ -69,9 +69,8 @@ def gather_work(
     if failed is not None:
         raise failed
     if not outcome.agreed:
-        raise (failure if outcome.reason == "failed" else AgreementError)(
-            outcome.message, rank=among.rank, ranks=outcome.ranks, missing=outcome.missing
-        )
+        kind = failure if outcome.reason == "failed" else AgreementError
+        raise kind(outcome.message, rank=among.rank, ranks=outcome.ranks, missing=outcome.missing)
     return outcome.value
 
 

@@ -234,7 +234,7 @@ def _outside(moves: Transfer, ranks: list[int]) -> str:
 
 def longest_message(moves: Transfer, budget: int) -> int:
     """Return the length of a message of which two for each peer fit the budget, on the rank with the most peers."""
-    peers = _peers(moves)[1]
+    _, peers = _peers(moves)
     longest = min(integer(budget, "budget", least=1) // (2 * peers), _LONGEST)
     if longest < _SHORTEST:
         raise PlanError(

@@ -100,11 +100,9 @@ def apart(sources: Mapping[str, Tensor], written: Iterable[Tensor]) -> set[str]:
     reached = [*accumulate((stop for _, stop in ranges), max)]
     found: set[str] = set()
     for name, tensor in sources.items():
-        if not tensor.numel():
-            continue
         low, high = _memory(tensor)
         first = bisect_right(reached, low)
-        if first < len(ranges) and ranges[first][0] < high:
+        if tensor.numel() and first < len(ranges) and ranges[first][0] < high:
             found.add(name)
     return found
 
