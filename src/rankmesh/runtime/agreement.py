@@ -107,13 +107,8 @@ class Agreement:
         outcome = self._round.step("agree", proposed, conclude, WaitPolicy(seconds))
         if not outcome.agreed:
             self._round.leave(outcome)
-            raise AgreementError(
-                outcome.message,
-                rank=rank,
-                ranks=list(outcome.ranks),
-                missing=list(outcome.missing),
-                fields=list(outcome.fields),
-            )
+            ranks, missing, fields = list(outcome.ranks), list(outcome.missing), list(outcome.fields)
+            raise AgreementError(outcome.message, rank=rank, ranks=ranks, missing=missing, fields=fields)
 
     def _conclude(self, arrivals: Arrivals, seconds: float) -> Outcome:
         """Agreed where all arrived with one digest; else who is missing, who differs, or who was lost."""

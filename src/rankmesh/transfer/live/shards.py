@@ -11,6 +11,7 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Iterable, Mapping
 from itertools import accumulate
+from math import inf
 
 import torch
 from torch import Tensor
@@ -98,13 +99,9 @@ def apart(sources: Mapping[str, Tensor], written: Iterable[Tensor]) -> set[str]:
     """Return the sources to copy first, since a target that is written in the same memory would overwrite them."""
     ranges = sorted(_memory(tensor) for tensor in written if tensor.numel())
     reached = [*accumulate((stop for _, stop in ranges), max)]
-    found: set[str] = set()
-    for name, tensor in sources.items():
-        low, high = _memory(tensor)
-        first = bisect_right(reached, low)
-        if tensor.numel() and first < len(ranges) and ranges[first][0] < high:
-            found.add(name)
-    return found
+    starts = [*(start for start, _ in ranges), inf]
+    spans = {name: _memory(tensor) for name, tensor in sources.items() if tensor.numel()}
+    return {name for name, (low, high) in spans.items() if starts[bisect_right(reached, low)] < high}
 
 
 def same_place(one: Tensor, other: Tensor) -> bool:

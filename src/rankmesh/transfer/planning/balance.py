@@ -64,11 +64,16 @@ def share(sets: Sets, unit: int) -> tuple[IntArray, int]:
     of, sizes = sets.of, np.diff(sets.start)
     shares = sets.asked[of] / np.maximum(sizes, 1)[of]
     free = sizes[of] > 1
-    blocks = [np.flatnonzero(free & (sets.block[of] == block)) for block in np.unique(sets.block[of[free]])]
+    blocks = [np.flatnonzero(free & (sets.block[of] == block)) for block in _present(sets.block[of[free]])]
     if len(blocks) > 1 or (blocks and not free.all()):
         _fill(sets, shares, blocks)
     load: Floats = np.bincount(sets.ranks, shares).astype(np.float64)
     return _whole(sets, shares, unit), ceil(_bound(sets, load) - 1e-6)
+
+
+def _present(blocks: IntArray) -> IntArray:
+    """Return the blocks that occur, ascending."""
+    return np.flatnonzero(np.bincount(blocks))
 
 
 def _fill(sets: Sets, shares: Floats, blocks: list[IntArray]) -> None:
@@ -118,7 +123,7 @@ def _whole(sets: Sets, shares: Floats, unit: int) -> IntArray:
     of = sets.of
     left = (sets.asked - np.bincount(of, whole, minlength=len(sets.asked)).astype(np.int64)) // unit
     load = np.bincount(sets.ranks, whole).astype(np.int64)
-    for block in np.unique(sets.block[left > 0]):
+    for block in _present(sets.block[left > 0]):
         members = np.flatnonzero((sets.block[of] == block) & (left[of] > 0))
         order = members[np.lexsort((load[sets.ranks[members]], of[members]))]
         owner = of[order]
