@@ -40,10 +40,12 @@ def divergences(history: History) -> Iterator[Cause]:
     for group, tracks in history.tracks.items():
         number = _first_difference(tracks.values()) if len(tracks) > 1 else None
         diverged = None if number is None else _divergence(history, group, number, calls_at(history, group, number))
-        if (there := parted(history, group, number)) is not None:
-            yield _at_lines(history, there, diverged)
-        elif diverged is not None:
+        there = parted(history, group, number)
+        # Calls in another order are at other lines, too.
+        if diverged is not None and (there is None or (diverged.cause, diverged.call) == ("order", there.number)):
             yield diverged
+        elif there is not None:
+            yield _at_lines(history, there, diverged)
         elif any(not history.has(rank) for rank in group.members):
             yield from _aborted(history, group)
         else:
