@@ -48,3 +48,11 @@ def test_the_house_is_that_of_the_import_contract():
     layers = re.findall(r'"\(?(\w+)\)?"', contract[1])
     listed = re.search(r"```text\n(errors .*?)```", _page("inside"), re.DOTALL)[1]
     assert [line.split()[0] for line in listed.splitlines()] == layers[::-1]
+
+
+def test_every_decision_has_a_number_and_a_date():
+    """Each entry begins with a number of its own, and the day of the decision."""
+    entries = [text for text in _page("decisions").split("\n\n") if text.startswith("**")]
+    found = [re.match(r"\*\*(\d+)\.\*\* \(\d{4}-\d\d-\d\d\) \*\*", entry) for entry in entries]
+    assert [entry for entry, match in zip(entries, found, strict=True) if match is None] == []
+    assert len({match[1] for match in found}) == len(found) > 200
