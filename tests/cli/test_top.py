@@ -45,11 +45,17 @@ def _read_until(descriptor, text):
     return found
 
 
+def _as_a_terminal():
+    # A shell that starts the tests in the background has them ignore SIGINT.
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+
+
 def test_a_terminal(tmp_path):
     """It waits for the first report, shows each in place, and gives the screen back at Ctrl-C."""
     terminal, theirs = os.openpty()
     environment = {**os.environ, "TERM": "xterm", "COLUMNS": "120", "LINES": "40"}
-    with subprocess.Popen([*COMMAND, tmp_path], stdin=theirs, stdout=theirs, stderr=theirs, env=environment) as process:
+    channels = dict.fromkeys(("stdin", "stdout", "stderr"), theirs)
+    with subprocess.Popen([*COMMAND, tmp_path], **channels, env=environment, preexec_fn=_as_a_terminal) as process:
         os.close(theirs)
         try:
             _read_until(terminal, b"RANKMESH=watch")
