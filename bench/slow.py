@@ -97,7 +97,7 @@ def _summary(ranks: int, per_host: int) -> Any:
 
 
 def _store() -> list[str]:
-    from rankmesh.debug.watch.slow import window_seconds
+    from rankmesh.debug.watch.slow_watch import window_seconds
 
     hosts = [len(_summary(64, 8).to_text())]
     parts = [_summary_of_hosts(_summary(64, 8), host) for host in range(1, 8)]
@@ -124,7 +124,7 @@ def _large() -> list[str]:
     from rankmesh.debug.slow.findings import MEMORY, Window
     from rankmesh.debug.slow.job import JobSpeed
     from rankmesh.debug.slow.summary import Summary, merged
-    from rankmesh.debug.watch.slow import window_seconds
+    from rankmesh.debug.watch.slow_watch import window_seconds
 
     ranks, lines = 16_384, []
     whole = _summary(ranks, 8)

@@ -1,6 +1,7 @@
 """Imports lead in no circle, but for those that only type checkers follow."""
 
 import ast
+import importlib
 from pathlib import Path
 
 import rankmesh
@@ -50,3 +51,15 @@ def test_imports_have_no_cycle():
     assert cycle({name: set(imported(tree, known, deferred=False)) for name, tree in known.items()}) == []
     strict = {name: tree for name, tree in known.items() if name.split(".")[1] in STRICT}
     assert cycle({name: set(imported(tree, known, deferred=True)) for name, tree in strict.items()}) == []
+
+
+def test_a_name_that_is_loaded_later_is_not_a_modules():
+    """A package that loads ``watch.slow`` when it is used has no module ``watch/slow.py``, which Python would find."""
+    packages = [path for path in ROOT.rglob("__init__.py") if "loader(__name__" in path.read_text(encoding="utf-8")]
+    assert len(packages) > 2
+    for path in packages:
+        package = importlib.import_module(".".join((ROOT.name, *path.parent.relative_to(ROOT).parts)))
+        body = ast.parse(path.read_text(encoding="utf-8")).body
+        at_once = {name.name for node in body if isinstance(node, ast.ImportFrom) for name in node.names}
+        beside = {found.stem for found in path.parent.iterdir()}
+        assert beside.isdisjoint({*package.__all__} - at_once), path.parent

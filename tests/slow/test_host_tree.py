@@ -15,7 +15,7 @@ from rankmesh.debug.slow.report import SlowReport
 from rankmesh.debug.slow.summary import merged
 from rankmesh.debug.watch import speed, stacks
 from rankmesh.debug.watch.host_tree import HostTree, key
-from rankmesh.debug.watch.slow import SlowWatch
+from rankmesh.debug.watch.slow_watch import SlowWatch
 from rankmesh.debug.watch.speed import Sampler
 from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 

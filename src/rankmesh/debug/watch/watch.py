@@ -33,7 +33,7 @@ from rankmesh.debug.watch.metrics import Metrics, metrics_of, send_trace, write_
 from rankmesh.debug.watch.recorder import Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import SESSION, DumpRequests, Pace
-from rankmesh.debug.watch.slow import SlowWatch
+from rankmesh.debug.watch.slow_watch import SlowWatch
 from rankmesh.debug.watch.stacks import Mark
 from rankmesh.rendezvous.waiting import await_at_exit
 from rankmesh.runtime.world import World
