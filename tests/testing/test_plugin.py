@@ -264,6 +264,7 @@ def test_nccl_without_devices():
             run(*what, "nccl", 1.0)
 
 
+@pytest.mark.nightly
 def test_orders_examples_and_spinning_ranks(simulated, tmp_path):
     """Random orders find what depends on the order, and say how to run it again; hypothesis works; spinning is told."""
     examples = ("test_examples", "test_examples_on_groups", "test_examples_of_worlds", "test_is_not_harmed")

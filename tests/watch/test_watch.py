@@ -71,7 +71,7 @@ def _loop(seconds):
 def _hang(me, folder, how, limit=None):
     """Some steps, then one in which the victim is stopped or loops; what this rank said, heard, and when."""
     output = _Messages()
-    here = watch.start(folder, timeout=limit)
+    here = watch.start(folder, timeout=limit, slow=0)
     _steps()
     victim, act = how
     began = time.time()
@@ -272,7 +272,7 @@ def _again(me, folder):
     with watch.start(folder, timeout=60):
         _steps(1)
         dist.barrier()
-    here = watch.start(folder, timeout=2.0)
+    here = watch.start(folder, timeout=2.0, slow=0)  # which has lines of its own
     _steps(1)
     here.ask("a test")
     dist.barrier()
@@ -299,7 +299,7 @@ def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
 def _queries(me, folder):
     """Steps in which two ranks get SIGUSR1, one after the other; then a step that hangs."""
     output = _Messages()
-    here = watch.start(folder, timeout=2.0)
+    here = watch.start(folder, timeout=2.0, slow=0)  # which has lines of its own
     received = []
     for turn, rank in ((1, 2), (2, 1)):
         if me.rank == rank:

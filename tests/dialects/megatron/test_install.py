@@ -121,7 +121,7 @@ print([name for module in modules for name, value in vars(module).items() if "ra
     assert done.stdout == "all ours\n[]\n", done.stderr
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_release_that_is_not_compared_with():
     """install() under it warns: which releases are tested, and which of its names the drop-ins have not."""
     program = """
