@@ -189,7 +189,9 @@ REFUSED = [
     ("echo gone >&2; exit 3", r"started no launcher \(exit status 3, and its last words are: gone\); give it the arg"),
     ("python tools/convert.py", "started python tools/convert.py, which is not training"),
     (TP + "$NONE", "--tensor-model-parallel-size = true; .*whole number"),
-    pytest.param("for i in $(seq 300); do " + TP + "2; done", "starts 200 launchers or more", marks=pytest.mark.nightly),
+    pytest.param(
+        "for i in $(seq 300); do " + TP + "2; done", "starts 200 launchers or more", marks=pytest.mark.nightly
+    ),
     (
         "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model 2",
         "is the beginning of --tensor-model-parallel-size",
