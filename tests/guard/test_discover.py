@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.debug.watch.exchange import merged, ranks_of
+from rankmesh.core.ranges import ranks_in
+from rankmesh.debug.watch.exchange import merged
 from rankmesh.guard.discover import BEFORE, combined, differing, discovered, entry, items, parted, windows
 
 VALUES = st.integers(0, 2)
@@ -27,7 +28,7 @@ def test_replicas_are_equal_and_change(histories):
     described = items({"w": "[4]"}, 8)
     entries = [entry([{"w": one} for one in each[1:]], described, {}, {"w": each[0]})[0] for each in histories]
     kinds = discovered(given_by(entries))
-    together = {frozenset((a, b)) for at, _ in kinds for a in ranks_of(at) for b in ranks_of(at) if a != b}
+    together = {frozenset((a, b)) for at, _ in kinds for a in ranks_in(at) for b in ranks_in(at) if a != b}
     moving = [all(a != b for a, b in pairwise(each[1:])) for each in histories]
     assert together == {
         frozenset((a, b))

@@ -8,7 +8,8 @@ import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rankmesh.debug.watch.exchange import Exchange, merged, ranks_of
+from rankmesh.core.ranges import ranks_in
+from rankmesh.debug.watch.exchange import Exchange, merged
 from rankmesh.rendezvous import StoreChannel
 
 
@@ -71,7 +72,7 @@ def exchanged(size, given, patience=10.0, store=None):
 def test_ranges(ranks):
     """Ranges of ranks have those ranks, in order."""
     (found,) = merged([{"i": {"v": [[rank, rank + 1, 1] for rank in ranks]}}])["i"].values()
-    assert ranks_of(found) == sorted(ranks)
+    assert ranks_in(found) == sorted(ranks)
 
 
 @given(size=st.integers(1, 300), data=st.data())
@@ -85,7 +86,7 @@ def test_all_entries_are_merged(size, data):
     if not absent:
         assert [name for name, _ in found] == ["a"]
     together = merged(entries for _, entries in found)
-    by_value = {value: ranks_of(ranges) for value, ranges in together.get("w", {}).items()}
+    by_value = {value: ranks_in(ranges) for value, ranges in together.get("w", {}).items()}
     assert by_value == {
         value: [rank for rank in range(size) if rank in given and values[rank] == value]
         for value in {values[rank] for rank in given}

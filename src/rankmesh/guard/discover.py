@@ -20,7 +20,8 @@ from hashlib import sha256
 from itertools import pairwise
 
 from rankmesh.core.grouped import grouped
-from rankmesh.debug.watch.exchange import Merged, ranks_of
+from rankmesh.core.ranges import ranks_in
+from rankmesh.debug.watch.exchange import Merged
 
 __all__ = ["BEFORE", "Kind", "combined", "differing", "discovered", "entry", "items", "parted", "windows"]
 
@@ -98,7 +99,7 @@ def discovered(given: Merged) -> list[Kind]:
     pairs = (
         (tuple(map(tuple, at)), item) for item, values in given.items() if BEFORE not in item for at in values.values()
     )
-    return [([*map(list, at)], same) for at, same in sorted(grouped(pairs).items()) if len(ranks_of(at)) > 1]
+    return [([*map(list, at)], same) for at, same in sorted(grouped(pairs).items()) if len(ranks_in(at)) > 1]
 
 
 def parted(given: Merged) -> tuple[tuple[int, ...], int]:
@@ -106,8 +107,8 @@ def parted(given: Merged) -> tuple[tuple[int, ...], int]:
     found: list[list[int]] = []
     for item, values in given.items():
         now = given.get(item.removesuffix(BEFORE), {}) if item.endswith(BEFORE) else {}
-        single = {rank for at in now.values() if len(ranks := ranks_of(at)) == 1 for rank in ranks}
-        found += [ranks for at in values.values() if len(ranks := ranks_of(at)) > 1 and single.issuperset(ranks)]
+        single = {rank for at in now.values() if len(ranks := ranks_in(at)) == 1 for rank in ranks}
+        found += [ranks for at in values.values() if len(ranks := ranks_in(at)) > 1 and single.issuperset(ranks)]
     most = max(found, key=len, default=[])
     return tuple(most), found.count(most)
 
@@ -115,4 +116,4 @@ def parted(given: Merged) -> tuple[tuple[int, ...], int]:
 def differing(given: Merged) -> dict[str, dict[int, str]]:
     """Return what each rank has of the kinds in which not all ranks have the same."""
     several = ((kind, values.items()) for kind, values in given.items() if len(values) > 1)
-    return {kind: dict(sorted((rank, one) for one, at in values for rank in ranks_of(at))) for kind, values in several}
+    return {kind: dict(sorted((rank, one) for one, at in values for rank in ranks_in(at))) for kind, values in several}

@@ -31,7 +31,7 @@ WORLD = GroupName("0", DEFAULT)
 
 @dataclass(frozen=True, kw_only=True)
 class Line:
-    """What one line of ``source`` states of a rank in a group.
+    """Statement of one line of ``source`` on a rank in a group.
 
     ``number`` is the call in which the rank waits, 0 for a call whose number is not known, None where it waits in none;
     ``enqueued`` is the last call that it made. ``state`` is why it does not respond, ``failure`` the error that ended

@@ -1,4 +1,4 @@
-"""What makes a job slow, from the summaries of its ranks: pure functions, which compare ranks of one place.
+"""Causes of a slow job, from the summaries of its ranks: pure functions, which compare ranks of one place.
 
 ```
 rank 0   compute ######......  wait        computes 0.50   the others of its place 0.50
@@ -44,7 +44,7 @@ _Numbers = NDArray[np.float64]
 
 @dataclass(frozen=True, eq=False)
 class Window:
-    """What ranks reported of ``seconds`` that ended at ``time``, in seconds since the epoch."""
+    """Summaries of all ranks for ``seconds`` that ended at ``time``, in seconds since the epoch."""
 
     time: float
     seconds: float

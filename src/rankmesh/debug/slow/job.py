@@ -1,4 +1,4 @@
-"""What the rank that logs remembers of the job's speed: its report, and the lines for the log."""
+"""Memory of the rank that logs: the report of the job's speed, and the lines for the log."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the watch last found of a slow job, in a file beside its recordings: for people, monitoring and pages.
+"""Last findings of the watch on a slow job, in a file beside its recordings: for people, monitoring and pages.
 
 >>> late = Finding("computes", (13,), "dp@tp1", "dp", None, ("node4",), 0.084, 0.14, 0.61, 1, 0.0, "it computes long")
 >>> print(late.sentence)  # doctest: +ELLIPSIS

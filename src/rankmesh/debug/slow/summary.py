@@ -1,4 +1,4 @@
-"""What ranks report of their last seconds: one row for each rank; the summaries of ranks, and of hosts, merge into one.
+"""Reports of ranks on their last seconds: one row for each rank; the summaries of ranks, and of hosts, merge into one.
 
 ```
 rows     rank  host  place  step  computes  stretch  queued  reading  site  data       of one rank
@@ -22,6 +22,8 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
+
+from rankmesh.core.ranges import ranges, ranks_in
 
 __all__ = ["COLUMNS", "NAMED", "SHARE", "Cycle", "Group", "Summary", "cycle_of", "merged", "summary_of"]
 
@@ -63,7 +65,7 @@ class Summary:
 
     def to_text(self) -> str:
         """Return the summary as text for a store or a file."""
-        groups = [[group.name, group.kind, group.label, group.operation, _runs(group.ranks)] for group in self.groups]
+        groups = [[group.name, group.kind, group.label, group.operation, ranges(group.ranks)] for group in self.groups]
         data = [self.names, groups, self.rows.T.tolist(), self.waits.T.tolist()]
         return base64.b85encode(zlib.compress(json.dumps(data, separators=(",", ":")).encode(), 3)).decode()
 
@@ -72,23 +74,15 @@ class Summary:
         """Return the summary in a text. Raises ``ValueError`` and other errors of Python for any other text."""
         unpacked = zlib.decompressobj().decompress(base64.b85decode(text), _LARGEST)
         names, groups, rows, waits = json.loads(unpacked)
-        listed = tuple(Group(name, kind, label, made, _ranks(runs)) for name, kind, label, made, runs in groups)
+        listed = tuple(
+            Group(name, kind, label, made, tuple(ranks_in(runs))) for name, kind, label, made, runs in groups
+        )
         return cls(tuple(map(str, names)), listed, _table(rows, len(COLUMNS)), _table(waits, 3))
 
 
 def _table(columns: Any, width: int) -> _Rows:
     table: _Rows = np.array(columns, dtype=np.int64).reshape(width, -1).T
     return table
-
-
-def _runs(ranks: Sequence[int]) -> list[tuple[int, int, int]]:
-    """Return ranks as runs of a start, a step and a count: one, where all are equally far apart."""
-    steps = set(np.diff(ranks).tolist()) if len(ranks) > 1 else {1}
-    return [(ranks[0], steps.pop(), len(ranks))] if ranks and len(steps) == 1 else [(rank, 1, 1) for rank in ranks]
-
-
-def _ranks(runs: Sequence[tuple[int, int, int]]) -> tuple[int, ...]:
-    return tuple(start + step * number for start, step, count in runs for number in range(count))
 
 
 def summary_of(row: Mapping[str, float | str], waits: Mapping[Group, float]) -> Summary:

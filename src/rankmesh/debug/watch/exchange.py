@@ -17,7 +17,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import chain
@@ -25,9 +25,10 @@ from math import isqrt
 from typing import Any
 
 from rankmesh.core.grouped import grouped
+from rankmesh.core.ranges import ranges, ranks_in
 from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 
-__all__ = ["Exchange", "Merged", "connected", "merged", "ranks_of"]
+__all__ = ["Exchange", "Merged", "connected", "merged"]
 
 # Ranks as ranges, by value, by item.
 Merged = Mapping[str, Mapping[str, list[list[int]]]]
@@ -48,30 +49,12 @@ def connected(store: Any, key: str) -> BoundedChannel:
     return BoundedChannel(BoundedChannel(StoreChannel(store, key)).ask(clone))
 
 
-def ranks_of(ranges: Iterable[Sequence[int]]) -> list[int]:
-    """Return the ranks in ranges, in order."""
-    return sorted(rank for each in ranges for rank in range(*each))
-
-
 def merged(entries: Iterable[Merged]) -> dict[str, dict[str, list[list[int]]]]:
     """Return what all of these have."""
     found: dict[str, dict[str, list[list[int]]]] = {}
     for item, several in grouped(pair for entry in entries for pair in entry.items()).items():
         values = grouped(pair for each in several for pair in each.items())
-        found[item] = {value: _ranges(ranks_of(chain.from_iterable(listed))) for value, listed in values.items()}
-    return found
-
-
-def _ranges(ranks: Iterable[int]) -> list[list[int]]:
-    found: list[list[int]] = []
-    for rank in ranks:
-        start, stop, step = found[-1] if found else (rank, rank, 0)
-        if stop - start == step == 1:  # one rank, whose step is open
-            found[-1] = [start, 2 * rank - start, rank - start]
-        elif step and rank == stop:
-            found[-1][1] += step
-        else:
-            found.append([rank, rank + 1, 1])
+        found[item] = {value: ranges(sorted(ranks_in(chain.from_iterable(listed)))) for value, listed in values.items()}
     return found
 
 
