@@ -6,10 +6,12 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.slow.jobs import COMPUTE, Job
+from tests.slow.jobs import COMPUTE, WINDOW, Job
 
 from rankmesh.debug.slow.findings import MEMORY, Window, find
+from rankmesh.debug.slow.job import JobSpeed
 from rankmesh.debug.slow.summary import Summary, cycle_of, merged
+from rankmesh.debug.watch.speed import spread
 
 SIZES = st.sampled_from([(1, 16, 1), (2, 4, 2), (4, 4, 1), (2, 8, 1), (4, 8, 2), (1, 4, 1)])
 SEEDS = st.integers(0, 2**32)
@@ -121,6 +123,21 @@ def test_a_single_hiccup(seed, when):
     assert not [find(windows[:n]) for n in range(1, 13) if find(windows[:n])]
 
 
+@settings(max_examples=10)
+@given(seed=SEEDS, late=st.integers(0, 15), lasts=st.integers(4, 6), pause=st.integers(6, 8))
+def test_what_is_over_is_over(seed, late, lasts, pause):
+    """A rank that was late twice within a minute, and is a little late otherwise, is not found a third time."""
+    job, speed, known = Job(2, 8, seed=seed), JobSpeed(60), []
+    steps = int(WINDOW / COMPUTE)
+    when = [range(at * steps, (at + lasts) * steps) for at in (4, 4 + lasts + pause)]
+    job.compute = lambda step, rank: (0.1 if any(step in one for one in when) else 0.02) if rank == late else 0.0
+    for window in job.windows(4 + 2 * lasts + pause + 20):
+        found = speed.add(window).findings
+        assert all(one.ranks == (late,) for one in found)
+        known += [bool(found)] if [bool(found)] != known[-1:] else []
+    assert known == [False, True, False, True, False]
+
+
 def test_missing_ranks():
     """What some ranks did not report changes nothing for the others."""
     job = Job(2, 8, compute=lambda step, rank: 0.12 if rank == 5 else 0.0)
@@ -190,3 +207,11 @@ def test_a_late_rank_of_many(seed, late, more):
     assert not find(job.windows(3))
     job.compute = lambda step, rank: more * COMPUTE if rank == late else 0.0
     assert found_in(job) == [("computes", (late,))]
+
+
+@given(st.floats(0.01, 1.0))
+def test_samples_lie_evenly_on_a_step(step):
+    """Of 32 samples, which are about four seconds, each eighth of a step gets one."""
+    moments = np.sort(np.arange(32) * spread(step) / step % 1)
+    assert np.diff(moments, append=moments[0] + 1).max() < 1 / 8
+    assert 0.5 < spread(step) / 0.12 < 2

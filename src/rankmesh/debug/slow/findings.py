@@ -177,8 +177,9 @@ class Period:
             found[members] = _limit(self.more[members], _LEAST if len(members) > 3 else _FEW)
         return found
 
-    def _name(self, column: str, rank: int) -> str:
-        return self.last.summary.names[int(self.last.by_rank(column)[rank])]
+    def _name(self, column: str, rank: int, window: Window | None = None) -> str:
+        number = (window or self.last).by_rank(column)[rank]
+        return "" if math.isnan(number) else (window or self.last).summary.names[int(number)]
 
     def _hosts(self, ranks: Iterable[int]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self._name("host", rank) for rank in ranks))
@@ -215,7 +216,9 @@ class Period:
         waited = self._parts(window.gaps[0] for window in self.windows).mean(axis=0)
         with np.errstate(invalid="ignore"):
             steady = (self.more >= self.limits) & (self.excess >= self.limits / 2).all(axis=0)
-            return np.flatnonzero(steady & (waited >= self.more / 2))
+            # Of one that is over, the mean of a long period is still high.
+            lasts = self.excess[-1] >= self.more / 2
+            return np.flatnonzero(steady & lasts & (waited >= self.more / 2))
 
     def late(self, paused: Iterable[int]) -> Iterator[Finding]:
         """Yield the ranks that compute for longer than others of their place, and hosts that have no other ranks."""
@@ -237,7 +240,8 @@ class Period:
         columns = ([window.by_rank(name) / SHARE for window in self.windows] for name in ("reading", "queued"))
         reading, queued = (float(excess(self._parts(column), self.places).mean(axis=0)[rank]) for column in columns)
         if reading >= _THERE * share:
-            return "input", f"in {self._site('data', rank)}, which reads its data"
+            known = [site for window in self.windows if (site := self._site("data", rank, window))]
+            return "input", f"in {known[-1]}, which reads its data"
         place = np.flatnonzero(self.places == self.places[rank])
         why = f"it computes for longer than the {len(place) - 1} other ranks in its place"
         site = self._site("site", rank)
@@ -247,9 +251,9 @@ class Period:
             why += f"; it waits {100 * queued:.0f} % of the time for a processor"
         return "computes", why
 
-    def _site(self, column: str, rank: int) -> str:
+    def _site(self, column: str, rank: int, window: Window | None = None) -> str:
         """Return a line as ``next_batch at train.py:88``."""
-        line, _, function = self._name(column, rank).rpartition("/")[2].partition(" in ")
+        line, _, function = self._name(column, rank, window).rpartition("/")[2].partition(" in ")
         return f"{function} at {line}" if function else line
 
     def pauses(self, memory: Sequence[Window]) -> Iterator[Finding]:

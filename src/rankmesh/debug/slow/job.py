@@ -25,16 +25,23 @@ class JobSpeed:
         # By its subject: a finding, and the evaluations since it was found.
         self._open = dict[tuple[object, ...], tuple[Finding, int]]()
         self._logged = dict[tuple[object, ...], Finding]()
+        # When a finding was over: what was seen before is no evidence that it is there again.
+        self._over = dict[tuple[object, ...], float]()
 
     def add(self, window: Window) -> SlowReport:
         """Return the report of the job with one more window."""
         self._windows.append(window)
         self._trend.append(window.step)
         for found in find(list(self._windows)):
+            if found.cause != "pause" and found.since < self._over.get(_subject(found), -math.inf):
+                continue
             before = self._open.get(_subject(found))
             since = min(found.since, before[0].since) if before else found.since
             self._open[_subject(found)] = (Finding(**{**vars(found), "since": since}), -1)
-        self._open = {subject: (found, gone + 1) for subject, (found, gone) in self._open.items() if gone + 1 < _GONE}
+        self._open = {subject: (found, gone + 1) for subject, (found, gone) in self._open.items()}
+        for subject in [subject for subject, (_, gone) in self._open.items() if gone >= _GONE]:
+            del self._open[subject]
+            self._over[subject] = window.time
         return self._report(window)
 
     def lines(self, now: float) -> list[str]:

@@ -139,12 +139,14 @@ class Watch:
         end, slow = time.monotonic() + self._pace.tick, self._slow
         if slow is None:
             return self._stop.wait(self._pace.tick)
-        slow.resume()
-        while (left := end - time.monotonic()) > slow.pause:
-            if self._stop.wait(slow.pause):
+        if not slow.pause:  # the last look took until after the next sample
+            slow.resume()
+        while (left := end - time.monotonic()) > 0:
+            if self._stop.wait(min(left, slow.pause)):
                 return True
-            slow.look()
-        return self._stop.wait(max(0.0, left))
+            if not slow.pause:
+                slow.look()
+        return self._stop.is_set()
 
     @property
     def slow(self) -> SlowReport | None:
