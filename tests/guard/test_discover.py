@@ -9,17 +9,25 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from rankmesh.core.ranges import ranks_in
-from rankmesh.debug.watch.exchange import merged
-from rankmesh.guard.discover import BEFORE, combined, differing, discovered, entry, items, parted, windows
+from rankmesh.guard.discover import (
+    BEFORE,
+    combined,
+    differing,
+    discovered,
+    entry,
+    items,
+    merged,
+    of_rank,
+    parted,
+    windows,
+)
 
 VALUES = st.integers(0, 2)
 
 
 def given_by(ranks):
     """The merged entries of ranks, from what each gives by item."""
-    return merged(
-        {item: {value: [[rank, rank + 1, 1]]} for item, value in one.items()} for rank, one in enumerate(ranks)
-    )
+    return merged(of_rank(rank, one) for rank, one in enumerate(ranks))
 
 
 @given(st.lists(st.lists(VALUES, min_size=4, max_size=4), min_size=1, max_size=8))

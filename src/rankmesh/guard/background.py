@@ -24,6 +24,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import count
 from math import prod
 from pathlib import Path
@@ -35,11 +36,22 @@ from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from rankmesh.backend.default import default_group
-from rankmesh.debug.watch.exchange import Exchange, Merged, connected
+from rankmesh.debug.watch.exchange import Exchange, Form, connected
 from rankmesh.debug.watch.metrics import export_difference
 from rankmesh.errors import first_line, in_words
 from rankmesh.guard.digest import digests_of, first_difference, summed
-from rankmesh.guard.discover import combined, differing, discovered, entry, items, parted, windows
+from rankmesh.guard.discover import (
+    Merged,
+    combined,
+    differing,
+    discovered,
+    entry,
+    items,
+    merged,
+    of_rank,
+    parted,
+    windows,
+)
 from rankmesh.guard.explain import minority, sentence
 from rankmesh.guard.observe import Program, Steps
 from rankmesh.rendezvous import ChannelLost
@@ -49,6 +61,7 @@ __all__ = ["BackgroundGuard"]
 
 _log = logging.getLogger("rankmesh.guard")
 _numbers = count()
+_FORM = Form[Merged](merged, partial(json.dumps, separators=(",", ":")), json.loads)
 # Seconds between two looks: soon after a check, else; and until when after it; that ranks have to explain a difference.
 _SOON, _PAUSE, _RECENT, _EXPLAIN = 0.1, 1.0, 5.0, 20.0
 # Looks that the store answers for all ranks in a second; checks whose sums are kept; names in a message.
@@ -162,7 +175,7 @@ class BackgroundGuard:
     def _run(self) -> None:
         try:
             self._channel = connected(self._store, f"rankmesh/guard/{self._attempt}").channel
-            self._exchange = Exchange(self._channel, self._rank, self._size, self._concluded)
+            self._exchange = Exchange(self._channel, self._rank, self._size, _FORM)
             recent = 0.0
             while not self._stop.is_set() or self._asked:
                 busy = time.monotonic() < recent or self._exchange.leads or self._asked
@@ -174,7 +187,8 @@ class BackgroundGuard:
                 if check is not None:
                     recent = time.monotonic() + _RECENT
                     self._take(check)
-                self._exchange.look()
+                for name, given in self._exchange.look():
+                    self._concluded(name, given)
                 self._look()
         except Exception as error:  # noqa: BLE001 - the program goes on without its guard
             self._end(error)
@@ -192,14 +206,14 @@ class BackgroundGuard:
             self._kept.append((check, values))
             kinds = {kind: names for kind, names in self._kinds.items() if all(name in values for name in names)}
             given = {kind: combined(names, [values[name] for name in names]) for kind, names in kinds.items()}
-            self._exchange.give(f"check/{step}", given)
+            self._exchange.give(f"check/{step}", of_rank(self._rank, given))
 
     def _give_window(self, window: int, check: _Check) -> None:
         open_names = check.sums.keys() - self._compared - self._left_out
         described = {name: str(check.about[name]) for name in open_names}
         digests = self._windows.pop(window)
         given, self._given[window] = entry(digests, items(described, self._size), check.owners, self._before)
-        self._exchange.give(f"window/{window}", given)
+        self._exchange.give(f"window/{window}", of_rank(self._rank, given))
 
     def _concluded(self, name: str, given: Merged) -> None:
         what, _, number = name.partition("/")

@@ -15,15 +15,17 @@ steps (local SGD) are not equal in all of it.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from hashlib import sha256
-from itertools import pairwise
+from itertools import chain, pairwise
 
 from rankmesh.core.grouped import grouped
-from rankmesh.core.ranges import ranks_in
-from rankmesh.debug.watch.exchange import Merged
+from rankmesh.core.ranges import ranges, ranks_in
 
-__all__ = ["BEFORE", "Kind", "combined", "differing", "discovered", "entry", "items", "parted", "windows"]
+__all__ = [
+    *("BEFORE", "Kind", "Merged", "combined", "differing", "discovered", "entry", "items", "merged", "of_rank"),
+    *("parted", "windows"),
+]
 
 # The steps of the first windows; those that follow are multiples of the interval.
 _EARLY = ((2, 3, 5), (10, 21, 40))
@@ -32,6 +34,8 @@ _SINGLE = 512
 # At the end of an item: what it was before the first step.
 BEFORE = "!"
 
+# Ranks as ranges, by value, by item.
+Merged = Mapping[str, Mapping[str, list[list[int]]]]
 # Ranges of ranks, and the items that they hold alike.
 Kind = tuple[list[list[int]], list[str]]
 
@@ -87,6 +91,24 @@ def entry(
             if all(name in before for name in moved):
                 given[item + BEFORE] = combined(moved, [before[name] for name in moved])
     return given, found
+
+
+def of_rank(rank: int, values: Mapping[str, str]) -> Merged:
+    """Return the values of one rank in the form of merged ones.
+
+    >>> merged([of_rank(0, {"w": "7"}), of_rank(1, {"w": "7"}), of_rank(2, {"w": "5"})])
+    {'w': {'7': [[0, 2, 1]], '5': [[2, 3, 1]]}}
+    """
+    return {item: {value: [[rank, rank + 1, 1]]} for item, value in values.items()}
+
+
+def merged(entries: Iterable[Merged]) -> Merged:
+    """Return the ranks of each value that these have."""
+    found = dict[str, dict[str, list[list[int]]]]()
+    for item, several in grouped(pair for one in entries for pair in one.items()).items():
+        values = grouped(pair for each in several for pair in each.items())
+        found[item] = {value: ranges(sorted(ranks_in(chain.from_iterable(listed)))) for value, listed in values.items()}
+    return found
 
 
 def combined(names: Sequence[str], digests: Sequence[int]) -> str:

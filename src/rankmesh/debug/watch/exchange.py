@@ -3,37 +3,31 @@
 ```
 rank    gives an entry under a name                                  an append to the key of its part of the ranks
 part    its first rank to give merges the entries, and gives them    one read: of 64 ranks, or the square root
-root    the first part to give merges all parts                      one read
+root    a given rank, or the first part to give, merges all parts    one read
 ```
 
-Nobody waits for a rank: an entry that is not given within ``patience`` is left out. An entry has a value by item, and
-merged ones the ranks of each value as ranges (start, stop, step):
-
->>> merged([{"w": {"7": [[0, 1, 1]]}}, {"w": {"7": [[1, 2, 1]], "5": [[2, 3, 1]]}}])
-{'w': {'7': [[0, 2, 1]], '5': [[2, 3, 1]]}}
+Nobody waits for a rank: an entry that is not given within ``patience`` is left out, and its rank told so. A result is
+never made twice: who reads a key closes its counter first, which stays until all have counted, or for ten minutes.
 """
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from datetime import timedelta
-from itertools import chain
 from math import isqrt
-from typing import Any
+from typing import Any, Generic, TypeVar
 
-from rankmesh.core.grouped import grouped
-from rankmesh.core.ranges import ranges, ranks_in
 from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 
-__all__ = ["Exchange", "Merged", "connected", "merged"]
+__all__ = ["Exchange", "Form", "connected"]
 
-# Ranks as ranges, by value, by item.
-Merged = Mapping[str, Mapping[str, list[list[int]]]]
+_Entry = TypeVar("_Entry")
 # Ranks of a part, at least; and how long the store may take to answer.
 _PART, _STORE = 64, timedelta(seconds=5)
+# What a closed counter has more, and for how many seconds it is kept for ranks that are late.
+_CLOSED, _LATE = 1 << 32, 600.0
 
 
 def connected(store: Any, key: str) -> BoundedChannel:
@@ -49,27 +43,32 @@ def connected(store: Any, key: str) -> BoundedChannel:
     return BoundedChannel(BoundedChannel(StoreChannel(store, key)).ask(clone))
 
 
-def merged(entries: Iterable[Merged]) -> dict[str, dict[str, list[list[int]]]]:
-    """Return what all of these have."""
-    found: dict[str, dict[str, list[list[int]]]] = {}
-    for item, several in grouped(pair for entry in entries for pair in entry.items()).items():
-        values = grouped(pair for each in several for pair in each.items())
-        found[item] = {value: ranges(sorted(ranks_in(chain.from_iterable(listed)))) for value, listed in values.items()}
-    return found
+@dataclass(frozen=True)
+class Form(Generic[_Entry]):
+    """How several entries merge into one, and how one is written and read."""
+
+    merged: Callable[[Sequence[_Entry]], _Entry]
+    to_text: Callable[[_Entry], str]
+    from_text: Callable[[str], _Entry]
 
 
 @dataclass
-class _Led:
-    """A key that this rank reads when ``expected`` have given, or at the ``end``; ``root``: for all ranks."""
+class _Key:
+    """A key to which ``expected`` give, read when they have or ``seconds`` after the first; ``root``: of all ranks."""
 
     name: str
+    key: str
     expected: int
-    end: float
+    seconds: float
     root: bool
 
+    @property
+    def counter(self) -> str:
+        return f"{self.key}/given"
 
-class Exchange:
-    """The exchanges of one rank; ``concluded`` gets the name and the merged entries on the rank that is the root.
+
+class Exchange(Generic[_Entry]):
+    """The exchanges of one rank. ``root`` is the rank that gets the results, None for whichever is first.
 
     ``look`` is to be called now and then, by the thread that calls ``give``; ``patience`` is in seconds.
     """
@@ -79,43 +78,90 @@ class Exchange:
         channel: StoreChannel,
         rank: int,
         size: int,
-        concluded: Callable[[str, Merged], None],
+        form: Form[_Entry],
+        *,
+        root: int | None = None,
         patience: float = 10.0,
     ) -> None:
-        self._channel, self._rank, self._size, self._concluded = channel, rank, size, concluded
+        self._channel, self._rank, self._size, self._form, self._root = channel, rank, size, form, root
         self._part = max(_PART, isqrt(size - 1) + 1)
         self._parts = -(-size // self._part)
         self._patience = patience
-        self._led: dict[str, _Led] = {}
+        # Keys that this rank reads, and counters that it has closed for others to count: until when.
+        self._led, self._closed = dict[str, tuple[_Key, float]](), dict[str, float]()
 
     @property
     def leads(self) -> bool:
         """Whether this rank waits for entries of others."""
         return bool(self._led)
 
-    def give(self, name: str, entry: Mapping[str, str]) -> None:
-        """Give this rank's values by item; each rank gives one entry under a name."""
-        part = self._rank // self._part
+    def give(self, name: str, entry: _Entry) -> bool:
+        """Give this rank's entry under a name, once; return False if it is too late for the result."""
+        self._forget(time.monotonic())
+        if self._rank == self._root:
+            self._lead(self._root_of(name))
+        return self._give(self._key(name, self._rank // self._part), entry)
+
+    def _key(self, name: str, part: int) -> _Key:
+        if self._parts == 1:
+            return self._root_of(name)
         expected = min(self._part, self._size - part * self._part)
-        mine = {item: {value: [[self._rank, self._rank + 1, 1]]} for item, value in entry.items()}
-        self._give(f"{name}/{part}", mine, _Led(name, expected, self._patience, self._parts == 1))
+        return _Key(name, f"{name}/{part}", expected, self._patience, root=False)
 
-    def _give(self, key: str, entry: Merged, led: _Led) -> None:
-        self._channel.post(key, self._rank, json.dumps(entry, separators=(",", ":")))
-        if self._channel.tick(f"{key}/given", 1) == 1:
-            led.end += time.monotonic()
-            self._led[key] = led
+    def _root_of(self, name: str) -> _Key:
+        # Parts may take as long as one key.
+        seconds, expected = (1 + (self._parts > 1)) * self._patience, self._size if self._parts == 1 else self._parts
+        return _Key(name, f"{name}/root", expected, seconds, root=True)
 
-    def look(self) -> None:
-        """Merge what all have given, or those that did in time."""
-        for key, led in list(self._led.items()):
-            if self._channel.tick(f"{key}/given", 0) < led.expected and time.monotonic() < led.end:
+    def _lead(self, key: _Key) -> None:
+        self._led.setdefault(key.key, (key, time.monotonic() + key.seconds))
+
+    def _give(self, key: _Key, entry: _Entry) -> bool:
+        self._channel.post(key.key, self._rank, self._form.to_text(entry))
+        given = self._channel.tick(key.counter, 1)
+        if given > _CLOSED:
+            self._delete(key, given)
+            return False
+        if given == 1 and (self._root is None or not key.root):
+            self._lead(key)
+        return True
+
+    def _delete(self, key: _Key, given: int) -> bool:
+        """Delete a key that is closed, and its counter once all have counted; return whether they have."""
+        whole = given % _CLOSED == key.expected
+        self._channel.delete([key.key, key.counter] if whole else [key.key])
+        return whole
+
+    def look(self) -> list[tuple[str, _Entry]]:
+        """Merge what all have given, or those that did in time; return the names and entries of which this is root."""
+        concluded = list[tuple[str, _Entry]]()
+        for key, end in list(self._led.values()):
+            if self._channel.tick(key.counter, 0) < key.expected and time.monotonic() < end:
                 continue
-            del self._led[key]
-            posted = self._channel.posted(key, self._part)
-            self._channel.delete([key, f"{key}/given"])
-            entries = merged(json.loads(text) for texts in posted.values() for text in texts)
-            if led.root:
-                self._concluded(led.name, entries)
-            else:  # parts may wait as long as this one
-                self._give(f"{led.name}/root", entries, _Led(led.name, self._parts, 2 * self._patience, root=True))
+            given = self._channel.tick(key.counter, _CLOSED)
+            posted = self._channel.posted(key.key, self._part)
+            del self._led[key.key]
+            if not self._delete(key, given):
+                self._closed[key.counter] = time.monotonic() + _LATE
+            entry = self._form.merged([self._form.from_text(text) for texts in posted.values() for text in texts])
+            if key.root:
+                concluded.append((key.name, entry))
+            else:
+                self._give(self._root_of(key.name), entry)
+        return concluded
+
+    def _forget(self, now: float) -> None:
+        over = [counter for counter, until in self._closed.items() if until <= now]
+        self._channel.delete(over)
+        for counter in over:
+            del self._closed[counter]
+
+    def close(self, *names: str) -> None:
+        """Delete what this rank was to read or has closed, and all that is left of these names."""
+        keys = [key for key, _ in self._led.values()]
+        keys += [
+            key for name in names for key in (self._root_of(name), *(self._key(name, n) for n in range(self._parts)))
+        ]
+        self._channel.delete({*self._closed, *(key.key for key in keys), *(key.counter for key in keys)})
+        self._led.clear()
+        self._closed.clear()

@@ -135,21 +135,6 @@ class HostRanks:
         before, self._seen = self._seen, size or 0
         return self._seen > before
 
-    def report(self, text: str) -> None:
-        """Leave what this rank reports of its speed for the first rank of the host."""
-        self._checked().write(f"{self._rank}.slow", text.encode())
-
-    def reports(self) -> list[str]:
-        """Return what the ranks of this host have left; nothing on a rank that is not the first of them."""
-        folder, texts = self._checked(), list[str]()
-        names = [name for name in folder.names() if name.endswith(".slow")]
-        if any(int(name.partition(".")[0]) < self._rank for name in names):
-            return texts
-        for name in names:
-            with suppress(FileNotFoundError):  # a rank that ends
-                texts.append(folder.read(name, _SIZE).decode())
-        return texts
-
     def look(self, ranks: Collection[int]) -> dict[int, Look]:
         """Return what each of the ranks on this host looks like from outside; the lowest of the others looks."""
         here = dict(_ranks(self._checked())) if ranks else {}
@@ -192,7 +177,7 @@ class HostRanks:
             faulthandler.unregister(_SIGNAL)
         with suppress(OSError, Unreadable):  # the last to leave deletes the folder
             with self._checked() as folder:
-                for ending in ("stacks", "slow", "json"):
+                for ending in ("stacks", "json"):
                     folder.remove(f"{self._rank}.{ending}")
             self._place.rmdir()
         ended = self._end is not None and self._end.size

@@ -24,7 +24,6 @@ from contextlib import suppress
 
 from rankmesh.debug.doctor.diagnosis import Diagnosis, diagnose
 from rankmesh.debug.watch.host import HostRanks
-from rankmesh.debug.watch.host_tree import HOSTS
 from rankmesh.debug.watch.recorder import CALLS, Recorder
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.stacks import Mark
@@ -167,14 +166,16 @@ class DumpRequests:
         made.append(diagnosis)
         return Outcome(ranks=diagnosis.at_fault, message=diagnosis.verdict, value=[hangs, overdue])
 
-    def close(self) -> None:
-        """Take no part any more; the last of all ranks deletes what is left of any request."""
+    def close(self) -> bool:
+        """Take no part any more; the last of all ranks, for which this is True, deletes what is left of any request."""
         session = Round(self._channel, "session", self._round.participants, self._recorder.rank, epoch=0)
-        if session.leave(Outcome()):
-            with suppress(StoreLost):
-                for number in range(self.number + 2):
-                    self._of(number).forget(_STEPS)
-                session.ask(lambda: self._channel.delete([SESSION, HOSTS]))
+        last = session.leave(Outcome())
+        with suppress(StoreLost):
+            for number in range(self.number + 2 if last else 0):
+                self._of(number).forget(_STEPS)
+            if last:
+                session.ask(lambda: self._channel.delete([SESSION]))
+        return last
 
 
 def _who_arrived(arrivals: Arrivals) -> Outcome:

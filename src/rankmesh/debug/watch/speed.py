@@ -25,7 +25,7 @@ import numpy as np
 from rankmesh.backend import recorder as calls
 from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.groups import known_group
-from rankmesh.debug.slow.summary import SHARE, Cycle, Group, Summary, cycle_of, summary_of
+from rankmesh.debug.slow.summary import SHARE, Cycle, Group, Summary, cycle_of, merged, summary_of
 from rankmesh.debug.watch import stacks
 from rankmesh.debug.watch.recorder import Recorder
 
@@ -53,9 +53,11 @@ class Sampler:
         self._queued, self._stretch, self._idle = _queued(), 0.0, False
         self._waits, self._sites = defaultdict[str, float](float), Counter[tuple[bool, str]]()
         self.resume()
-        self._begin()
+        self.begin()
 
-    def _begin(self) -> None:
+    def begin(self) -> None:
+        """Begin a window: what ``window`` has returned is given."""
+        self._made, self._queued = {group: last for group, (_, last) in self._state.items()}, _queued()
         self._seconds = self._computes = self._reading = self._longest = 0.0
         # Seconds of the window, and calls that were made until then.
         self._counts = list[tuple[float, int]]()
@@ -107,33 +109,37 @@ class Sampler:
         self._stretch = length if self._idle and same else 0.0
         self.resume()
 
-    def window(self) -> Summary | None:
-        """Return the summary of the samples since the last one, and begin anew; None where nothing can be known yet."""
+    def window(self, number: int) -> Summary:
+        """Return the summary of the samples since ``begin``; without a row where nothing can be known yet.
+
+        The window's ``number`` is the same on all ranks, which read NCCL's durations in the same ones.
+        """
         self._windows += 1
         timed = any(recorder == _NCCL and made > 0 for (recorder, _), (_, made) in self._state.items())
-        if timed and self._windows % _TIMED:
-            return None
+        if timed and number % _TIMED:
+            return merged([])
+        waits, computes = dict(self._waits), self._computes
         if timed or self._windows >= self._next or not {number for _, number in self._state} <= self._groups.keys():
             entries = [calls.calls_kept(recorder) for recorder in (_GLOO, _NCCL)]
             self._learn([*entries[_GLOO], *entries[_NCCL]])
-            self._take_durations(entries[_NCCL])
+            if durations := self._durations(entries[_NCCL]):
+                waits = {number: waits.get(number, 0.0) + durations.get(number, 0.0) for number in {*waits, *durations}}
+                computes = max(0.0, self._seconds - sum(waits.values()))
             self._next = self._windows + (min(3 * self._windows, _READ) if self._cycle.repeats else 1)
-        known = self._seconds >= 1.0 and self._cycle.calls and not (timed and not self._waits)
-        summary = self._summary() if known else None
-        self._begin()
-        return summary
+        known = self._seconds >= 1.0 and self._cycle.calls and not (timed and not waits)
+        return self._summary(waits, computes) if known else merged([])
 
-    def _take_durations(self, entries: list[dict[str, Any]]) -> None:
-        """Take what NCCL's calls lasted for what they were under way, in the part of the time that is recorded."""
-        since = time.time_ns() - int(1e9 * self._seconds)
+    def _durations(self, entries: list[dict[str, Any]]) -> dict[str, float]:
+        """Return what NCCL's calls lasted, in the part of the time that is recorded, for what they were under way."""
+        since, found = time.time_ns() - int(1e9 * self._seconds), defaultdict[str, float](float)
         last = [entry for entry in entries if entry.get("duration_ms") and int(entry["time_created_ns"]) > since]
         if len(last) > 1:
             recorded = (int(last[-1]["time_created_ns"]) - int(last[0]["time_created_ns"])) / 1e9
             for entry in last:
-                self._waits[str(entry["pg_id"])] += float(entry["duration_ms"]) / 1000 * self._seconds / recorded
-            self._computes = max(0.0, self._seconds - sum(self._waits.values()))
+                found[str(entry["pg_id"])] += float(entry["duration_ms"]) / 1000 * self._seconds / recorded
+        return found
 
-    def _summary(self) -> Summary:
+    def _summary(self, waits: Mapping[str, float], computes: float) -> Summary:
         made = {group: last for group, (_, last) in self._state.items() if group[1] in self._cycle.calls}
         new = sum(last - self._made.get(group, 0) for group, last in made.items())
         steps = new / (sum(self._cycle.calls[number] for _, number in made) or 1)
@@ -141,24 +147,22 @@ class Sampler:
         seconds, counts = np.array(self._counts).reshape(-1, 2).T
         slope = float(np.polyfit(seconds, counts, 1)[0]) if len(seconds) > 2 else 0.0
         self._step = sum(self._cycle.calls.values()) / slope if slope > 0 else 0.0
-        self._made, queued = made, self._queued
-        self._queued = _queued()
         row: dict[str, float | str] = {
             "rank": self._recorder.rank,
             "host": self._recorder.host,
             "place": self._cycle.place,
             "step": 1e6 * self._seconds / steps if steps else 0,
-            "computes": SHARE * self._computes / self._seconds,
+            "computes": SHARE * computes / self._seconds,
             "stretch": 1000 * self._longest,
-            "queued": SHARE * (self._queued - queued) / self._seconds,
+            "queued": SHARE * (_queued() - self._queued) / self._seconds,
             "reading": SHARE * self._reading / self._seconds,
             "site": self._site or next((site for (_, site), _ in self._sites.most_common(1)), ""),
             "data": next((site for (reads, site), _ in self._sites.most_common() if reads), ""),
         }
-        waits = {self._groups[number]: self._waits[number] / self._seconds for number in self._cycle.calls}
-        if "" in self._waits:
-            waits[Group("", "p2p", "p2p", "recv", ())] = self._waits[""] / self._seconds
-        return summary_of(row, waits)
+        shares = {self._groups[number]: waits.get(number, 0.0) / self._seconds for number in self._cycle.calls}
+        if "" in waits:
+            shares[Group("", "p2p", "p2p", "recv", ())] = waits[""] / self._seconds
+        return summary_of(row, shares)
 
     def _learn(self, entries: list[dict[str, Any]]) -> None:
         """Learn the groups and the cycle of this rank from its recorded calls."""

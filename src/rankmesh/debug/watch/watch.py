@@ -118,7 +118,7 @@ class Watch:
         if self.folder is not None:
             host.outlive_sigterm()
         if self._line_pause > 0:
-            self._slow = SlowWatch(self._recorder, host, store, self._line_pause, self.folder)
+            self._slow = SlowWatch(self._recorder, store, self._line_pause, self.folder)
         self._started.set()
         try:
             while not self._wait():
@@ -126,9 +126,9 @@ class Watch:
                 if host.terminated():
                     self._put(requests.number, "SIGTERM")
                     return
+            last = requests.close()
             if self._slow is not None:
-                self._slow.close()
-            requests.close()
+                self._slow.close(last=last)
         except (OSError, RuntimeError) as error:  # the program has closed what the watch had open
             _log.warning("rankmesh: no watch on rank %s any more: %s", self._recorder.rank, error)
         finally:
