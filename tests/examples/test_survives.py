@@ -10,7 +10,7 @@ import pytest
 from tests.examples import training
 from tests.examples.training import SURVIVES, survives, train_and_save
 from tests.sockets import free_port
-from tests.survival.deaths import SEEDS, moment, moments
+from tests.survival.faults import SEEDS, moment, moments
 from tests.sweeping import ALL
 
 import rankmesh as rm

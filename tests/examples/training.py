@@ -15,7 +15,7 @@ from examples.train_gpt.gpt.model import Shape
 from examples.train_gpt.gpt.optimizer import MOMENTS
 from examples.train_gpt.gpt.survive import survive
 from tests.sockets import kept, served_once
-from tests.survival.deaths import Deaths, left_behind
+from tests.survival.faults import Faults, left_behind
 
 import rankmesh as rm
 from rankmesh.core.source import read_plan
@@ -116,7 +116,7 @@ def survives(me, port, folder, deaths, layout, spares, shrink, changes=(), redun
     me.launched(port)
     time.sleep(0.1)  # and its connection is there
     served_once()
-    before, dying, sizes, oldest = kept(), Deaths(me.rank, deaths, folder), {}, {}
+    before, dying, sizes, oldest = kept(), Faults(me.rank, deaths, folder), {}, {}
     step, hold = Trainer.step, Job.hold
 
     def dies(self, index):
@@ -136,7 +136,7 @@ def survives(me, port, folder, deaths, layout, spares, shrink, changes=(), redun
 
 def _oldest_key(job):
     """The first epoch of which there are keys in the store that this process serves, as far as torch lists them."""
-    store = job._session._peers._server
+    store = job._session.driver.peers._server
     keys = store.list_keys() if hasattr(store, "list_keys") else []
     return min((int(found[1]) for key in keys if (found := re.search(r"epoch/(\d+)", key))), default=job.epoch)
 

@@ -1,77 +1,113 @@
-"""What each member of a job with faults at named points runs: a training on whole numbers, checked in each step.
+"""Faults of processes at moments that are named, or drawn by a seed; and what those that live leave behind."""
 
-```
-w (rows over tp, replicated over dp)    z (the same, or rows over tp and dp: then others keep copies)
-total = sum of z over all ranks         w' = 5 w + total + step, z' = 3 z + row + total, both modulo a prime
-```
-"""
-
+import gc
+import importlib
 import os
+import pkgutil
 import random
+import signal
 import socket
+import subprocess
+import sys
+import threading
 import time
+from collections import Counter
 from contextlib import suppress
 from pathlib import Path
+from types import FunctionType
 
-import torch
-import torch.distributed as dist
-from tests.sockets import connected, kept, served_once
-from tests.survival.deaths import Deaths, left_behind
-from tests.survival.neighbours import Neighbours, stranger
-from tests.survival.program import contact_of, regrouping
+from tests.limits import until
+from tests.sockets import connected, kept, named
 
-import rankmesh as rm
-from rankmesh.launch.table import torchrun_variables
-from rankmesh.survival.peers import Peers
+# How many seeds a sweep has: in make test-all, in make test-sweeps, and with SWEEP=all.
+SEEDS = {"": 1, "1": 10, "all": 100}[os.environ.get("RANKMESH_TEST_SWEEP", "")]
+HOST = [4, 5, 6, 7]
 
-ROWS, STEPS, PRIME = 60, 8, 1009
-# The rows that a rank has, whatever the number of ranks is: the numbers do not depend on it.
-INDEX = torch.arange(ROWS, dtype=torch.float64)
-
-# Where a fault may be, by module and qualified name; of this module the last one.
-POINTS = {
-    "rankmesh.survival": """
-        session:Session._begin session:Session._enter rounds:Rounds.agree session:Session._adopt
-        session:Session._announce session:Session._abort session:Session._reply session:Session._leave_world
-        session:Session._finished session:Session._restored session:Session._all_hold session:Session._follow
-        session:Session._enter_as_new session:Session.hold session:Session.commit session:Session.relayout
-        machine:Machine.received machine:Machine.report machine:Machine.concluded machine:Machine.relayout
-        session:Session.close session:restore session:same_step
-        rounds:Rounds._round rounds:Rounds._server rounds:Rounds._connected rounds:conclude
-        world:EpochWorld.enter world:EpochWorld._enter world:EpochWorld._install world:EpochWorld._abort
-        world:EpochWorld.close world:EpochWorld.meet world:EpochWorld.first world:EpochWorld.is_last
-        world:EpochWorld.give world:EpochWorld.taken world:EpochWorld.gathered world:connect
-        peers:Peers.client peers:Peers.prepare peers:Peers._connected peers:Peers.announce peers:Peers.admit
-        peers:Peers.watch peers:Peers.close
-        state:EpochState._take state:run state:transfer state:Writes.__call__
-        redundancy:Copies.send redundancy:Copies.wait redundancy:Copies._meet redundancy:Snapshot.copy
-        rounds:Probe.ask rounds:Probe.outcome heartbeat:_Watch._attempt listener:Listener._answer
-        epoch:Newcomers.welcome epoch:Newcomers.let_grow
-    """,
-    "rankmesh.rendezvous": """
-        round:Round._arrive round:Round._coordinate round:Round.announce round:Round.receive round:Round.leave
-    """,
-    "rankmesh.runtime": "connection:Connection.make world:World._agree world:World._create world:World.abort",
-    "rankmesh.backend": """
-        world_group:WorldGroup.make world_group:WorldGroup.install world_group:WorldGroup.cut cut:Drain.take
-    """,
-    "rankmesh.transfer.live": "run:_moved exchange:Exchange.all",
-    "tests.survival": "faults:between",
+# Where a fault may be, besides any function: at its n-th call.
+PLACES = {
+    "gather": "rankmesh.rendezvous:gather",  # there is no job yet
+    "enter": "rankmesh.survival.world:EpochWorld.enter",
+    "leave": "rankmesh.survival.world:EpochWorld.close",
+    "agree": "rankmesh.survival.rounds:Rounds.agree",
+    "adopt": "rankmesh.survival.driver:Driver.adopt",
+    "announce": "rankmesh.survival.driver:Driver.announce",
+    "hold": "rankmesh.survival.held:Held.hold",
+    "follow": "rankmesh.survival.held:Held.follow",
+    "commit": "rankmesh.survival.held:Held.commit",
+    "take": "rankmesh.survival.redundancy:Snapshot.copy",
+    "restore": "rankmesh.survival.state:restore",
+    "client": "rankmesh.survival.peers:Peers.client",
+    "returned": "rankmesh.survival.session:Session._finished",
 }
+MODULES = """
+    survival.session survival.driver survival.held survival.machine survival.rounds survival.agreement survival.world
+    survival.peers survival.state survival.redundancy survival.heartbeat survival.listener survival.epoch
+    rendezvous.round runtime.connection runtime.world backend.world_group backend.cut
+    transfer.live.run transfer.live.exchange
+"""
 
 
 def points():
-    """The names of all points."""
-    return [f"{package}.{name}" for package, names in POINTS.items() for name in names.split()]
+    """The names of all functions of these modules, with those of their classes."""
+    found = []
+    for name in MODULES.split():
+        module = importlib.import_module(f"rankmesh.{name}")
+        for owner in [module, *vars(module).values()]:
+            if getattr(owner, "__module__", module.__name__) == module.__name__ and (
+                owner is module or isinstance(owner, type)
+            ):
+                of = "" if owner is module else f"{owner.__name__}."
+                found += [
+                    f"{module.__name__}:{of}{one.__name__}"
+                    for one in vars(owner).values()
+                    if isinstance(one, FunctionType) and one.__module__ == module.__name__
+                ]
+    return found
 
 
-class Faults(Deaths):
-    """The fault of this process, once the job has begun; ``fault-N`` says that that of member N has come.
+class Faults:
+    """The fault of this process, at the n-th call of a function, in a step of the program, or after some seconds.
 
-    ``flips``: the next step of the program is to give a wrong number.
+    Calls are seen as a profiler sees them, so nothing is patched; those count that follow the return of ``since``.
+    ``fault-N`` says that the fault of member N has come, ``flips`` that the next step is to give a wrong number.
     """
 
-    flips = False
+    def __init__(self, member, faults, folder, *, since=None):
+        self.folder, self.member, self.flips = Path(folder), member, False
+        self.mine = [fault for fault in faults if fault["member"] == member]
+        self._counts, self._due = Counter(), {}
+        self._since = None if since is None else since.__code__
+        self._codes = {}
+        for fault in self.mine:
+            if fault["at"] != "step":  # a time is counted since the job has begun, which needs every member
+                at = PLACES.get("enter" if fault["at"] == "time" else fault["at"], fault["at"])
+                self._codes.setdefault(pkgutil.resolve_name(at).__code__, []).append(fault)
+        if self._codes:
+            threading.setprofile(self._called)
+            sys.setprofile(self._called)
+
+    def _called(self, frame, event, _):
+        """See each call of a function, and each return from one."""
+        code = frame.f_code
+        if code is self._since and event == "return":
+            self._since = None
+        elif code in self._codes and self._since is None:
+            if event == "return" and (fault := self._due.pop(frame, None)):
+                self.die(fault)
+            elif event == "call":
+                self._counts[code] += 1
+                for fault in self._codes[code]:
+                    self._called_now(fault, frame, self._counts[code])
+
+    def _called_now(self, fault, frame, times):
+        if fault["at"] == "time" and times == 1:
+            timer = threading.Timer(fault["n"], self.die, (fault,))
+            timer.daemon = True
+            timer.start()
+        elif times == fault["n"] and fault.get("after"):
+            self._due[frame] = fault
+        elif times == fault["n"]:
+            self.die(fault)
 
     def step(self, step):
         """In a step of the program: the fault comes there at the latest."""
@@ -79,137 +115,72 @@ class Faults(Deaths):
             if step == fault["n" if fault["at"] == "step" else "latest"]:
                 self.die(fault)
 
-    def die(self, death):
-        """Have the fault, if it has not come yet."""
-        if death not in self.mine:
+    def die(self, fault):
+        """Have the fault, if none has come yet."""
+        if fault not in self.mine:
             return
-        self.mine = []
-        (self.folder / f"fault-{self.member}").write_text(death["how"], encoding="utf-8")
-        if death["how"] == "flip":
+        self.mine, how = [], fault.get("how", "SIGKILL")
+        (self.folder / f"fault-{self.member}").write_text(how, encoding="utf-8")
+        if how == "flip":
             self.flips = True
-            return
-        if death["how"] == "raise":
-            raise ValueError(f"a bug of member {self.member}")
-        if death["how"] != "cut":
-            super().die(death)
-            return
-        with connected(apart_from=death["launcher"]) as found:
-            if found:
-                with suppress(OSError):
-                    random.Random(death["n"]).choice(found).shutdown(socket.SHUT_RDWR)  # noqa: S311  - no secret
+        elif how == "raise":
+            raise ValueError(fault.get("error", f"a bug at {fault['at']} {fault['n']}"))
+        elif how == "sleep":
+            time.sleep(fault["seconds"])
+        elif how == "hang":  # until the others have done without it
+            until(lambda: list(self.folder.glob("trained-*")), 150)
+        elif how == "cut":
+            with connected(apart_from=fault["launcher"]) as found:
+                if found:
+                    with suppress(OSError):
+                        random.Random(fault["n"]).choice(found).shutdown(socket.SHUT_RDWR)  # noqa: S311  - no secret
+        elif "again" in fault:
+            subprocess.Popen(["sh", "-c", f"sleep {fault['again']}; kill -CONT {os.getpid()}"])
+            os.kill(os.getpid(), signal.SIGSTOP)
+        else:
+            (self.folder / f"dead-{self.member}").write_text(f"{os.getpid()} {time.time()}", encoding="utf-8")
+            os.kill(os.getpid(), getattr(signal, how))
+            time.sleep(0.5)  # a stopped process that goes on
 
 
-def between():
-    """Between two collectives of a step."""
+def moment(pick, member, steps):
+    """A moment of a member's life, by chance."""
+    how = "SIGSTOP" if pick.random() < 0.2 else "SIGKILL"
+    if pick.random() < 0.3:
+        return {"member": member, "at": "time", "n": pick.uniform(0.0, 1.5), "how": how}
+    if pick.random() < 0.4:
+        return {"member": member, "at": "step", "n": pick.randrange(steps), "how": how}
+    most = steps if (place := pick.choice(sorted(PLACES.keys() - {"gather"}))) in ("commit", "take") else 2
+    return {"member": member, "at": place, "n": pick.randint(1, most), "how": how, "after": pick.random() < 0.3}
 
 
-def reference():
-    """The rows of w and z at the beginning of each step, on one process."""
-    found = [(INDEX, 7 * INDEX)]
-    for step in range(STEPS):
-        w, z = found[-1]
-        total = z.sum()
-        found.append(((5 * w + total + step) % PRIME, (3 * z + INDEX + total) % PRIME))
-    return found
+def moments(seed, steps, members=20):
+    """Who dies when: one or two members, or a whole host of four."""
+    pick = random.Random(seed)  # noqa: S311  - moments, no secrets
+    if pick.random() < 0.1:
+        first = moment(pick, 0, steps)
+        return [{**first, "member": member} for member in HOST]
+    return [moment(pick, member, steps) for member in pick.sample([0, *range(members)], k=pick.choice([1, 1, 2]))]
 
 
-class Program:
-    """A rank's part of the state, in an epoch."""
+def left_behind(folder, before):
+    """What this process has more than ``before``, after the stopped members were ended.
 
-    def __init__(self, job, columns, copied):
-        mesh, self.job, self.copied = job.plan.mesh, job, copied
-        cut = {"w": "tp", "z": "tp-dp" if copied else "tp"}
-        self.shardings = {
-            name: rm.Sharding(mesh, (axes, None), (ROWS, columns), "float64") for name, axes in cut.items()
-        }
-        self.rows = {name: slice(*one.of(job.rank).boxes[0][0]) for name, one in self.shardings.items()}
-        start = dict(zip("wz", reference()[0], strict=True))
-        self.tensors = {name: start[name][rows, None].repeat(1, columns) for name, rows in self.rows.items()}
-
-    def step(self, step):
-        """Do a step: two collectives."""
-        tp, dp, (w, z) = self.job.groups["tp"], self.job.groups["dp"], self.tensors.values()
-        total = z.sum(0)
-        dist.all_reduce(total, group=tp.pg)
-        between()
-        dist.all_reduce(total, group=dp.pg)
-        total /= 1 if self.copied else dp.size
-        w.mul_(5).add_(total + step).remainder_(PRIME)
-        z.mul_(3).add_(INDEX[self.rows["z"], None] + total).remainder_(PRIME)
-
-    def check(self, step):
-        """Raise ``AssertionError`` for a wrong number; of no type that the job takes for one of its own."""
-        for (name, rows), right in zip(self.rows.items(), reference()[step], strict=True):
-            if not (self.tensors[name] == right[rows, None]).all():
-                raise AssertionError(f"wrong numbers in {name} at step {step}: {self.tensors[name][:, 0].tolist()}")
+    ``left``: how many descriptors and threads; ``still``: their names, where there are any.
+    """
+    for path in Path(folder).glob("dead-*"):  # those that are only stopped would outlive the test
+        with suppress(ProcessLookupError):
+            os.kill(int(path.read_text(encoding="utf-8").split()[0]), signal.SIGKILL)
+    gc.collect()
+    end = time.monotonic() + 15
+    while max(left := _left(before)) > 0 and time.monotonic() < end:
+        time.sleep(0.02)
+        gc.collect()  # of a call that has ended meanwhile
+    return {"left": left, "still": named() if max(left) > 0 else []}
 
 
-def member(me, port, folder, faults, layout, how):
-    """One member: what it trained, how it ended, and what it left behind."""
-    me.launched(port)
-    columns, regroups, joins, pause = (how.pop(name) for name in ("columns", "regroups", "joins", "pause"))
-    beside, relayouts = how.pop("beside", ""), dict(how.pop("relayouts", ()))
-    if beside == "stranger" and me.rank == me.size - 1:
-        contacts = [address.rsplit(":", 1) for address in (contact_of(Path(folder)) or [])[:-1]]
-        return stranger([(host, int(port)) for host, port in contacts], seed=port)
-    if beside == "stranger":
-        os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
-    if joins:
-        os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
-        if me.rank == me.size - 1:
-            for name in torchrun_variables(0, 1, local_rank=0, local_world_size=1, port=port):
-                del os.environ[name]
-            if (contact := contact_of(Path(folder))) is None:
-                return None  # the job ended before
-            how["join"], os.environ["RANKMESH_JOB_KEY"] = contact
-    served_once()
-    before, introduce, dying = kept(), Peers.introduce, []
-    neighbours = Neighbours(Path(folder), me.rank) if beside == "neighbours" else None
-
-    def introduced(peers):
-        found = introduce(peers)
-        dying.append(Faults(me.rank, [{**one, "launcher": (me.port, port)} for one in faults], folder))
-        return found
-
-    Peers.introduce = introduced
-    epochs = []
-
-    def train(job):
-        program = Program(job, columns, how.get("redundancy"))
-        job.hold(program.tensors, program.shardings)
-        epochs.append([job.epoch, job.rank, job.step, dict(job.seconds)])
-        program.check(job.step)
-        if job.rank == 0 and (joins or beside) and not job.epoch:
-            everyone = job._session._peers.contacts.values()
-            addresses = [f"{one.address}:{one.heartbeat}" for one in everyone] if beside else [job.address]
-            (Path(folder) / "contact").write_text(f"{' '.join(addresses)} {job.key}\n", encoding="utf-8")
-        batches = neighbours.loader() if neighbours else None
-        for step in range(job.step, STEPS):
-            if batches:
-                next(batches)
-            dying[0].step(step)
-            time.sleep(pause)
-            program.step(step)
-            if dying[0].flips:
-                dying[0].flips = False
-                program.tensors["w"][-1, -1] += 1
-            elif not how.get("guard"):
-                program.check(step + 1)
-            job.commit(step + 1)
-            if step + 1 in relayouts:
-                with suppress(rm.PlanError):  # of as many ranks as it does not fit
-                    job.relayout(relayouts[step + 1])
-        try:
-            program.check(STEPS)
-        except AssertionError as error:  # where it stays so, the guard has not seen it
-            return str(error)
-        return job.rank
-
-    outcome = {}
-    try:
-        outcome["result"] = rm.survive(regrouping(train) if regroups else train, layout, **how)
-    except Exception as error:  # noqa: BLE001  - the test decides which are right
-        outcome["error"] = [[one.__name__ for one in type(error).__mro__], str(error)]
-    if neighbours:
-        outcome |= neighbours.stop()
-    return {**left_behind(folder, before), "initialised": dist.is_initialized(), "epochs": epochs, **outcome}
+def _left(before):
+    """Descriptors and threads that are left, but for those of a group whose connections gloo still waits for."""
+    waiting = sum(thread.name == "rankmesh-gloo" for thread in threading.enumerate())
+    opened, threads = (now - then for now, then in zip(kept(), before, strict=True))
+    return [0 if waiting else opened, threads - 4 * waiting]

@@ -15,7 +15,7 @@ from pathlib import Path
 import torch
 import torch.distributed as dist
 from tests.sockets import kept, served_once
-from tests.survival.deaths import Deaths, left_behind
+from tests.survival.faults import Faults, left_behind
 
 import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
@@ -113,7 +113,7 @@ def member(me, port, folder, deaths, steps, layout, how):
                 del os.environ[name]
             how["join"], os.environ["RANKMESH_JOB_KEY"] = contact_of(Path(folder))
     served_once()
-    before, dying = kept(), Deaths(me.rank, deaths, folder)
+    before, dying = kept(), Faults(me.rank, deaths, folder)
     history, losses = [], {}
 
     def train(job):
@@ -128,7 +128,7 @@ def member(me, port, folder, deaths, steps, layout, how):
                 raise RuntimeError("a bug of the program")
             time.sleep(slow)
             if strangers:
-                disturb(job._session._peers.contacts.values(), job.epoch)
+                disturb(job._session.driver.peers.contacts.values(), job.epoch)
             losses[step] = model.step(step)
             job.commit(step + 1)
             if len(history[-1]) == 6:

@@ -5,9 +5,9 @@ from collections import Counter
 
 import pytest
 from tests.sockets import free_port
-from tests.survival.deaths import SEEDS, place
-from tests.survival.faults import member, points
+from tests.survival.faults import PLACES, SEEDS, points
 from tests.survival.program import text_of
+from tests.survival.whole_numbers import member
 
 KINDS = ("SIGKILL", "SIGSTOP", "wake", "raise", "cut")
 # Of a job whose faults leave too little: none of gloo's, of torch's or of Python's.
@@ -41,15 +41,10 @@ def drawn(seed):
         else:
             n = pick.choice([1, 1, 1, 2, 2, 3, 5, 8])
             fault = {"at": pick.choice(points()), "n": n, "latest": pick.randint(3, 7)}
-        fault |= {"member": who, "how": kind, "after": pick.random() < 0.4}
+        fault |= {"member": who, "how": kind, "error": f"a bug of member {who}", "after": pick.random() < 0.4}
         faults.append(fault | ({"again": round(pick.uniform(0.3, 2.5) * timeout, 2)} if kind == "wake" else {}))
     how["relayouts"] = [[pick.randint(1, 6), f"tp={3 - tp},dp=*"]] if pick.random() < 0.5 else []
     return size, f"tp={tp},dp=*", faults, how
-
-
-def test_each_point_exists():
-    """What a fault is at is called by the name that is given."""
-    assert [at for at in points() if not callable(getattr(*place(at)))] == []
 
 
 def must_go_on(size, layout, had, how):
@@ -117,7 +112,7 @@ def test_a_wrong_number_and_faults(outlived, seed):
     faults = [{"member": first, "at": "step", "n": pick.randrange(8), "how": "flip"}]
     for who in others:
         at, n = (
-            (pick.choice(GOING_BACK), pick.choice([1, 2, 3])) if pick.random() < 0.7 else ("step", pick.randrange(8))
+            (pick.choice(ON_THE_WAY), pick.choice([1, 2, 3])) if pick.random() < 0.7 else ("step", pick.randrange(8))
         )
         how = pick.choice(["SIGKILL", "SIGKILL", "SIGSTOP"])
         faults.append({"member": who, "at": at, "n": n, "latest": 8, "how": how, "after": pick.random() < 0.5})
@@ -126,15 +121,8 @@ def test_a_wrong_number_and_faults(outlived, seed):
     outlived(6, f"tp={tp},dp=*", faults, how)
 
 
-# What members do, from the difference to the end of the change, in another order than they come.
-GOING_BACK = [
-    *("rankmesh.survival.session:Session._adopt", "rankmesh.survival.rounds:Rounds.agree"),
-    *("rankmesh.survival.session:Session._leave_world", "rankmesh.survival.session:Session.hold"),
-    *("rankmesh.survival.session:restore", "rankmesh.survival.session:Session._all_hold"),
-    *("rankmesh.survival.world:EpochWorld.enter", "rankmesh.survival.world:EpochWorld.meet"),
-    *("rankmesh.survival.world:EpochWorld.gathered", "rankmesh.survival.state:EpochState._take"),
-]
-
+# What members do on the way back, and before it.
+ON_THE_WAY = sorted(PLACES.keys() - {"gather", "client", "follow", "returned"})
 PLAIN = {"timeout": 3.0, "redundancy": 0, "shrink": None, "columns": 1, "regroups": False, "joins": False}
 PLAIN |= {"pause": 0.0, "relayouts": []}
 
@@ -146,7 +134,7 @@ def test_who_serves_next_is_lost_before_the_others_have_connected(outlived, how)
     """Rank 0 is lost in the first step, and the member whose store is next as the others are to connect to it."""
     faults = [
         {"member": 0, "at": "step", "n": 0, "how": "raise"},
-        {"member": 1, "at": "rankmesh.survival.session:Session._begin", "n": 2, "latest": 7, "how": how},
+        {"member": 1, "at": "rankmesh.survival.driver:Driver.watch", "n": 2, "latest": 7, "how": how},
     ]
     outlived(6, "tp=1,dp=*", faults, {**PLAIN, "spares": 2})
 

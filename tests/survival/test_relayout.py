@@ -16,15 +16,15 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sockets import free_port, kept, served_once
-from tests.survival.deaths import left_behind
+from tests.survival.faults import left_behind
 from tests.survival.program import text_of
-from tests.survival.test_simulated import Costs, dying
+from tests.survival.test_simulated import PLACES, Costs, dying
 from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.backend.registries import every_group
-from rankmesh.survival import ask, machine, session, world
+from rankmesh.survival import ask, simulated
 from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.machine import Abort, Left, Machine
 from rankmesh.survival.members import Members, Sizes, plan_of
@@ -167,23 +167,12 @@ def test_any_sequence_of_layouts_and_losses(changes, lose, shrink, order):
     assert not refused or lose  # too few are left for the layout
 
 
-# Where a member may be lost in a change.
-PLACES = {
-    "agrees": (session.Rounds, "agree"),
-    "adopts": (machine.Machine, "concluded"),
-    "leaves": (world.EpochWorld, "close"),
-    "enters": (world.EpochWorld, "_install"),
-    "holds": (session.Session, "hold"),
-    "moves": (session, "restore"),
-}
-
-
 @pytest.mark.few(6)
 @pytest.mark.parametrize("who", [0, 2, 4])
-@pytest.mark.parametrize("place", PLACES)
+@pytest.mark.parametrize("place", [one for one in PLACES if one != "as it has returned"])
 def test_a_member_is_lost_in_the_change(place, who, monkeypatch):
     """4 ranks that become 5, and a spare: one is lost on the way, and the job goes on under one of both plans."""
-    times = 1 + (place in ("enters", "holds") and who < 4)
+    times = 1 + (place in ("as it enters the world", "as it holds") and who < 4)
     counts = dying(monkeypatch, *PLACES[place], who, times)
     ended = changed(6, {3: "ep=5"}, spares=2, redundancy=1)
     assert counts[who] == times
@@ -310,21 +299,21 @@ def test_a_tensor_of_no_snapshot(layout, order):
 
 def test_a_tensor_of_no_snapshot_where_one_is_slow(monkeypatch):
     """A spare learns what hold() was given when the others have found out: it waits for them, and all go back."""
-    taken, meet, met = world.EpochWorld.taken, world.EpochWorld.meet, []
+    met = []
 
-    def slow(self, key):
-        if self.rank == 3 and "refused" not in met:  # until the others wait for this rank, or the epoch ends
-            taken(self, "go on")
-        return taken(self, key)
+    class Slow(simulated.SimulatedWorld):
+        def taken(self, key):
+            if self.rank == 3 and "refused" not in met:  # until the others wait for this rank, or the epoch ends
+                super().taken("go on")
+            return super().taken(key)
 
-    def meets(self, key):
-        met.append(key)
-        if met.count("refused") == self.size - 1:
-            self.give("go on", "")
-        meet(self, key)
+        def meet(self, key):
+            met.append(key)
+            if met.count("refused") == self.size - 1:
+                self.give("go on", "")
+            super().meet(key)
 
-    monkeypatch.setattr(world.EpochWorld, "taken", slow)
-    monkeypatch.setattr(world.EpochWorld, "meet", meets)
+    monkeypatch.setattr(simulated, "SimulatedWorld", Slow)
     train = naming_more("tp=2", set())
     values = sim.run(lambda: rm.survive(train, "dp=2", spares=2), 4, initialise=False)
     assert [value and value[0] for value in values] == [2, 2, None, None]
@@ -468,7 +457,7 @@ def changing(me, port, folder):
         for step in range(job.step, MANY):
             numbers.step(step)
             if (job.rank, step, job.epoch) == (1, 3, 0):
-                first = f"{(at := job._session._peers.contacts[0]).address}:{at.heartbeat}"
+                first = f"{(at := job._session.driver.peers.contacts[0]).address}:{at.heartbeat}"
                 os.environ["RANKMESH_JOB_KEY"] = job.key
                 for layout in ("dp=7", "tp=2,dp=*"):
                     with suppress(rm.PlanError):

@@ -18,11 +18,14 @@ from tests.sweeping import ALL
 
 import rankmesh as rm
 from rankmesh import sim
+from rankmesh.backend.world_group import WorldGroup
 from rankmesh.sim.simulation import current_context
 from rankmesh.sim.store import SimulatedStore
-from rankmesh.survival import session, world
-from rankmesh.survival.rounds import Probe
+from rankmesh.survival import Job, held, session
+from rankmesh.survival.machine import Enter, Machine
+from rankmesh.survival.rounds import Probe, Rounds
 from rankmesh.survival.simulated import SimulatedMembers, SimulatedPeers
+from rankmesh.survival.world import FINISHED
 
 SWEPT = pytest.mark.skipif(not ALL, reason="make test-sweeps SWEEP=all runs it")
 
@@ -118,13 +121,13 @@ def test_spares_take_over(what, without_loss):
 
 # Where a member may die besides: what it calls then.
 PLACES = {
-    "before it agrees": (session.Rounds, "agree"),
-    "before it adopts": (session.Session, "_adopt"),
-    "as it enters the world": (world.EpochWorld, "_install"),
-    "as it holds": (session.Session, "hold"),
-    "as state moves": (session, "restore"),
-    "as it leaves the world": (world.EpochWorld, "close"),
-    "as it has returned": (session.Session, "_finished"),
+    "before it agrees": (Rounds, "agree"),
+    "before it adopts": (Machine, "concluded"),
+    "as it enters the world": (WorldGroup, "install"),
+    "as it holds": (Job, "hold"),
+    "as state moves": (held, "restore"),
+    "as it leaves the world": (WorldGroup, "leave"),
+    "as it has returned": (session, "device_done"),
 }
 
 
@@ -146,18 +149,17 @@ def dying(monkeypatch, owner, name, member, times):
 @pytest.mark.parametrize("spares", [0, 1])
 def test_the_last_to_return_ends_before_the_others_know(spares, without_loss, monkeypatch):
     """8 ranks: the store knows that ``train`` has returned on all of them, so nobody does a step again."""
-    is_last = world.EpochWorld.is_last
-    ended = []
+    add, ended = SimulatedStore.add, []
 
-    def comes(self, key):
-        last = is_last(self, key)
-        if last and not ended:
-            context = sim.simulation.current_context()
+    def adds(store, key, number):
+        now = add(store, key, number)
+        if key.endswith(FINISHED) and now == 8 and not ended:
+            context = current_context()
             ended.append(context.rank)
             context.simulation.members.lost([context.rank])
-        return last
+        return now
 
-    monkeypatch.setattr(world.EpochWorld, "is_last", comes)
+    monkeypatch.setattr(SimulatedStore, "add", adds)
     values = survived(8 + spares, {}, spares=spares)
     (last,) = ended
     assert values[last] is None
@@ -393,14 +395,14 @@ def test_ranks_that_commit_different_steps_are_refused(redundancy, other, lose, 
 # -- every epoch makes progress -------------------------------------------------------------------------------------
 
 # Where a rank raises, each time that it comes there: what it calls then.
-FAILING = {"connect": (world.EpochWorld, "_install"), "hold": (session.Session, "hold"), "step": (dist, "all_reduce")}
+FAILING = {"connect": (WorldGroup, "install"), "hold": (Job, "hold"), "step": (dist, "all_reduce")}
 
 
 @contextmanager
 def failing(place, who, kind, times=1000):
     """Members raise when they come to a place, so many ``times``; the epochs: whether members changed, and the step."""
     owner, name = FAILING[place]
-    call, adopt, counts, epochs = getattr(owner, name), session.Session._adopt, Counter(), {}
+    call, concluded, counts, epochs = getattr(owner, name), Machine.concluded, Counter(), {}
 
     def called(*args, **named):
         rank = current_context().rank
@@ -409,15 +411,16 @@ def failing(place, who, kind, times=1000):
             raise kind("broken")
         return call(*args, **named)
 
-    def adopts(member, outcome, left):
-        before = member._members
-        assert member._epoch.number < 50, "epochs follow each other without end"
-        adopt(member, outcome, left)
-        epochs[member._epoch.number] = member._members != before, member._machine.step
+    def adopts(machine, *given, **how):
+        before = machine.members
+        assert machine.epoch.number < 50, "epochs follow each other without end"
+        if isinstance(action := concluded(machine, *given, **how), Enter):
+            epochs[machine.epoch.number] = machine.members != before, machine.step
+        return action
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(owner, name, called)
-        patched.setattr(session.Session, "_adopt", adopts)
+        patched.setattr(Machine, "concluded", adopts)
         yield epochs
 
 
@@ -496,7 +499,7 @@ class Costs:
         self._counts, self._started, self._inside = whole, 0.0, set()
         for name in ("set", "get", "add", "append", "compare_set", "deleteKey", "check", "wait"):
             monkeypatch.setattr(SimulatedStore, name, self._counted(getattr(SimulatedStore, name)))
-        send, lost, adopt = SimulatedPeers._send, SimulatedMembers.lost, session.Session._adopt
+        send, lost, concluded = SimulatedPeers._send, SimulatedMembers.lost, Machine.concluded
 
         def sent(peers, member, message):
             self.messages[peers.member] += self._counts
@@ -506,13 +509,13 @@ class Costs:
             self._started, self._counts = self._started or time.perf_counter(), True
             return lost(members, ranks)
 
-        def adopted(member, *args):
-            adopt(member, *args)
+        def adopted(machine, *given, **how):
             self.seconds = time.perf_counter() - self._started
+            return concluded(machine, *given, **how)
 
         monkeypatch.setattr(SimulatedPeers, "_send", sent)
         monkeypatch.setattr(SimulatedMembers, "lost", begins)
-        monkeypatch.setattr(session.Session, "_adopt", adopted)
+        monkeypatch.setattr(Machine, "concluded", adopted)
 
     def _counted(self, call):
         def counted(store, *args):

@@ -13,7 +13,7 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.sockets import free_port
-from tests.survival.deaths import SEEDS, moments
+from tests.survival.faults import SEEDS, moments
 from tests.survival.program import BATCH, COLUMNS, ROWS, batch, member, started, text_of
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -264,16 +264,15 @@ def test_a_hang_ends_the_epoch(monkeypatch, device, evict, limit, ends):
     """Over NCCL calls are watched by default, and a diagnosis without a culprit ends the epoch; over gloo the limit."""
     peers = _Found(device)
     prepared = mock.Mock()
-    monkeypatch.setattr(session, "Peers", lambda *_: peers)
     monkeypatch.setattr(session, "prepare", prepared)
-    one = session.Session("dp=2", spares=0, shrink=None, timeout=10, evict=evict)
-    assert one._evict == limit
+    one = session.Session("dp=2", spares=0, shrink=None, timeout=10, evict=evict, reach=lambda _: peers)
+    assert one.evict == limit
     assert prepared.called == bool(limit)
-    one._diagnosed(one._epoch, "crosswise: ranks 0, 1 wait for each other", ())
-    assert one._report(Left()).unclear == "crosswise: ranks 0, 1 wait for each other"
-    assert one._ended.is_set() == ends
+    one.driver.diagnosed(one.driver.epoch, "crosswise: ranks 0, 1 wait for each other", ())
+    assert one.held.report(Left()).unclear == "crosswise: ranks 0, 1 wait for each other"
+    assert one.driver.ended.is_set() == ends
     assert getattr(peers, "announced", None) == ([(1,), {}] if ends else None)
-    one._diagnosed(one._epoch, "late: rank 1", (1,))
+    one.driver.diagnosed(one.driver.epoch, "late: rank 1", (1,))
     assert peers.announced == [(1,), {"1": "the others waited for it (late: rank 1)"}]
 
 

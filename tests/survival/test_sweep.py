@@ -1,4 +1,4 @@
-"""Random jobs of simulated members: faults in any two of them, at any named point; right numbers, or an error of ours.
+"""Random jobs of simulated members: faults in any two of them, at any call; right numbers, or an error of ours.
 
 ``RANKMESH_SEEDS=17,42 pytest tests/survival/test_sweep.py`` repeats what failed: each failure names its seed.
 """
@@ -6,12 +6,10 @@
 import errno
 import os
 import random
-from collections import Counter
 
 import pytest
 import torch
-from tests.survival import faults
-from tests.survival.deaths import place
+from tests.survival import whole_numbers
 from tests.survival.test_going_back import losing
 from tests.sweeping import ALL
 
@@ -19,15 +17,12 @@ import rankmesh as rm
 from rankmesh import sim
 from rankmesh.core import recipes
 from rankmesh.sim.scheduler import Scheduler
-from rankmesh.sim.simulation import current_context
 
 CHOSEN = os.environ.get("RANKMESH_SEEDS", "")
 # How many jobs: in make test, in make test-sweeps, with SWEEP=all.
 JOBS = 1000 if ALL else 200 if os.environ.get("RANKMESH_TEST_SWEEP") else 6
 LAYOUTS = ("tp=1,dp=2", "tp=1,dp=3", "tp=2,dp=2", "tp=2,dp=3")
-# A simulated member replies on the thread of the one that asks, which would end in its place.
-POINTS = [at for at in faults.points() if not at.endswith("Machine.received")]
-KINDS = ("point", "point", "point", "call", "flip", "flip", "full", "full", "ask")
+KINDS = ("call", "call", "call", "call", "flip", "flip", "full", "full", "ask")
 
 
 def drawn(seed):
@@ -41,55 +36,13 @@ def drawn(seed):
     for member in pick.sample(range(mesh.size + spares), k=pick.choice([1, 2, 2])):
         for _ in range(pick.choice([1, 1, 2])):
             kind = pick.choice(KINDS)
-            fault = {"member": member, "kind": kind, "n": pick.choice([1, 1, 2, 2, 3, 5, 8])}
-            fault |= {"step": pick.randrange(faults.STEPS), "after": pick.random() < 0.4}
-            fault |= {
-                "at": pick.choice(POINTS),
-                "call": pick.randint(1, 900),
-                "once": kind in ("flip", "ask") or pick.random() < 0.5,
-            }
+            fault = {"member": member, "kind": kind, "step": pick.randrange(whole_numbers.STEPS)}
+            fault |= {"call": pick.randint(1, 900), "once": kind in ("flip", "ask") or pick.random() < 0.5}
             fault["layout"] = pick.choice([layout, "tp=1,dp=2", "tp=2,dp=1", "tp=1,dp=4", "tp=2,dp=2"])
             if kind != "flip" or how["guard"]:  # without a guard nothing compares numbers
                 found.append(fault)
     order = pick.choice(["deterministic", pick.randrange(1000)])
     return layout, spares, how, order, found
-
-
-def _lost(rank):
-    """End the simulated member that runs this."""
-    context = current_context()
-    if context is not None and context.rank == rank:
-        context.simulation.members.lost([rank])
-
-
-def _installed(patched, found):
-    """Have members end at named points and calls."""
-    for at in {fault["at"] for fault in found if fault["kind"] == "point"}:
-        owner, name = place(at)
-        patched.setattr(owner, name, _dying(getattr(owner, name), [fault for fault in found if fault["at"] == at]))
-    calls = {fault["member"]: fault["call"] for fault in found if fault["kind"] == "call"}
-    if calls:
-        patched.setattr(Scheduler, "check", losing(calls))
-
-
-def _dying(original, found):
-    counts = Counter()
-
-    def call(*args, **named):
-        context = current_context()
-        rank = None if context is None else context.rank
-        counts[rank] += 1
-        mine = [fault for fault in found if (fault["member"], fault["n"]) == (rank, counts[rank])]
-        for fault in mine:
-            if not fault["after"]:
-                _lost(rank)
-        result = original(*args, **named)
-        for fault in mine:
-            if fault["after"]:
-                _lost(rank)
-        return result
-
-    return call
 
 
 def _training(found, redundancy):
@@ -104,9 +57,9 @@ def _training(found, redundancy):
         return is_first or not fault["once"]
 
     def train(job):
-        program = faults.Program(job, 1, redundancy)
+        program = whole_numbers.Program(job, 1, redundancy)
         job.hold(program.tensors, program.shardings)
-        for step in range(job.step, faults.STEPS):
+        for step in range(job.step, whole_numbers.STEPS):
             for fault in found:
                 # A wrong number without a replica is noticed by nobody.
                 if fault["kind"] == "flip" and job.groups["dp"].size > 1 and is_due(fault, job, step):
@@ -126,7 +79,7 @@ def _training(found, redundancy):
 def _ask(job, layout):
     """What ``rankmesh ask`` sends to this member."""
     plan = recipes.axes(rm.Mesh.parse(layout))
-    job._session._peers._reply({"what": "relayout", "sizes": {"spec": layout, "plan": plan.to_json()}})
+    job._session.driver.peers._reply({"what": "relayout", "sizes": {"spec": layout, "plan": plan.to_json()}})
 
 
 def _jobs():
@@ -138,7 +91,8 @@ def test_faults_in_any_two_members(seed, monkeypatch):
     """Deaths, wrong numbers, full disks and requests: nobody is left waiting, and what is returned is right."""
     layout, spares, how, order, found = drawn(seed)
     size = rm.Mesh.parse(layout).size + spares
-    _installed(monkeypatch, found)
+    calls = {fault["member"]: fault["call"] for fault in found if fault["kind"] == "call"}
+    monkeypatch.setattr(Scheduler, "check", losing(calls))
     train = _training(found, how["redundancy"])
     values = sim.run(
         lambda: rm.survive(train, layout, spares=spares, **how),
@@ -154,7 +108,7 @@ def test_faults_in_any_two_members(seed, monkeypatch):
             full = isinstance(value, OSError) and any(fault["kind"] == "full" for fault in found)
             assert ours or full, why
     results = [value for value in values if isinstance(value, tuple)]
-    right = dict(zip("wz", faults.reference()[-1], strict=True))
+    right = dict(zip("wz", whole_numbers.reference()[-1], strict=True))
     for _, _, rows in results:
         for name, (where, numbers) in rows.items():
             assert torch.equal(numbers, right[name][where]), why

@@ -67,30 +67,13 @@ def crossings(groups: Groups, cluster: Cluster | int, level: str | None = None) 
     if groups.size == 1:
         return Crossings(len(groups), crossing=0, nodes=1, hops=0)
     number = cluster.host_level if level is None else cluster.level(level)
-    ranks, counts = _one_of_each(groups, cluster, number)
-    units = cluster.units_of(number, ranks)
+    units = cluster.units_of(number, groups.array)
     between = hops(units)
     ordered = np.sort(units, axis=1)
     touched = 1 + (ordered[:, 1:] != ordered[:, :-1]).sum(axis=1)
     return Crossings(
         groups=len(groups),
-        crossing=int(counts[touched > 1].sum()),
+        crossing=int((touched > 1).sum()),
         nodes=int(touched.max()),
         hops=int((between[0] != between[1]).sum(axis=1).max()),
     )
-
-
-def _one_of_each(groups: Groups, cluster: Cluster, level: int) -> tuple[IntArray, IntArray]:
-    """Return one of the groups that lie alike on the units of a level, and how many do.
-
-    Where all units have the same width, groups that are a multiple of it apart do.
-    """
-    if cluster.widths is None or groups.rank_range.rank_map is not None:
-        return groups.array, np.ones(len(groups), dtype=np.int64)
-    bases = groups.bases.values()
-    shift = (bases + groups.rank_range.offset) % cluster.widths[level]
-    counts = np.bincount(shift)
-    chosen = np.zeros(len(counts), dtype=np.int64)
-    chosen[shift] = bases
-    found = groups.array_of(chosen[counts > 0])
-    return found, np.repeat(counts[counts > 0], len(found) // np.count_nonzero(counts))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
 from typing import TypeVar
 
 from rankmesh.errors import extra
@@ -10,7 +11,7 @@ from rankmesh.survival.members import PlanLike
 
 with extra("torch"):
     from rankmesh.survival.job import Job
-    from rankmesh.survival.session import Session
+    from rankmesh.survival.session import Session, transport
     from rankmesh.survival.state import Load
 
 __all__ = ["Job", "survive"]
@@ -71,9 +72,9 @@ def survive(
         timeout=timeout,
         redundancy=redundancy,
         restore=restore,
-        join=join,
         evict=evict,
         guard=guard,
+        reach=partial(transport, join=join),
     )
     try:
         return session.run(train)
