@@ -112,7 +112,7 @@ class Faults:
     def step(self, step):
         """In a step of the program: the fault comes there at the latest."""
         for fault in self.mine:
-            if step == fault["n" if fault["at"] == "step" else "latest"]:
+            if step == (fault["n"] if fault["at"] == "step" else fault.get("latest")):
                 self.die(fault)
 
     def die(self, fault):

@@ -25,7 +25,6 @@ with extra("torch"):
 from rankmesh.runtime.connect import LiveJob, connect
 from rankmesh.runtime.handles import LiveGroup
 from rankmesh.runtime.live import LiveGroups
-from rankmesh.runtime.naming import Identity
 from rankmesh.runtime.world import World, close_all
 
 if TYPE_CHECKING:
@@ -33,7 +32,6 @@ if TYPE_CHECKING:
 
 __all__ = [
     "GroupReport",
-    "Identity",
     "LiveGroup",
     "LiveGroups",
     "LiveJob",

@@ -16,14 +16,11 @@ distinguish a group from every other group of the plan: a name costs as much for
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
 
 from rankmesh.core.local import LocalGroup
 from rankmesh.core.plan import Plan
-from rankmesh.errors import ConnectError, quoted
 
-__all__ = ["Identity", "described", "identified", "process_group_name"]
+__all__ = ["described", "process_group_name"]
 
 
 def process_group_name(digest: str, epoch: int, kind: str, place: str, key: str = "") -> str:
@@ -36,40 +33,7 @@ def process_group_name(digest: str, epoch: int, kind: str, place: str, key: str 
     return f"{kind}/{epoch}/{hashlib.sha256(text.encode()).hexdigest()[:16]}"
 
 
-@dataclass(frozen=True)
-class Identity:
-    """One group of a plan: the key of the plan in its job, its kind, what its members agree on, and the members."""
-
-    plan: Plan
-    key: str
-    kind: str
-    coordinate: dict[str, int]
-    ranks: tuple[int, ...]
-
-
 def described(plan: Plan, key: str, local: LocalGroup) -> str:
     """Kind and coordinate, after the name of the plan where a job has several: ``llm:tp@pp1,dp0``."""
     owner = plan.name or key
     return f"{owner}:{local}" if owner else str(local)
-
-
-def identified(text: str, plans: Mapping[tuple[str, int], Plan]) -> Identity:
-    """Return the group of these plans, by key and epoch, that a process group's name or description stands for."""
-    for (key, epoch), plan in reversed(list(plans.items())):
-        for local in _groups(plan, text):
-            named = process_group_name(plan.digest, epoch, local.name, str(local), key)
-            if text in (named, described(plan, key, local)):
-                return Identity(plan, key, local.name, dict(local.coordinate), local.ranks)
-    raise ConnectError(
-        f"{quoted(text)} is not the name or description of a process group of the plans that are connected here "
-        f"({', '.join(key or plan.name or 'one plan' for (key, _), plan in plans.items()) or 'none'}); "
-        "connect its plan first",
-        received=text,
-    )
-
-
-def _groups(plan: Plan, text: str) -> Iterator[LocalGroup]:
-    """Every group of the kinds that the text may begin with, as its first member sees it."""
-    for name, groups in plan.kinds.items():
-        if text.startswith(f"{name}/") or name in text.split("@")[0].rpartition(":")[2]:
-            yield from (plan.of(group[0])[name] for group in groups)

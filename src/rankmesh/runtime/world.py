@@ -37,7 +37,6 @@ from rankmesh.rendezvous import Round, StoreChannel
 from rankmesh.runtime.agreement import Agreement, PlanProposal, agree
 from rankmesh.runtime.connection import Connection
 from rankmesh.runtime.live import LiveGroups
-from rankmesh.runtime.naming import Identity, identified
 from rankmesh.runtime.schedule import check_kinds, check_lazy, check_world, participants, schedule
 from rankmesh.runtime.served_store import is_served
 
@@ -245,13 +244,6 @@ class World:
         self.backend.abort(every_group())
 
     # -- what there is ------------------------------------------------------------------------------------------
-
-    def identify(self, text: str) -> Identity:
-        """Return the group of a process group's name or description, as logs and recordings show them.
-
-        Raises ``ConnectError`` where no plan that is connected here has such a group.
-        """
-        return identified(text, {(live.key, live.epoch): live.plan for live in self._live})
 
     def forget_closed(self) -> None:
         """Own no groups of what is closed."""

@@ -5,7 +5,7 @@ in an epoch ── an error, a loss, a message ──> epoch ended ── the ou
                  Abort, Announce                report                                      Enter, Stop
 ```
 
-A method is an event and returns the actions that follow from it; ``session`` carries them out. Nothing here waits or
+A method is an event and returns the actions that follow from it; ``driver`` carries them out. Nothing here waits or
 has a thread, a socket or a tensor, so tests can try any order of events.
 """
 
