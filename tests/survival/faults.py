@@ -31,17 +31,17 @@ PLACES = {
     "agree": "rankmesh.survival.rounds:Rounds.agree",
     "adopt": "rankmesh.survival.driver:Driver.adopt",
     "announce": "rankmesh.survival.driver:Driver.announce",
-    "hold": "rankmesh.survival.held:Held.hold",
-    "follow": "rankmesh.survival.held:Held.follow",
-    "commit": "rankmesh.survival.held:Held.commit",
+    "hold": "rankmesh.survival.member_state:MemberState.hold",
+    "follow": "rankmesh.survival.member_state:MemberState.follow",
+    "commit": "rankmesh.survival.member_state:MemberState.commit",
     "take": "rankmesh.survival.redundancy:Snapshot.copy",
     "restore": "rankmesh.survival.state:restore",
     "client": "rankmesh.survival.peers:Peers.client",
     "returned": "rankmesh.survival.session:Session._finished",
 }
 MODULES = """
-    survival.session survival.driver survival.held survival.machine survival.rounds survival.agreement survival.world
-    survival.peers survival.state survival.redundancy survival.heartbeat survival.listener survival.epoch
+    survival.session survival.driver survival.member_state survival.machine survival.rounds survival.agreement
+    survival.world survival.peers survival.state survival.redundancy survival.heartbeat survival.listener survival.epoch
     rendezvous.round runtime.connection runtime.world backend.world_group backend.cut
     transfer.live.run transfer.live.exchange
 """

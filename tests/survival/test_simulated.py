@@ -21,7 +21,7 @@ from rankmesh import sim
 from rankmesh.backend.world_group import WorldGroup
 from rankmesh.sim.simulation import current_context
 from rankmesh.sim.store import SimulatedStore
-from rankmesh.survival import Job, held, session
+from rankmesh.survival import Job, member_state, session
 from rankmesh.survival.machine import Enter, Machine
 from rankmesh.survival.rounds import Probe, Rounds
 from rankmesh.survival.simulated import SimulatedMembers, SimulatedPeers
@@ -125,7 +125,7 @@ PLACES = {
     "before it adopts": (Machine, "concluded"),
     "as it enters the world": (WorldGroup, "install"),
     "as it holds": (Job, "hold"),
-    "as state moves": (held, "restore"),
+    "as state moves": (member_state, "restore"),
     "as it leaves the world": (WorldGroup, "leave"),
     "as it has returned": (session, "device_done"),
 }

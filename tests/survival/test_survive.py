@@ -269,7 +269,7 @@ def test_a_hang_ends_the_epoch(monkeypatch, device, evict, limit, ends):
     assert one.evict == limit
     assert prepared.called == bool(limit)
     one.driver.diagnosed(one.driver.epoch, "crosswise: ranks 0, 1 wait for each other", ())
-    assert one.held.report(Left()).unclear == "crosswise: ranks 0, 1 wait for each other"
+    assert one.state.report(Left()).unclear == "crosswise: ranks 0, 1 wait for each other"
     assert one.driver.ended.is_set() == ends
     assert getattr(peers, "announced", None) == ([(1,), {}] if ends else None)
     one.driver.diagnosed(one.driver.epoch, "late: rank 1", (1,))

@@ -83,7 +83,7 @@ class Job:
         sources: dict[str, Mapping[str, Tensor]] = dict.fromkeys(tensors, tensors)
         local: Collection[str] = ()
         if model is not None:
-            of_model, described = self._session.held.described(self, model, optimizer, replicated)
+            of_model, described = self._session.state.described(self, model, optimizer, replicated)
             sources, shardings = dict.fromkeys(of_model, of_model) | sources, described | shardings
             local, self._later_state = of_model.local, later_state(model, optimizer)
         shards = shards_of(shardings, self.rank)
@@ -99,7 +99,7 @@ class Job:
         given = CurrentTensors({name: partial(sources[name].__getitem__, name) for name in sorted(shards)}, local)
         if problem := problem_of(given, shardings, shards, "tensor"):
             raise PlanError(f"rank {self.rank}: hold() was given a wrong shard: {problem}")
-        self._session.held.hold(self, given, dict(sorted(shardings.items())))
+        self._session.state.hold(self, given, dict(sorted(shardings.items())))
 
     def commit(self, step: int) -> None:
         """Copy the held tensors: this rank has completed every step before ``step``.
@@ -115,7 +115,7 @@ class Job:
                 "was frozen at hold(); freeze it after hold()",
                 name=names[0],
             )
-        self._session.held.commit(self, integer(step, "step", least=0))
+        self._session.state.commit(self, integer(step, "step", least=0))
 
     def relayout(self, layout: PlanLike, *, budget: int | None = None) -> None:
         """Change the layout: ``train`` is called again, and ``hold`` sets its tensors to their committed values.

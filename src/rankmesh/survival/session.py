@@ -6,7 +6,7 @@ start ── epoch 0 ── train ── a member is lost, or fails ── abort
             └─ a spare waits                                 └─ all have returned: the end
 ```
 
-``driver`` has what other threads do meanwhile, ``held`` what survives from one epoch to the next.
+``driver`` has what other threads do meanwhile, ``member_state`` what survives from one epoch to the next.
 """
 
 from __future__ import annotations
@@ -27,9 +27,9 @@ from rankmesh.guard.everyone import gathered
 from rankmesh.survival.agreement import Suspicion
 from rankmesh.survival.driver import Driver, Interrupted
 from rankmesh.survival.heartbeat import Message
-from rankmesh.survival.held import Held
 from rankmesh.survival.job import Job
 from rankmesh.survival.machine import Left, Stop
+from rankmesh.survival.member_state import MemberState
 from rankmesh.survival.members import Members, PlanLike, Sizes, plan_of
 from rankmesh.survival.peers import Peers
 from rankmesh.survival.redundancy import checked
@@ -88,7 +88,7 @@ class Session:
         every = None if guard is None else integer(guard, "guard", least=1)
         redundancy = integer(redundancy, "redundancy", least=0)
         self.driver = Driver(timeout, reach)
-        self.held = Held(self.driver, redundancy, restore, every)
+        self.state = MemberState(self.driver, redundancy, restore, every)
         self.evict = (_STUCK if self.driver.unlimited else False) if evict is None else evict
         self._left = Left()
         if self.evict:
@@ -111,7 +111,7 @@ class Session:
                 try:
                     result = train(job)
                     device_done(job.device, partial(self.driver.check, job))
-                    self.held.look(job, self.held.last_step, last=True)
+                    self.state.look(job, self.state.last_step, last=True)
                     self._left.done = True
                     self._finished(job)
                     self.driver.ended.wait()
@@ -145,12 +145,12 @@ class Session:
     def relayout(self, job: Job, layout: PlanLike, budget: int | None) -> None:
         """Go on in another layout, which every rank asks for; where it is refused, every rank raises ``PlanError``."""
         driver, machine = self.driver, self.driver.machine
-        self.held.of_this_epoch(job, "relayout")
+        self.state.of_this_epoch(job, "relayout")
         refused, members = None, driver.members
         try:
             sizes = Sizes.of(layout, plan_of(layout, members.plan.mesh.size), members.sizes.shrink)
             integer(BUDGET if budget is None else budget, "budget", least=_LEAST * len(members.all))
-            checked(self.held.redundancy, machine.relaid(sizes).plan.mesh.size)
+            checked(self.state.redundancy, machine.relaid(sizes).plan.mesh.size)
             text = f"{sizes.first.mesh}, budget={budget} ({sizes.first.digest[:12]})"
         except (LayoutError, PlanError) as error:
             refused, text = error, error.message
@@ -164,7 +164,7 @@ class Session:
                 )
         if refused is not None:
             raise refused
-        self.held.settle(job)
+        self.state.settle(job)
         if driver.note(machine.relayout, sizes, budget):
             if driver.entered.is_last("relayout"):  # nobody waits for the store when its connections are cut
                 driver.announce()
@@ -205,9 +205,9 @@ class Session:
         if self.evict:
             world.watch(None if self.evict is True else self.evict, partial(driver.diagnosed, epoch))
         if driver.machine.unequal:
-            self.held.compare(world)
+            self.state.compare(world)
         if world.groups is None:
-            self.held.follow()
+            self.state.follow()
             return None
         step, device = driver.machine.step, driver.peers.device
         return Job(members.plan, world.groups, epoch.number, step, device, driver.seconds, self)
@@ -248,12 +248,12 @@ class Session:
         left.suspicion = self._leave_world()
         started = peers.now()
         noticed = started if driver.noticed is None else driver.noticed
-        outcome = driver.rounds.agree(peers, driver.machine.epoch_end, self.held.report(left))
+        outcome = driver.rounds.agree(peers, driver.machine.epoch_end, self.state.report(left))
         driver.seconds = {"free": started - noticed, "agree": peers.now() - started}
         action = driver.adopt(outcome, left)
         if isinstance(action, Stop):
             raise _Over(action.error)
-        self.held.forget_later()
+        self.state.forget_later()
 
     def _announce_error(self) -> bool:
         """Return whether this member began the change: the loss of another one shows as an error of a collective, too.
@@ -267,7 +267,7 @@ class Session:
     def _leave_world(self) -> Suspicion | None:
         """Leave the world; return what the guard's suspicion is then."""
         world = self.driver.leave()
-        suspicion = self.held.leave()
+        suspicion = self.state.leave()
         if world is not None:
             world.close()
             drop_failed_backward()

@@ -36,12 +36,12 @@ from rankmesh.transfer.planning.transfer import BUDGET
 if TYPE_CHECKING:
     from rankmesh.survival.job import Job
 
-__all__ = ["Held"]
+__all__ = ["MemberState"]
 
 _log = logging.getLogger("rankmesh.survival")
 
 
-class Held:
+class MemberState:
     """What one member holds; the program's thread alone changes it.
 
     ``redundancy``, ``load`` and ``guard_every`` are ``redundancy``, ``restore`` and ``guard`` of ``rm.survive``.
