@@ -12,7 +12,6 @@ from tests.doctor.test_logs import BEHIND
 from tests.doctor.test_ras import as_json, as_text
 from tests.sweeping import ALL
 
-import rankmesh as rm
 from rankmesh.debug.doctor import doctor
 from rankmesh.errors import RecordingError
 
@@ -418,18 +417,6 @@ def test_what_is_not_used(tmp_path):
     dumps(tmp_path, WAITS, LOADS)
     (tmp_path / "notes.md").write_text("nothing\n", encoding="utf-8")
     assert any("notes.md" in note for note in doctor(tmp_path).notes)
-
-
-@settings(max_examples=60, deadline=None)
-@given(st.lists(st.sampled_from([WAITS, LOADS, BACKWARD, "", STACK]), min_size=1, max_size=6))
-def test_laws(tmp_path_factory, texts):
-    """Who waits is never named, nor is anybody for certain; who is named loads while all others wait."""
-    with suppress(RecordingError):
-        plan = rm.recipes.axes(rm.Mesh(dp=len(texts)))
-        for _, [rank], confidence in found(dumps(tmp_path_factory.mktemp("law"), *texts), plan):
-            assert confidence != "certain"
-            assert texts[rank] not in (WAITS, BACKWARD)
-            assert all(text in (WAITS, BACKWARD) for other, text in enumerate(texts) if other != rank)
 
 
 REPORT = [(list(range(8)), {"AllReduce": {rank: 10 - (rank == 5) for rank in range(8)}}, [6])]

@@ -1,9 +1,8 @@
 """Recordings of a hang: which ranks diverged, in which group, at which call. No torch, and no code of a file is run.
 
 ```
-files ── reader, columns ──> Recording ── folder ──> one a rank ── history ──> tracks of each group
-reports of ncclras ── ras ──> Report ── evidence ─────┐
-texts ── watchdog, stacks, failures, nccl ────────────┴──> findings, each with its confidence
+files ── reader, columns ──> Recording ── folder ──> one a rank ─┐
+texts ── watchdog, ras, stacks, failures, nccl ──> Line ── lines ┴─> history ──> tracks of each group
 tracks ── waits ──> who waits for whom ── order, roots ──> causes ── diagnosis ──> report
 ```
 """

@@ -29,7 +29,7 @@ from rankmesh.debug.doctor.recording import TRUST, Recording
 from rankmesh.debug.doctor.roots import roots
 from rankmesh.debug.doctor.stacks import Place, lines_of_stacks
 from rankmesh.debug.doctor.waits import Waits, waits_of
-from rankmesh.debug.doctor.watchdog import Log, lines_of_logs, size_of_job
+from rankmesh.debug.doctor.watchdog import Log, lines_of_logs
 from rankmesh.debug.slow import SlowReport
 from rankmesh.errors import first_of, in_words
 
@@ -106,7 +106,8 @@ class Diagnosis:
         yield from [f"rank {rank} is at {site}" for rank, site in sites.items() if site][:_PLACES]
         if self.waiting:
             yield "nothing here shows for which rank"
-            if self.history.is_partial or not any(call.missing for call in self.waits.calls):
+            all_wait = set(self.waiting) >= self.history.recordings.keys()
+            if self.history.is_partial or (all_wait and not any(call.missing for call in self.waits.calls)):
                 yield "nothing is known of the other ranks: add their files"
 
     def _failed_by(self, ranks: Sequence[int]) -> str:
@@ -168,45 +169,49 @@ def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -
     Raises ``RecordingError`` if none of them holds a recording or other evidence.
     """
     found = read_paths([Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
-    reports, logs = found.of(Report), found.of(Log)
+    reports = found.of(Report)
     slow = max(found.of(SlowReport), key=lambda report: report.time, default=None)
     reported = max((report.total for report in reports), default=0)
     stated = plan.world_size if plan is not None else reported
-    places = len(slow.places) if slow else 0
-    size = max(stated, found.size, size_of_job(logs), places, *(rank + 1 for rank in found.recordings))
-    of_ranks = (
+    logged = list(lines_of_logs(found.of(Log), plan, stated))
+    ranks = [*found.recordings, *(line.rank for line in logged if not line.is_position)]
+    size = max(stated, found.size, len(slow.places) if slow else 0, *(rank + 1 for rank in ranks))
+    evidence: list[Line | str] = [
         *lines_of_failures(found.of(Failure), size),
-        *lines_of_logs(logs, plan, stated),
+        *logged,
         *lines_of_stacks(found.of(Place), size),
-    )
-    apart = (*lines_of_reports(reports, plan), *lines_of_nccl(found.of(NcclLog)))
-    remarks = [line for line in (*of_ranks, *apart) if isinstance(line, str)]
-    lines = [line for line in of_ranks if isinstance(line, Line)]
-    # Their groups have other names and numbers than those of recordings.
-    lines += [
-        replace(line, job=line.job or line.source * bool(found.recordings)) for line in apart if isinstance(line, Line)
     ]
-    jobs = {"": [], **grouped((line.job, line) for line in lines)}
+    for line in (*lines_of_reports(reports, plan), *lines_of_nccl(found.of(NcclLog))):
+        if isinstance(line, Line) and not line.job and found.recordings:
+            line = replace(line, job=line.source)  # its groups have other names and numbers than those of recordings
+        evidence.append(line)
+    remarks = [line for line in evidence if isinstance(line, str)]
+    jobs = {"": [], **grouped((line.job, line) for line in evidence if isinstance(line, Line))}
     diagnosis = diagnose(with_lines(found.recordings, recordings_of(jobs.pop(""), size)), plan)
     for job, of_job in jobs.items():
         one = diagnose(recordings_of(of_job), None if of_job[0].is_position else plan)
         verdict = re.sub(r"\brank(s?)\b", r"position\1", one.verdict) if of_job[0].is_position else one.verdict
         remarks.append(f"{job}: {verdict}")
-    notes = (*found.notes, *contradictions(reports, found.recordings))
-    watched = f"no rank waits any more; while the job ran the watch found: {found.watched}" if found.watched else ""
     counted = equal_counts(reports)
+    notes = (*found.notes, *contradictions(reports, found.recordings))
     if counted and (remarks or diagnosis.causes or diagnosis.waiting):
         notes = (*notes, f"{reports[0].path}: {counted}")
-    size = diagnosis.world_size if found.recordings else max(diagnosis.world_size, size)
-    seen = watched or counted
-    return replace(diagnosis, remarks=tuple(remarks), notes=notes, world_size=size, seen=seen, slow=slow)
+    return replace(
+        diagnosis,
+        remarks=tuple(remarks),
+        notes=notes,
+        world_size=diagnosis.world_size if found.recordings else max(diagnosis.world_size, size),
+        seen=f"no rank waits any more; while the job ran the watch found: {found.watched}"
+        if found.watched
+        else counted,
+        slow=slow,
+    )
 
 
 def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
     """Diagnose a hang by the recordings of the ranks."""
     history = history_of(recordings, plan)
     waits = waits_of(history)
-    waiting = tuple(waits.waiting)
     diverged = list(divergences(history))
     numbers = {cause.group: cause.call for cause in diverged}
     odd = {rank for cause in diverged for rank in cause.ranks}
@@ -216,8 +221,8 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
         if not (cause.cause in _EXPLAINED and (odd & set(cause.ranks) or _follows(cause, numbers)))
     ]
     causes = _trusted(history, _ordered(history, waits, [*diverged, *others]))
-    causes = [_with_departure(history, cause) if place < _DEPARTED else cause for place, cause in enumerate(causes)]
-    return Diagnosis(tuple(causes), waiting, history.world_size, notes, history, waits)
+    causes[:_DEPARTED] = [_with_departure(history, cause) for cause in causes[:_DEPARTED]]
+    return Diagnosis(tuple(causes), tuple(waits.waiting), history.world_size, notes, history, waits)
 
 
 def _trusted(history: History, causes: Sequence[Cause]) -> list[Cause]:

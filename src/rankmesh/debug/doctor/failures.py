@@ -16,7 +16,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from pathlib import Path
+from math import inf
 
 from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.lines import Line
@@ -36,7 +36,8 @@ _SECONDARY = re.compile(
 _STATES_RANK = re.compile(r"\[rank\d{1,7}\]:|Fatal Python error: ")
 # Signals by which launchers, the watchdog and users end ranks.
 _ENDED = {2, 6, 15}
-_FIELD = re.compile(r"\s*(time|host|rank|exitcode|error_file|traceback)\s*: ?(.*)")
+_FIELD = re.compile(r"^\s*(time|rank|exitcode)\s*: ?(.*)", re.M)
+_TRACEBACK = re.compile(r"^\s*traceback\s*:", re.M)
 _FRAME = re.compile(r"\s*File \"([^\"]{1,400})\", line (\d{1,7}),? in (.{1,200})")
 _ERROR = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: .*|)$")
 
@@ -96,37 +97,37 @@ def _of_file(text: Text) -> Failure | None:
 
 def _reported(text: Text) -> Iterator[Failure]:
     """Yield the first failure of each report of torchrun."""
-    fields: dict[str, str] = {}
-    stack: list[str] | None = None
-    inside = False
-    for _, line in text.lines(text.content.index(_FIRST)):
-        if _FIRST in line:
-            inside, fields, stack = True, {}, None
-        elif inside and (match := _FIELD.fullmatch(line)) and (stack is None or match[1] != "traceback"):
-            fields[match[1]] = match[2]
-            stack = [match[2]] if match[1] == "traceback" else stack
-        elif inside and stack is not None and line[:1].isspace():
-            stack.append(line)
-        if inside and fields and (line.startswith("====") or (stack and not line.strip())):
-            yield from _of_fields(fields, stack or [], text.path)
-            inside, fields = False, {}
-    if fields:
-        yield from _of_fields(fields, stack or [], text.path)
-
-
-def _of_fields(fields: Mapping[str, str], stack: Sequence[str], path: Path) -> Iterator[Failure]:
-    rank, code = (re.match(r"(-?\d{1,7})", fields.get(name, "").strip()) for name in ("rank", "exitcode"))
-    if rank is None:
-        return
-    try:
-        time = datetime.fromisoformat(fields.get("time", "").strip().replace("_", "T")).timestamp()
-    except (ValueError, OverflowError):
-        time = 0.0
-    error, site = _traceback(stack)
-    error = error or (stack[0].strip() if stack and not stack[0].lstrip().startswith("To enable") else "")
-    number, local = int(code[1]) if code else None, re.search(r"\(local_rank: (\d{1,7})\)", fields["rank"])
-    origin, first = Origin(path.name, rank=int(rank[1])), int(rank[1]) - int(local[1]) if local else None
-    yield Failure(origin, error[:_LENGTH], site, time, number, is_first=True, first_rank=first)
+    plain = "\n".join(line for _, line in text.lines(text.content.index(_FIRST)))
+    for block in plain.split(_FIRST)[1:]:
+        head, *traceback = _TRACEBACK.split(block.partition("\n====")[0], maxsplit=1)
+        fields = dict(_FIELD.findall(head))
+        rank, local, code = (
+            re.search(pattern, fields.get(name, ""))
+            for name, pattern in (
+                ("rank", r"^\d{1,7}"),
+                ("rank", r"\(local_rank: (\d{1,7})\)"),
+                ("exitcode", r"^-?\d{1,7}"),
+            )
+        )
+        if rank is None:
+            continue
+        try:
+            time = datetime.fromisoformat(fields.get("time", "").strip().replace("_", "T")).timestamp()
+        except (ValueError, OverflowError):
+            time = 0.0
+        lines = re.split(r"\n\s*\n", "".join(traceback), maxsplit=1)[0].splitlines()
+        stack = [line for line in lines if line[:1].isspace()]
+        error, site = _traceback(stack)
+        error = error or next((line.strip() for line in stack if not line.lstrip().startswith("To enable")), "")
+        yield Failure(
+            Origin(text.path.name, rank=int(rank[0])),
+            error[:_LENGTH],
+            site,
+            time,
+            int(code[0]) if code else None,
+            is_first=True,
+            first_rank=int(rank[0]) - int(local[1]) if local else None,
+        )
 
 
 def _raised(text: Text) -> Iterator[Failure]:
@@ -157,11 +158,10 @@ def _traceback(lines: Sequence[str]) -> tuple[str, str]:
 
 def lines_of_failures(failures: Sequence[Failure], world_size: int = 0) -> Iterator[Line | str]:
     """Yield the first rank that failed by an error of its own; in words where all may have followed another."""
-    origins = list(dict.fromkeys(failure.origin for failure in failures))
     begins = {failure.first_rank for failure in failures if failure.first_rank is not None} or {0}
     rank_of = {
         origin: rank if rank is None or origin.rank is not None else rank + min(begins) if len(begins) == 1 else None
-        for origin, rank in zip(origins, ranked(origins, world_size), strict=True)
+        for origin, rank in ranked((failure.origin for failure in failures), world_size).items()
     }
     by_rank = grouped((rank_of[failure.origin], failure) for failure in failures)
     primary = {rank: found for rank, found in by_rank.items() if rank is not None and all(f.is_primary for f in found)}
@@ -170,21 +170,15 @@ def lines_of_failures(failures: Sequence[Failure], world_size: int = 0) -> Itera
         rank = rank_of[one.origin]
         who = "a process" if rank is None else f"rank {rank}"
         yield f"{who} failed: {_words([one])}" + ("" if one.is_primary else "; it may have waited for another rank")
-    if not primary:
-        return
-    # Who raised something comes before who only ended, then the first.
-    order = sorted(primary, key=lambda rank: (not any(one.error for one in primary[rank]), _time(primary[rank]), rank))
-    same = [rank for rank in order if _time(primary[rank]) == _time(primary[order[0]])]
-    named = order[:1] if any(one.is_first for one in primary[order[0]]) else same
+    # Who raised something comes before who only ended, then the first; one without a time comes after all others.
+    when = {rank: min((one.time for one in found if one.time), default=inf) for rank, found in primary.items()}
+    order = sorted(primary, key=lambda rank: (not any(one.error for one in primary[rank]), when[rank], rank))
+    is_first = any(one.is_first for rank in order[:1] for one in primary[rank])
+    named = [rank for rank in order if rank == order[0] or (when[rank] == when[order[0]] and not is_first)]
     later = [rank for rank in order if rank not in named]
     for rank in named:
         words = _words(primary[rank]) + (f"; {in_words(later)} failed later" if later else "")
         yield Line(source=", ".join(dict.fromkeys(f.origin.path for f in primary[rank])), rank=rank, failure=words)
-
-
-def _time(found: Sequence[Failure]) -> float:
-    """Return when a rank failed; without a time, as if after all others."""
-    return min((one.time for one in found if one.time), default=float("inf"))
 
 
 def _words(found: Sequence[Failure]) -> str:

@@ -99,25 +99,17 @@ class _File:
         return int(match[2]) if match else None
 
     @cached_property
-    def is_report(self) -> bool:
-        """Whether it is a report of ncclras."""
-        return is_report(self.head)
-
-    @cached_property
-    def is_text(self) -> bool:
-        """Whether it begins like a text: like neither a pickle, gzip, nor a JSON document but an error file."""
+    def kind(self) -> str:
+        """``report``, ``text`` for what begins like neither a pickle, gzip nor JSON, or an error file; else ""."""
+        if is_report(self.head):
+            return "report"
         is_plain = self.head.lstrip()[:1] not in _NO_TEXT or _IS_ERROR.search(self.head) is not None
-        return bool(self.head) and b"\0" not in self.head and is_plain
+        return "text" if self.head and b"\0" not in self.head and is_plain else ""
 
     @property
     def is_named(self) -> bool:
         """Whether it is given or named as recordings are."""
         return self.is_given or self.rank is not None
-
-    @cached_property
-    def may_be_recording(self) -> bool:
-        """Whether it is given or named as recordings are, and neither a text nor a report."""
-        return self.is_named and not self.is_text and not self.is_report
 
 
 def read_paths(paths: Sequence[Path]) -> Found:
@@ -131,7 +123,9 @@ def read_paths(paths: Sequence[Path]) -> Found:
             except RecordingError as error:
                 notes.append(str(error))
     ours = {file: evidence.get(file, ()) for file in files if file.path.name in _OURS}
-    unused = [file for file in files if not (evidence.get(file) or file in earlier or file.is_report or file in ours)]
+    unused = [
+        file for file in files if not (evidence.get(file) or file in earlier or file.kind == "report" or file in ours)
+    ]
     recordings, refused = read_files([(file.path, file.rank) for file in unused if file.is_named])
     notes += refused
     if earlier:
@@ -168,10 +162,10 @@ def _evidence(file: _File) -> tuple[Evidence, ...]:
     """Read a report or a text; raise ``RecordingError`` for a report that cannot be read."""
     if file.path.name == FILE:
         return (slow,) if (slow := SlowReport.read(file.path.parent)) else ()
-    if file.may_be_recording:
+    if file.is_named and not file.kind:
         return ()
     text = text_of(file.path)
-    if file.is_report:  # people paste lines of the watchdog behind it
+    if file.kind == "report":  # people paste lines of the watchdog behind it
         return (read_report(file.path), *log_of(text))
     return (*log_of(text), *stacks_of(text), *failures_of(text), *nccl_log_of(text))
 
@@ -179,7 +173,7 @@ def _evidence(file: _File) -> tuple[Evidence, ...]:
 def _of_earlier_attempts(files: Sequence[_File]) -> set[_File]:
     """Return the reports and texts of attempts before torchrun's last one."""
     matches = {file: re.search(r"/attempt_(\d{1,6})/", file.path.as_posix()) for file in files}
-    attempts = {file: int(match[1]) for file, match in matches.items() if match and not file.may_be_recording}
+    attempts = {file: int(match[1]) for file, match in matches.items() if match and (file.kind or not file.is_named)}
     last = max(attempts.values(), default=0)
     return {file for file, attempt in attempts.items() if attempt < last}
 
@@ -187,7 +181,7 @@ def _of_earlier_attempts(files: Sequence[_File]) -> set[_File]:
 def is_evidence(path: Path) -> bool:
     """Return whether a path is a folder, a report or a recording, by its name or its first bytes: a plan is none."""
     file = _File(path)
-    if path.is_dir() or file.is_report:
+    if path.is_dir() or file.kind == "report":
         return True
     if path.suffix.lower() != ".json":
         return path.is_file() and file.rank is not None
@@ -204,25 +198,20 @@ def _files(path: Path) -> list[_File]:
             path=str(path),
         )
     inside = [path, *sorted((f for f in path.iterdir() if f.is_dir()), key=lambda f: -f.stat().st_mtime)]
-    named = next((files for files in map(_recordings_in, inside) if files), [])
+    recordings = ([f for f in _below(folder, 0) if f.rank is not None and not f.kind] for folder in inside)
+    named = next(filter(None, recordings), [])
     taken = {file.path for file in named}
-    others = (_File(each) for each in _below(path) if each not in taken)
-    return [*named, *(f for f in others if f.path.parent == path or f.path.name == FILE or f.is_text or f.is_report)]
+    others = (file for file in _below(path, _DEPTH) if file.path not in taken)
+    return [*named, *(f for f in others if f.path.parent == path or f.path.name == FILE or f.kind)]
 
 
-def _recordings_in(folder: Path) -> list[_File]:
-    """Return the files of a folder that may be recordings."""
-    files = [_File(path) for path in sorted(folder.iterdir()) if path.is_file()]
-    return [file for file in files if file.may_be_recording]
-
-
-def _below(folder: Path) -> list[Path]:
-    """Return the files of a folder and of those inside it, no more than a limit."""
-    found = list[Path]()
+def _below(folder: Path, most: int) -> list[_File]:
+    """Return the files of a folder and of those inside it, ``most`` deep, no more than a limit."""
+    found = list[_File]()
     for where, folders, names in os.walk(folder):
         depth = len(Path(where).relative_to(folder).parts)
-        folders[:] = sorted(folders) if depth < _DEPTH else []
-        found += [path for name in sorted(names) if (path := Path(where, name)).is_file()]
+        folders[:] = sorted(folders) if depth < most else []
+        found += [_File(path) for name in sorted(names) if (path := Path(where, name)).is_file()]
         if len(found) > _FILES:
             break
     return found[:_FILES]
@@ -266,18 +255,14 @@ def _last_call(recording: Recording) -> int:
 def _is_older(one: Recording, newest: Recording) -> bool:
     """Return whether a rank left a call long before the newest one entered it, which no collective allows."""
     theirs = _call_times(newest)
-    for name, numbers in _call_times(one).items():
-        for number, time in numbers.items():
-            entered = theirs.get(name, {}).get(number - 1)
-            if entered is not None and time + _SKEW < entered:
-                return True
-    return False
+    times = _call_times(one).items()
+    return any(time + _SKEW < theirs.get((group, number - 1), 0) for (group, number), time in times)
 
 
-def _call_times(recording: Recording) -> dict[str, dict[int, int]]:
-    """Return when the last calls of each group were made."""
-    times: dict[str, dict[int, int]] = {}
-    for row in range(max(0, len(recording) - _ROWS), len(recording)):
-        name = recording.groups[recording.group[row]].name
-        times.setdefault(name, {})[int(recording.number[row])] = int(recording.created[row])
-    return times
+def _call_times(recording: Recording) -> dict[tuple[str, int], int]:
+    """Return when the last calls were made, by the group's name and the number."""
+    last = slice(max(0, len(recording) - _ROWS), None)
+    names = (recording.groups[group].name for group in recording.group[last].tolist())
+    return dict(
+        zip(zip(names, recording.number[last].tolist(), strict=True), recording.created[last].tolist(), strict=True)
+    )

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.calls import Signature
@@ -23,8 +24,9 @@ from rankmesh.debug.doctor.groups import DEFAULT
 from rankmesh.debug.doctor.recording import TRUST, InCall, Recording, recording_of
 from rankmesh.errors import first_of
 
-__all__ = ["WORLD", "Line", "recordings_of", "with_lines"]
+__all__ = ["WORLD", "Line", "ranks_of_processes", "recordings_of", "with_lines"]
 
+_Process = TypeVar("_Process", bound=Hashable)
 # The group of all ranks, as torch names it.
 WORLD = GroupName("0", DEFAULT)
 
@@ -35,8 +37,9 @@ class Line:
 
     ``number`` is the call in which the rank waits, 0 for a call whose number is not known, None where it waits in none;
     ``enqueued`` is the last call that it made. ``state`` is why it does not respond, ``failure`` the error that ended
-    it. ``trust`` is "likely", "possible", or "" where lines may be missing. ``job`` is "" for a rank of the job; else
-    ``rank`` is one of other ranks, or, if ``is_position``, a position in a group.
+    it; ``is_running``: its stack is in no call. ``trust`` is "likely", "possible", or "" where lines may be missing.
+    ``job`` is "" for a rank of the job; else ``rank`` is one of other ranks, or, if ``is_position``, a position in a
+    group.
     """
 
     source: str
@@ -51,8 +54,16 @@ class Line:
     site: str = ""
     state: str = ""
     alive: bool = False
+    is_running: bool = False
     failure: str = ""
     trust: str = "likely"
+
+
+def ranks_of_processes(positions: Iterable[tuple[_Process, int]]) -> dict[_Process, int] | None:
+    """Return the ranks of processes by their positions in communicators of the whole job; None where two contradict."""
+    named = set(positions)
+    ranks = dict(named)
+    return ranks if len(ranks) == len(named) else None
 
 
 def recordings_of(lines: Iterable[Line], world_size: int | None = None) -> dict[int, Recording]:
@@ -78,7 +89,11 @@ def _recording(rank: int, lines: Sequence[Line], world_size: int | None) -> Reco
         state=next((line.state for line in lines if line.state), ""),
         alive=any(line.alive for line in lines),
         failure=next((line.failure for line in lines if line.failure), ""),
-        in_call=InCall(inside.operation if inside else "", site=site, running=not calls and inside is None),
+        in_call=InCall(
+            inside.operation if inside else "",
+            site=site,
+            running=not (calls or inside) and any(line.is_running for line in lines),
+        ),
     )
 
 

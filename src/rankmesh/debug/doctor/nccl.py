@@ -19,11 +19,11 @@ from dataclasses import dataclass, replace
 from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.groups import DEFAULT
-from rankmesh.debug.doctor.lines import Line
+from rankmesh.debug.doctor.lines import Line, ranks_of_processes
 from rankmesh.debug.doctor.texts import Text
 from rankmesh.errors import first_of
 
-__all__ = ["Init", "NcclLog", "lines_of_nccl", "nccl_log_of"]
+__all__ = ["NcclLog", "lines_of_nccl", "nccl_log_of"]
 
 _RANKS, _SHOWN = 2**20, 3
 _Process = tuple[str, int]
@@ -46,22 +46,15 @@ _STATUS = {"5": "flushed after an earlier error", "12": "the peer did not answer
 
 
 @dataclass(frozen=True)
-class Init:
-    """A process begins to make a communicator, or has completed it; ``comm`` is "" before NCCL 2.18."""
-
-    process: _Process
-    comm: str
-    rank: int
-    size: int
-    is_complete: bool
-
-
-@dataclass(frozen=True)
 class NcclLog:
-    """The lines of NCCL in a log: communicators that are made, versions by process, errors of the network."""
+    """The lines of NCCL in a log: communicators that are made, versions by process, errors of the network.
+
+    ``inits`` are by communicator and size, rank in it and process; True where it is complete. A communicator is ""
+    before NCCL 2.18, where several of a rank have one key.
+    """
 
     path: str
-    inits: tuple[Init, ...]
+    inits: Mapping[tuple[str, int, int, _Process], bool]
     versions: Mapping[_Process, str]
     errors: tuple[tuple[_Process, str], ...]
 
@@ -69,14 +62,14 @@ class NcclLog:
 def nccl_log_of(text: Text) -> tuple[NcclLog, ...]:
     """Parse the lines of NCCL in a text; return nothing if it has none."""
     lines = "\n".join(text.lines_with(" NCCL "))
-    inits = dict.fromkeys(
-        Init(_process(m), m["id"] or "", int(m["rank"]), int(m["size"]), m["state"] == "COMPLETE")
-        for m in _INIT.finditer(lines)
-        if int(m["rank"]) < int(m["size"]) <= _RANKS
-    )
+    inits: dict[tuple[str, int, int, _Process], bool] = {}
+    for m in _INIT.finditer(lines):
+        if int(m["rank"]) < int(m["size"]) <= _RANKS:
+            key = m["id"] or "", int(m["size"]), int(m["rank"]), _process(m)
+            inits[key] = inits.get(key, False) or m["state"] == "COMPLETE"
     versions = {_process(m): m["version"] for m in _VERSION.finditer(lines)}
     errors = tuple((_process(m), m["what"]) for m in _WARN.finditer(lines) if _NETWORK.search(m["what"]))
-    return (NcclLog(text.path.name, tuple(inits), versions, errors),) if inits or versions or errors else ()
+    return (NcclLog(text.path.name, inits, versions, errors),) if inits or versions or errors else ()
 
 
 def _process(line: re.Match[str]) -> _Process:
@@ -85,37 +78,25 @@ def _process(line: re.Match[str]) -> _Process:
 
 def lines_of_nccl(logs: Sequence[NcclLog]) -> Iterator[Line | str]:
     """Yield the ranks that began or completed a communicator; versions and errors in words."""
-    made: dict[tuple[str, int], dict[int, Init]] = {}
-    for init in (init for log in logs for init in log.inits):
-        ranks = made.setdefault((init.comm, init.size), {})
-        # Before NCCL 2.18 several communicators of a rank have one key.
-        if init.rank not in ranks or not ranks[init.rank].is_complete:
-            ranks[init.rank] = init
-    versions = {process: version for log in logs for process, version in log.versions.items()}
-    largest = max((size for _, size in made), default=0)
-    whole = [init for (_, size), ranks in made.items() if size == largest for init in ranks.values()]
-    names = {init.process: init.rank for init in whole}
-    if any(names[init.process] != init.rank for init in whole):
-        names = {}
+    inits = [(key, done) for log in logs for key, done in log.inits.items()]
+    largest = max((size for (_, size, *_), _ in inits), default=0)
+    names = ranks_of_processes((process, rank) for (_, size, rank, process), _ in inits if size == largest) or {}
     source = first_of([log.path for log in logs])
-    yield from _versions(versions, names)
+    yield from _versions({process: version for log in logs for process, version in log.versions.items()}, names)
     if errors := [error for log in logs for error in log.errors]:
         yield f"network: {'; '.join(_errors(errors, names))}"
-    for (comm, size), ranks in made.items():
-        if not comm or all(init.is_complete for init in ranks.values()):
+    for (comm, size), made in grouped((key[:2], (*key[2:], done)) for key, done in inits).items():
+        done = {rank for rank, _, is_complete in made if is_complete}
+        if not comm or len(done) == len({rank for rank, *_ in made}):
             continue
         is_whole = size == largest
-        is_named = is_whole or all(init.process in names for init in ranks.values())
-        job = "" if is_named else f"communicator {comm} of {size} ranks"
+        job = "" if is_whole or all(at in names for _, at, _ in made) else f"communicator {comm} of {size} ranks"
         group = GroupName(comm, DEFAULT if is_whole else "", tuple(range(size)) if is_whole or job else None)
-        trust = "" if any(init.is_complete for init in ranks.values()) else "possible"
-        one = Line(source=source, rank=0, job=job, is_position=not is_named, group=group, trust=trust)
-        for position, init in ranks.items():
-            rank = position if is_whole or job else names[init.process]
-            if init.is_complete:
-                yield replace(one, rank=rank, enqueued=1)
-            else:
-                yield replace(one, rank=rank, number=1, operation="ncclCommInitRank")
+        one = Line(source=source, rank=0, job=job, is_position=bool(job), group=group, trust="" if done else "possible")
+        for place, at in {place: at for place, at, _ in made}.items():
+            of_rank = replace(one, rank=place if is_whole or job else names[at])
+            waits = replace(of_rank, number=1, operation="ncclCommInitRank")
+            yield replace(of_rank, enqueued=1) if place in done else waits
 
 
 def _in_words(process: _Process, names: Mapping[_Process, int]) -> str:

@@ -17,14 +17,15 @@ import json
 import re
 import sys
 from collections.abc import Collection, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
+from rankmesh.core.grouped import grouped
 from rankmesh.debug.doctor.lines import Line
 from rankmesh.debug.doctor.sites import site_of
 from rankmesh.debug.doctor.texts import Origin, Text, origin_of, ranked
 
-__all__ = ["Place", "Thread", "lines_of_stacks", "places_of", "stacks_of", "threads_of"]
+__all__ = ["Place", "Thread", "lines_of_stacks", "stacks_of", "threads_of"]
 
 _THREADS, _FRAMES, _SHOWN = 1 << 14, 512, 4
 _IS_STACK = re.compile(r"most recent call (?:first|last)\)|\((?:idle|active)[^)\n]{0,20}\)|\"thread_name\"")
@@ -55,11 +56,12 @@ _HELPER = re.compile(
     r"|torch/_inductor/compile_worker/__main__\.py|multiprocessing/(?:resource_tracker|forkserver)\.py"
 )
 _COLLECTIVE = (
-    r"(?:_?all_reduce\w*|broadcast|reduce|_?all_gather\w*|gather|scatter|_?reduce_scatter\w*|all_to_all\w*|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv|\w+_object(?:_list)?|new_group|split_group|new_subgroups\w*"
-    r"|init_process_group|destroy_process_group|_new_process_group_helper|_store_based_barrier)"
+    r"(?:_?all_reduce\w*|broadcast|reduce|_?all_gather\w*|gather|scatter|_?reduce_scatter\w*|all_to_all\w*"
+    r"|(?:monitored_)?barrier|i?send|i?recv|batch_isend_irecv|\w+_object(?:_list)?|new_group|split_group"
+    r"|new_subgroups\w*|init_process_group|destroy_process_group|_new_process_group_helper|_store_based_barrier)"
 )
 # Where a rank may wait, by file and function: the operation (its own name if it has none), and whether that is firm.
-_CALLS: tuple[tuple[re.Pattern[str], str, bool], ...] = tuple(
+_CALLS = tuple(
     (re.compile(pattern), operation, firm)
     for pattern, operation, firm in (
         (rf"torch/distributed/distributed_c10d\.py {_COLLECTIVE}$", "", True),
@@ -68,22 +70,16 @@ _CALLS: tuple[tuple[re.Pattern[str], str, bool], ...] = tuple(
         (r"rankmesh/runtime/(?:connect|warm)\.py (?:connect|warm_up)$", "", True),
         (r"torch/autograd/(?:graph\.py _engine_run_backward|__init__\.py (?:backward|grad))$", "backward", False),
         (r"torch/(?:cuda|npu|xpu)/(?:__init__|streams)\.py (?:synchronize|wait\w*)$", "synchronize", False),
-        (
-            r"torch/distributed/(?:_composable/|_?fsdp/|tensor/|pipelining/)|torch/nn/parallel/distributed\.py",
-            "",
-            False,
-        ),
+        (r"torch/distributed/(?:_composable/|_?fsdp/|tensor/|pipelining/)", "", False),
+        (r"torch/nn/parallel/distributed\.py", "", False),
     )
 )
 # Native functions, and words of a source line, in which a rank waits.
 _WAITS = (
     (re.compile(r"c10d::\w*Work\w*::(?:wait|synchronize)|c10d::Work|\b_?\w*\.wait\("), "wait", True),
     (re.compile(r"\bc10d::|\bgloo::|\bp?nccl[A-Z]"), "a collective", True),
-    (
-        re.compile(r"cu(?:da)?(?:Stream|Event|Device|Ctx)Synchronize|\.(?:item|tolist|cpu|synchronize)\("),
-        "synchronize",
-        False,
-    ),
+    (re.compile(r"cu(?:da)?(?:Stream|Event|Device|Ctx)Synchronize"), "synchronize", False),
+    (re.compile(r"\.(?:item|tolist|cpu|synchronize)\("), "synchronize", False),
 )
 
 
@@ -170,12 +166,9 @@ def _of_text(text: Text) -> list[tuple[Origin, str, Collection[Thread]]]:
     count = 0
     for origin, line in text.lines():
         if match := _PROCESS.match(line):
-            rank = _OF_COMMAND.search(match["command"])
-            whose = (
-                origin
-                if origin.rank is not None or not rank
-                else Origin(origin.path, origin.prefix, None, int(rank[1]))
-            )
+            rank, whose = _OF_COMMAND.search(match["command"]), origin
+            if rank and origin.rank is None:
+                whose = Origin(origin.path, origin.prefix, None, int(rank[1]))
             process[origin], current[origin] = {}, None
             found.append((whose, match["pid"], process[origin]))
         elif match := next((head for header in _HEADERS if (head := header.match(line))), None):
@@ -250,28 +243,17 @@ def _call(thread: Thread) -> tuple[str, bool] | None:
 # -- lines of ranks ----------------------------------------------------------------------------------------------------
 
 
-def places_of(places: Sequence[Place], world_size: int = 0) -> tuple[dict[int, Place], list[Place]]:
-    """Return the place of each rank, and the processes of unknown rank; a dump with a call counts before others."""
-    origins = list(dict.fromkeys(place.origin for place in places))
-    rank_of = dict(zip(origins, ranked(origins, world_size), strict=True))
-    known, others = dict[int, Place](), list[Place]()
-    for place in places:
-        rank = rank_of[place.origin]
-        if rank is None:
-            others.append(place)
-        elif rank not in known or (place.call and not known[rank].call):
-            known[rank] = place
-    return dict(sorted(known.items())), others
-
-
 def lines_of_stacks(places: Sequence[Place], world_size: int = 0) -> Iterator[Line | str]:
     """Yield a line for each rank, in a call or in none; words for processes of unknown rank."""
-    known, others = places_of(places, world_size)
-    for rank, place in known.items():
-        trust = "" if others else "likely" if place.is_firm else "possible"
-        number = 0 if place.call else None
-        source, operation = place.origin.path, place.call
-        yield Line(source=source, rank=rank, number=number, operation=operation, site=place.site, trust=trust)
+    rank_of = ranked((place.origin for place in places), world_size)
+    by_rank = grouped((rank_of[place.origin], place) for place in places)
+    others = by_rank.get(None, [])
+    for rank, dumps in by_rank.items():
+        if rank is not None:
+            place = next((one for one in dumps if one.call), dumps[0])
+            trust = "" if others else "likely" if place.is_firm else "possible"
+            one = Line(source=place.origin.path, rank=rank, site=place.site, trust=trust, is_running=not place.call)
+            yield replace(one, number=0, operation=place.call) if place.call else one
     if others:
         in_call = sum(bool(place.call) for place in others)
         yield f"{in_call} of {len(others)} processes whose ranks are not known are in a collective"

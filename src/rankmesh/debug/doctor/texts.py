@@ -2,6 +2,7 @@
 
 ```
 rank3.txt, stack.3.log, log.3, attempt_0/3/stderr.log      rank 3, by the name of the file or its folder
+lora_rank8/train.log                                       no rank: a folder's whole name is a rank's
 [rank3]:    File "train.py", line 8 in load                rank 3, by torch's own prefix
 [default3]: ..., 3: ..., (Worker pid=71) ...               one process each; its number is perhaps the rank
 ```
@@ -13,7 +14,7 @@ they are ranks if they are about as many as the processes (``ranked``).
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,7 +32,8 @@ _PREFIX = re.compile(
 )
 _OF_TIME, _STATED = re.compile(_TIME), re.compile(r"rank[-_.=]?(\d{1,7})(?!\d)", re.IGNORECASE)
 _NUMBER = re.compile(r"\d{1,9}")
-_OF_FOLDER = re.compile(r"(?:(?:worker|task|proc|r)[-_.]?)?(\d{1,9})", re.IGNORECASE)
+# The whole name: one that only ends in a number is of a run, such as ``lora_rank8``.
+_OF_FOLDER = re.compile(r"(?:(?:(?P<rank>rank)|worker|task|proc|r)[-_.=]?)?(?P<number>\d{1,9})", re.IGNORECASE)
 
 
 @dataclass(frozen=True, order=True)
@@ -97,27 +99,27 @@ def text_of(path: Path) -> Text:
 
 def origin_of(path: Path, prefix: str = "") -> Origin:
     """Return the origin of lines with a prefix, with the rank that it, the file's name or its folder states."""
-    folder = path.parent.name
-    for text in (prefix, path.name, folder):
-        if stated := _STATED.findall(text):
-            return Origin(path.name, prefix, int(stated[-1]) if int(stated[-1]) < _RANKS else None)
+    folder = _OF_FOLDER.fullmatch(path.parent.name)
+    of_folder = [folder["number"]] if folder else []
+    stated = _STATED.findall(prefix) or _STATED.findall(path.name) or (of_folder if folder and folder["rank"] else [])
+    if stated:
+        return Origin(path.name, prefix, int(stated[-1]) if int(stated[-1]) < _RANKS else None)
     numbers = [] if "pid=" in prefix or "pod/" in prefix else _NUMBER.findall(prefix)
     numbers, above = numbers or _NUMBER.findall(path.name), path.parent
-    if not numbers and (match := _OF_FOLDER.fullmatch(folder)):
-        numbers, above = [match[1]], above.parent
+    if not numbers and of_folder:
+        numbers, above = of_folder, above.parent
     return Origin(path.name, prefix, None, int(numbers[-1]) if numbers else None, str(above))
 
 
-def ranked(origins: Sequence[Origin], world_size: int = 0) -> list[int | None]:
+def ranked(origins: Iterable[Origin], world_size: int = 0) -> dict[Origin, int | None]:
     """Return the rank of each origin; numbers count as ranks if they are about as many as the origins.
 
     If two files of one name in two folders have one number, the folders are hosts, and the number is not a rank.
     """
-    numbers = [one.number if one.rank is None else one.rank for one in origins]
-    known = {number for number in numbers if number is not None}
-    unclear = [one for one in origins if one.rank is None and one.number is not None]
+    numbers = {one: one.number if one.rank is None else one.rank for one in origins}
+    known = {number for number in numbers.values() if number is not None}
+    unclear = [one for one in numbers if one.rank is None and one.number is not None]
     in_folders = {(one.folder, _NUMBER.sub("", one.path + one.prefix), one.number) for one in unclear}
     is_of_hosts = len({each[1:] for each in in_folders}) < len(in_folders)
-    is_dense = max(known, default=0) < max(2 * len(known), world_size)
-    is_rank = is_dense and not is_of_hosts
-    return [number if one.rank is not None or is_rank else None for one, number in zip(origins, numbers, strict=True)]
+    is_rank = max(known, default=0) < max(2 * len(known), world_size) and not is_of_hosts
+    return {one: number if one.rank is not None or is_rank else None for one, number in numbers.items()}

@@ -35,7 +35,7 @@ from operator import itemgetter
 import numpy as np
 
 from rankmesh.core.grouped import grouped
-from rankmesh.debug.doctor.columns import Bools, Ints
+from rankmesh.debug.doctor.columns import Bools
 from rankmesh.debug.doctor.groups import KnownGroup
 from rankmesh.debug.doctor.history import History, PendingCall, Track
 from rankmesh.debug.doctor.recording import InCall
@@ -303,22 +303,19 @@ def _has_partner(history: History, rank: int, peer: int, group: KnownGroup, one:
     recording, ours = history.recordings.get(peer), history.recordings[rank]
     if recording is None or not recording.from_rank:
         return False
-    theirs = [
-        pending
-        for index, pending in _between(recording.exchanges, 1 - one["sends"], one["peer"], one["me"])
-        if history.group_of[peer, index] is group
-    ]
+    theirs = _posted(history, peer, group, 1 - one["sends"], one["peer"], one["me"])
     if recording.dropped or ours.dropped:
-        return any(theirs)
-    earlier = {name: column[:row] for name, column in ours.exchanges.items()}
-    mine = [index for index, _ in _between(earlier, one["sends"], one["me"], one["peer"]) if index == one["group"]]
-    return len(theirs) > len(mine)
+        return bool(recording.exchanges["pending"][theirs].any())
+    earlier = _posted(history, rank, group, one["sends"], one["me"], one["peer"])[:row]
+    return int(theirs.sum()) > int(earlier.sum())
 
 
-def _between(exchanges: Mapping[str, Ints | Bools], sends: int, me: int, peer: int) -> list[tuple[int, bool]]:
-    """Of what these two exchanged in one direction: the group, and whether it is not over."""
-    same = (exchanges["sends"] == bool(sends)) & (exchanges["me"] == me) & (exchanges["peer"] == peer)
-    return list(zip(exchanges["group"][same].tolist(), exchanges["pending"][same].tolist(), strict=True))
+def _posted(history: History, rank: int, group: KnownGroup, sends: int, me: int, peer: int) -> Bools:
+    """Return which of a rank's exchanges are in a group, from one member to another, in one direction."""
+    made, groups = history.recordings[rank].exchanges, range(len(history.recordings[rank].groups))
+    is_in = np.isin(made["group"], [index for index in groups if history.group_of[rank, index] is group])
+    found: Bools = is_in & (made["sends"] == bool(sends)) & (made["me"] == me) & (made["peer"] == peer)
+    return found
 
 
 def _unrecorded(history: History) -> Iterator[PendingCall]:
@@ -344,17 +341,26 @@ def _unrecorded(history: History) -> Iterator[PendingCall]:
 
 
 def _of_unknown_groups(history: History, waiting: Collection[int]) -> Iterator[PendingCall]:
-    """Yield calls of which lines name neither group nor number: a rank that waits in no call may be missing in each."""
+    """Yield calls of which lines name neither group nor number: each may wait for any rank that is known to be in none.
+
+    Counts of a group with sends, which have numbers of their own, do not show that.
+    """
     inside = grouped(
         (recording.in_call, rank)
         for rank, recording in history.recordings.items()
         if recording.source and recording.in_call and recording.in_call.operation and rank not in waiting
     )
     missing = set(range(history.world_size)) - {*waiting, *(rank for ranks in inside.values() for rank in ranks)}
-    absent = tuple(rank for rank in sorted(missing) if history.knows(rank))
+    absent = tuple(rank for rank in sorted(missing) if history.knows(rank) and not _is_unclear(history, rank))
     for about, ranks in inside.items():
         world = next(group for group in history.tracks if group.kind == "world")
         yield PendingCall(world, 0, about.operation, tuple(ranks), absent, numbered=False, site=about.site)
+
+
+def _is_unclear(history: History, rank: int) -> bool:
+    """Return whether lines of a rank show neither that its program runs nor that it is gone."""
+    recording = history.recordings.get(rank)
+    return recording is not None and bool(recording.source) and recording.from_rank and not recording.is_running
 
 
 def _is_first(history: History, rank: int, group: KnownGroup, operation: str) -> bool:

@@ -29,7 +29,7 @@ from rankmesh.debug.doctor.lines import WORLD, Line
 from rankmesh.debug.doctor.texts import Text, origin_of
 from rankmesh.errors import first_of
 
-__all__ = ["Log", "Status", "lines_of_logs", "log_of", "size_of_job"]
+__all__ = ["Log", "Status", "lines_of_logs", "log_of"]
 
 # What every line has that is looked at, and how many of these lines are kept.
 _MARK, _LINES = "ProcessGroupNCCL", 1 << 16
@@ -55,9 +55,8 @@ _SOURCE = re.compile(
     r"\s?(?:\d+ )?ProcessGroupNCCL\.cpp:\d{1,6}\]\s?"
     r"(?:\[PG (?P<group>[^\]]{1,300}?) Rank (?P<position>\d{1,7})\])?"
 )
-# torch 2.5 and newer; 2.4 and older.
-_GUID = re.compile(r"ID \d{1,9} PG GUID (?P<name>[^( ]{1,200})(?:\((?P<desc>.{1,200})\))?")
-_NAME = re.compile(r"(?P<name>[^( ]{1,200}?)(?: \((?P<desc>.{1,200})\))?")
+# torch 2.5 and newer have the first part.
+_GROUP = re.compile(r"(?P<guid>ID \d{1,9} PG GUID )?(?P<name>[^( ]{1,200})(?: ?\((?P<desc>.{1,200})\))?")
 _CAUGHT = re.compile(
     r"\[Rank (?P<position>\d{1,7})\] Watchdog caught collective operation timeout: WorkNCCL\(SeqNum="
     r"(?P<number>\d{1,18}), OpType=(?P<operation>\w{1,40})"
@@ -128,7 +127,7 @@ def _statuses(line: str, of_file: int | None) -> Iterator[Status]:
         text = line[head.end() : end]
         caught, at, status = _CAUGHT.search(text), _AT.search(text), _STATUS.search(text)
         position = head["position"] or (caught and caught["position"])
-        if position is None or not (caught or at or status):
+        if position is None or not (caught or at or status) or max(int(position), int(head["rank"] or 0)) >= _RANKS:
             continue
         actor = _ACTOR.search(line[: head.start()])
         group, is_named = _named(head["group"] or "")
@@ -151,12 +150,12 @@ def _statuses(line: str, of_file: int | None) -> Iterator[Status]:
 
 def _named(text: str) -> tuple[GroupName | None, bool]:
     """Return the group that a prefix of torch's names, and whether the name is the same on all members."""
-    match = _GUID.fullmatch(text) or _NAME.fullmatch(text)
+    match = _GROUP.fullmatch(text)
     if match is None:
         return None, False
-    name, desc = match["name"], match["desc"]
+    guid, name, desc = match.groups()
     is_world = desc == DEFAULT or (name == WORLD.name and not desc)
-    return WORLD if is_world else GroupName(name, desc or ""), is_world or match.re is _GUID or desc is not None
+    return WORLD if is_world else GroupName(name, desc or ""), bool(is_world or guid or desc)
 
 
 def _seconds(head: re.Match[str]) -> int:
@@ -166,12 +165,6 @@ def _seconds(head: re.Match[str]) -> int:
 
 
 # -- lines of ranks ----------------------------------------------------------------------------------------------------
-
-
-def size_of_job(logs: Iterable[Log]) -> int:
-    """Return how many ranks the job has at least, by the highest rank in a line."""
-    ranks = (line.rank for log in logs for line in log.lines if line.rank is not None)
-    return max((rank + 1 for rank in ranks if rank < _RANKS), default=0)
 
 
 def _last_attempt(logs: Iterable[Log]) -> list[Status]:
