@@ -4,6 +4,7 @@
 python -m bench.hangs scale FORM [FOLDER]     reading a recording of each of 8,192 ranks: pickle, json, gzip
 python -m bench.hangs switch                  what RANKMESH=watch costs a training step, in turn
 python -m bench.hangs step                    what a watch costs while a program sleeps, and the recorder a call
+python -m bench.hangs request [RANKS]         what the rank that diagnoses spends on a request of 16,384 ranks
 ```
 """
 
@@ -24,7 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.recorded_step import measured
-from bench.recordings import write
+from bench.recordings import documents, write
 from bench.report import record
 from bench.switch import measured as measured_switch
 
@@ -62,6 +63,38 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
     return result
 
 
+def request(ranks: str = "16384") -> dict[str, Any]:
+    """Read the recordings of all ranks from a store, as a watch does, and diagnose them."""
+    from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
+
+    from rankmesh.debug.doctor import diagnose
+    from rankmesh.debug.watch.recordings import Recordings
+    from rankmesh.debug.watch.requests import Pace
+    from rankmesh.rendezvous import BoundedChannel, StoreChannel
+
+    size, pace = int(ranks), Pace(300, int(ranks))
+    recordings = Recordings("bench", None, BoundedChannel(StoreChannel(HashStore(), "bench")))
+    for rank, document in documents(size, pace.calls):
+        recordings.put(rank, 0, document, share=pace.calls)
+    before = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    started = time.perf_counter()
+    found = diagnose(recordings.read_all(range(size), 0))
+    seconds = time.perf_counter() - started
+    after = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    processor = [b.ru_utime + b.ru_stime - a.ru_utime - a.ru_stime for a, b in zip(before, after, strict=True)]
+    if found.at_fault != (size - 1,):
+        raise RuntimeError(f"another rank is named: {found.verdict}")
+    result = {
+        "ranks": size,
+        "calls": pace.calls,
+        "seconds": seconds,
+        "processor": processor,
+        "load": os.getloadavg()[0],
+    }
+    sys.stderr.write(f"{result}\n")
+    return result
+
+
 def _peak(process: subprocess.Popen[bytes]) -> int:
     """Return the most memory of the process and its readers, in bytes: resident pages, shared ones counted twice."""
     most = 0
@@ -90,7 +123,12 @@ def _resident(pid: int) -> int:
 def main() -> None:
     """Measure one of them, keep it, and write the page."""
     what, *rest = sys.argv[1:]
-    measures: dict[str, Callable[..., Any]] = {"scale": scale, "switch": measured_switch, "step": measured}
+    measures: dict[str, Callable[..., Any]] = {
+        "scale": scale,
+        "switch": measured_switch,
+        "step": measured,
+        "request": request,
+    }
     if what not in measures:
         sys.exit(__doc__)
     found = measures[what](*rest)

@@ -16,11 +16,11 @@ import io
 import json
 import pickle
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-__all__ = ["FORMS", "WIDTH", "write"]
+__all__ = ["FORMS", "WIDTH", "documents", "write"]
 
 # Ranks along tp.
 WIDTH = 8
@@ -37,6 +37,20 @@ def write(folder: Path, ranks: int, calls: int, form: str) -> None:
         for rank in range(ranks):
             if (rank % WIDTH == WIDTH - 1, rank % WIDTH == WIDTH - 1 and rank != ranks - 1) == (group, waiting):
                 (folder / f"nccl_trace_rank_{rank}").write_bytes(template(_values(rank, ranks)))
+
+
+def documents(ranks: int, calls: int) -> Iterator[tuple[int, dict[str, Any]]]:
+    """Yield each rank of the same job with the document of its watch, in which stacks are numbered."""
+    for rank in range(ranks):
+        group = rank % WIDTH == WIDTH - 1
+        made = _document(calls - (rank == ranks - 1), hangs=group and rank != ranks - 1)
+        stacks = [entry["frames"] for entry in made["entries"][:2]]
+        entries = [{**entry, "frames": place % 2} for place, entry in enumerate(made["entries"])]
+        text = json.dumps({**made, "entries": entries, "stacks": stacks})
+        for mark, value in _values(rank, ranks).items():
+            text = text.replace(mark, value)
+        about = {"rank": rank, "world_size": ranks, "host": f"node{rank // WIDTH}"}
+        yield rank, {**json.loads(text), "rankmesh": about}
 
 
 def _values(rank: int, ranks: int) -> dict[str, str]:

@@ -5,8 +5,11 @@ import json
 import os
 import pickle
 import struct
+import subprocess
+import sys
 import time
 from contextlib import suppress
+from pathlib import Path
 
 import pytest
 from hypothesis import HealthCheck, given, settings
@@ -120,6 +123,32 @@ def test_no_code_runs(tmp_path):
     found = doctor(tmp_path)
     assert not (tmp_path / "ran").exists()
     assert any("system" in note and "plain data" in note for note in found.notes)
+
+
+def test_no_module_of_the_folder_runs(tmp_path):
+    """In the folder that is read, a file named as a module of Python's is not imported."""
+    write(tmp_path, hung())
+    (tmp_path / "json.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\n")
+    command = Path(sys.executable).with_name("rankmesh")
+    done = subprocess.run((command, "doctor", "."), cwd=tmp_path, capture_output=True, text=True, check=False)
+    assert "dead" in done.stdout, done.stderr
+    assert not (tmp_path / "ran").exists()
+
+
+@pytest.mark.parametrize("started", [True, False])
+def test_contents_are_read_as_files_are(tmp_path, monkeypatch, started):
+    """In their order, the unreadable ones among them, also where no reader can be started."""
+    write(tmp_path, dict.fromkeys(range(100), hung()[1]))
+    files = [tmp_path / f"nccl_trace_rank_{rank}" for rank in range(100)]
+    files[7].write_bytes(b"{}")
+    if not started:
+        monkeypatch.setattr(sys, "executable", "/no/python")
+    answers = reader.read_many([(path.read_bytes(), rank) for rank, path in enumerate(files)])
+    assert [answer if isinstance(answer, str) else answer.rank for answer in answers] == [
+        *range(7),
+        "rank7 is not a recording: it has no version, or no entries",
+        *range(8, 100),
+    ]
 
 
 def test_a_reader_that_is_ended_is_replaced(tmp_path, monkeypatch):

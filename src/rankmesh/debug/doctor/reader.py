@@ -12,7 +12,8 @@ doctor ──"/dir/rank_3"──> reader    at most 1.5 GiB, 30 s a file
        <──answer────────────          the recording, or why there is none
 ```
 
-The file that a second reader, too, had when it ended without an answer is skipped, with a note.
+The file that a second reader, too, had when it ended without an answer is skipped, with a note. A watch has the content
+of its ranks' recordings instead of files: that is read here if readers end.
 """
 
 from __future__ import annotations
@@ -29,7 +30,6 @@ import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from itertools import chain
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -37,7 +37,7 @@ from rankmesh.core.documents import Unreadable, open_regular
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import RecordingError, first_line
 
-__all__ = ["document", "parsed", "read_files", "unpacked"]
+__all__ = ["LIMIT", "document", "parsed", "read_files", "read_here", "read_many", "unpacked"]
 
 _MEMORY, _SECONDS = 3 * 2**29, 30
 # Files for which one more reader is worth its start.
@@ -64,10 +64,11 @@ class _Plain(pickle.Unpickler):
         raise pickle.UnpicklingError("it asks for an object from outside, and only plain data is read")
 
 
-def document(path: Path) -> dict[str, Any]:
-    """Return the plain data of one file; ``RecordingError``, which names the file, for anything else."""
+def document(source: Path | bytes, name: str = "") -> dict[str, Any]:
+    """Return the plain data of a file, or of its content; ``RecordingError``, which names it, for anything else."""
+    name, path = (source.name, str(source)) if isinstance(source, Path) else (name, "")
     try:
-        with open_regular(path) as file:
+        with open_regular(source) if isinstance(source, Path) else io.BytesIO(source) as file:
             found = parsed(unpacked(file))
         if isinstance(found, dict):
             return found
@@ -78,8 +79,8 @@ def document(path: Path) -> dict[str, Any]:
             known = (problem for kinds, problem in _PROBLEMS if isinstance(error, kinds))
             what = f"{next(known, 'is truncated, or is not a recording')} ({first_line(error)})"
         raise RecordingError(
-            f"{path.name} {what}: skipped; a recording is what torch's flight recorder or rankmesh wrote",
-            path=str(path),
+            f"{name} {what}: skipped; a recording is what torch's flight recorder or rankmesh wrote",
+            path=path,
         ) from error
 
 
@@ -110,19 +111,28 @@ def parsed(data: bytes) -> object:
 
 def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording], list[str]]:
     """Return the recordings in these files, each given with the rank in its name, and why others could not be read."""
-    count = max(1, min(os.cpu_count() or 1, len(files) // _EACH))
-    with ThreadPoolExecutor(count) as threads:
-        answers = list(chain.from_iterable(threads.map(_answers, (files[first::count] for first in range(count)))))
+    answers = read_many(files)
     found = [answer for answer in answers if isinstance(answer, Recording)]
     refused = [answer for answer in answers if isinstance(answer, str)]
     return sorted(found, key=lambda recording: (recording.rank, recording.path)), sorted(refused)
 
 
-def _answers(files: Iterable[tuple[Path, int | None]]) -> list[Recording | str]:
-    """Read these files by one reader."""
+def read_many(sources: Sequence[tuple[Path | bytes, int | None]]) -> list[Recording | str]:
+    """Return the recordings of files or contents, each given with its rank, in order, by a reader on each core."""
+    count = max(1, min(os.cpu_count() or 1, len(sources) // _EACH))
+    answers: list[Recording | str] = [""] * len(sources)
+    with ThreadPoolExecutor(count) as threads:
+        parts = threads.map(_answers, (sources[first::count] for first in range(count)))
+        for first, part in enumerate(parts):
+            answers[first::count] = part
+    return answers
+
+
+def _answers(sources: Iterable[tuple[Path | bytes, int | None]]) -> list[Recording | str]:
+    """Read these by one reader."""
     reader, known = _Reader(), dict[tuple[int, ...] | None, tuple[int, ...] | None]()
     try:
-        return [_sharing(reader.read(*file), known) for file in files]
+        return [_sharing(reader.read(*source), known) for source in sources]
     finally:
         reader.end()
 
@@ -134,10 +144,11 @@ def _sharing(answer: Recording | str, known: dict[tuple[int, ...] | None, tuple[
     return answer
 
 
-def _here(path: Path, rank: int | None) -> Recording | str:
-    """Return the recording in a file, or why there is none."""
+def read_here(source: Path | bytes, rank: int | None) -> Recording | str:
+    """Return the recording in a file or a content, read in this process, or why there is none."""
+    name = source.name if isinstance(source, Path) else f"rank{rank}"
     try:
-        return recording_of(document(path), rank, path.name)
+        return recording_of(document(source, name), rank, name)
     except RecordingError as error:
         return str(error)
 
@@ -151,27 +162,40 @@ class _Reader:
 
     def __init__(self) -> None:
         self._process: subprocess.Popen[bytes] | None = None
+        self._lost = False
 
-    def read(self, path: Path, rank: int | None) -> Recording | str:
-        """Return the recording in a file, or why there is none.
+    def read(self, source: Path | bytes, rank: int | None) -> Recording | str:
+        """Return the recording in a file or a content, or why there is none.
 
         A reader that ends is replaced, once for each file: on a loaded machine it may not have begun.
         """
-        for _ in range(2):
+        for _ in range(0 if self._lost and isinstance(source, bytes) else 2):
             try:
-                return _asked(self._started(), path, rank)
-            except (BrokenPipeError, EOFError, pickle.UnpicklingError):  # noqa: PERF203  - a loop of attempts
+                return _asked(self._started(), source, rank)
+            except (OSError, EOFError, pickle.UnpicklingError):  # noqa: PERF203  - a loop of attempts
                 self.end()
-        return f"{path.name} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
+        self._lost = True
+        if isinstance(source, bytes):
+            return read_here(source, rank)
+        return f"{source.name} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
+            # Modules come from where this process has them: `-c` alone looks for them in the folder that is read, too.
+            path = "import sys; sys.path[:] = filter(None, sys.path)"
+            run = f"from rankmesh.debug.doctor.reader import main; main({_SECONDS})"
             self._process = subprocess.Popen(  # noqa: S603  - this interpreter, and a module of ours
-                [sys.executable, "-c", f"from rankmesh.debug.doctor.reader import main; main({_SECONDS})"],
+                [sys.executable, "-c", f"{path}; {run}"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
-                env={**os.environ, "OPENBLAS_NUM_THREADS": "1"},
+                # It finds what this process has found, and has no watch of its own.
+                env={
+                    **os.environ,
+                    "OPENBLAS_NUM_THREADS": "1",
+                    "PYTHONPATH": os.pathsep.join(sys.path),
+                    "RANKMESH": "",
+                },
             )
         return self._process
 
@@ -182,11 +206,11 @@ class _Reader:
             process.communicate()
 
 
-def _asked(process: subprocess.Popen[bytes], path: Path, rank: int | None) -> Recording | str:
+def _asked(process: subprocess.Popen[bytes], source: Path | bytes, rank: int | None) -> Recording | str:
     """Return a reader's answer; raise an error of the pipe or of the pickle if it ended without one."""
     if process.stdin is None or process.stdout is None:
         raise EOFError
-    pickle.dump((path, rank), process.stdin)
+    pickle.dump((source, rank), process.stdin)
     process.stdin.flush()
     answer: Recording | str = pickle.load(process.stdout)  # noqa: S301  - written by a process of ours
     return answer
@@ -200,13 +224,14 @@ def main(seconds: int) -> None:
     gc.disable()
     while True:
         try:
-            path, rank = pickle.load(sys.stdin.buffer)  # noqa: S301  - written by the process that started this one
+            source, rank = pickle.load(sys.stdin.buffer)  # noqa: S301  - written by the process that started this one
         except EOFError:
             return
         _alarm(seconds)
-        answer = pickle.dumps(_here(path, rank))
+        answer = pickle.dumps(read_here(source, rank))
         if len(answer) > _LARGEST:
-            answer = pickle.dumps(f"{path.name} holds more than any rank records: skipped")
+            name = source.name if isinstance(source, Path) else f"rank{rank}"
+            answer = pickle.dumps(f"{name} holds more than any rank records: skipped")
         _alarm(0)
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()

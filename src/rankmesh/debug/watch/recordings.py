@@ -14,20 +14,20 @@ from __future__ import annotations
 
 import base64
 import gzip
-import io
 import json
 import logging
 import os
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import Any, BinaryIO, TypeVar
+from typing import Any, TypeVar
 
+from rankmesh.core.documents import Unreadable, limited
 from rankmesh.core.private import open_file, write_whole
 from rankmesh.debug.doctor.diagnosis import Diagnosis
 from rankmesh.debug.doctor.folder import DIAGNOSIS
-from rankmesh.debug.doctor.reader import parsed, unpacked
-from rankmesh.debug.doctor.recording import Recording, recording_of
+from rankmesh.debug.doctor.reader import LIMIT, read_here, read_many
+from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import AgreementError, first_line
 from rankmesh.rendezvous import BoundedChannel, ChannelLost, StoreChannel
 from rankmesh.rendezvous.channel import LARGEST
@@ -37,6 +37,8 @@ __all__ = ["Recordings"]
 _Result = TypeVar("_Result")
 # Recordings that are asked of the store at once.
 _AT_ONCE = 64
+# Recordings for which it is worth to start processes that read them.
+_MANY = 512
 
 _log = logging.getLogger("rankmesh.watch")
 
@@ -68,13 +70,19 @@ class Recordings:
 
     def read_all(self, ranks: Sequence[int], request: int) -> dict[int, Recording]:
         """Return the recordings of ranks for this dump request, or of the end of their programs, as far as they are."""
-        found = dict[int, Recording]()
+        stored, left = dict[int, bytes](), dict[int, bytes]()
         for first in range(0, len(ranks), _AT_ONCE):
             some = ranks[first : first + _AT_ONCE]
             for rank, text in zip(some, self._texts(some, request), strict=True):
-                if (recording := self._of(rank, request, text)) is not None:
-                    found[rank] = recording
-        return found
+                if text:
+                    stored[rank] = text.encode()
+                elif (content := self._file(rank)) is not None:
+                    left[rank] = content
+        found = _read(left)
+        for rank, recording in list(found.items()):
+            if recording.session != self._session or not (recording.ended or recording.request == request):
+                del found[rank]
+        return found | _read({rank: _decoded(text) for rank, text in stored.items()})
 
     def read(self, rank: int, request: int) -> Recording | None:
         """Return a rank's recording for this dump request, or of the end of its program; None if there is neither."""
@@ -93,14 +101,18 @@ class Recordings:
 
         return self._ask(read) or [None] * len(ranks)
 
-    def _of(self, rank: int, request: int, text: str | None) -> Recording | None:
-        if text:
-            return _read(lambda: io.BytesIO(base64.b64decode(text)), rank)
-        path = None if self._folder is None else self._path(self._folder, rank)
-        found = None if path is None else _read(lambda: os.fdopen(open_file(path), "rb"), rank)
-        if found is None or found.session != self._session or not (found.ended or found.request == request):
+    def _file(self, rank: int) -> bytes | None:
+        """Return the content of a rank's file; None without one, and None with a warning where it cannot be read."""
+        if self._folder is None:
             return None
-        return found
+        try:
+            with os.fdopen(open_file(self._path(self._folder, rank)), "rb") as file:
+                return limited(file, LIMIT)
+        except FileNotFoundError:
+            pass
+        except (OSError, Unreadable) as error:
+            _warned(rank, first_line(error))
+        return None
 
     def conclude(self, diagnosis: Diagnosis) -> None:
         """Write the diagnosis to the folder."""
@@ -138,17 +150,28 @@ def _key(rank: int, request: int) -> str:
     return f"recording/{request}/{rank}"
 
 
-def _read(open_it: Callable[[], BinaryIO], rank: int) -> Recording | None:
-    """Return a recording; None without a file, and None with a warning if the file cannot be read."""
-    try:
-        with open_it() as file:
-            data = parsed(unpacked(file))
-        return recording_of(data if isinstance(data, dict) else {}, rank, f"rank{rank}")
-    except FileNotFoundError:
-        return None
-    except Exception as error:  # noqa: BLE001 - whatever one file leads to, the other ranks are diagnosed
-        _log.warning("rankmesh: the recording of rank %s cannot be read: %s", rank, first_line(error))
-        return None
+def _decoded(text: bytes) -> bytes:
+    """Return what a text in the store stands for, nothing for what no rank has written."""
+    with suppress(ValueError):
+        return base64.b64decode(text)
+    return b""
+
+
+def _read(contents: Mapping[int, bytes]) -> dict[int, Recording]:
+    """Return the recordings in these contents, of many by several processes; a warning for each that has none."""
+    sources = [(content, rank) for rank, content in contents.items()]
+    answers = read_many(sources) if len(sources) >= _MANY else [read_here(*source) for source in sources]
+    found = dict[int, Recording]()
+    for rank, answer in zip(contents, answers, strict=True):
+        if isinstance(answer, Recording):
+            found[rank] = answer
+        else:
+            _warned(rank, answer)
+    return found
+
+
+def _warned(rank: int, why: str) -> None:
+    _log.warning("rankmesh: the recording of rank %s cannot be read: %s", rank, why)
 
 
 def _write(path: Path, content: bytes) -> None:
