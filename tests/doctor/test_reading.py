@@ -311,37 +311,35 @@ def test_odd_values(plan, fields, about, groups, tops):
     json.dumps(result.to_dict())
 
 
-def test_the_line_of_a_call_is_the_innermost_outside_torch_and_the_standard_library():
-    """Frames of torch, rankmesh and Python's own modules are passed over; those of other packages are a program's."""
-    files = {
-        "/opt/python/lib/python3.12/selectors.py": "/home/me/train.py",
-        "/usr/lib64/python3.11/subprocess.py": "/home/me/train.py",
-        "/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py": "/home/me/train.py",
-        "/venv/lib/python3.11/site-packages/rankmesh/runtime/groups.py": "/home/me/train.py",
-        "/site-packages/megatron/utils.py": "/home/me/train.py",
-        "/opt/packages/accelerate-1.15.0/accelerate/accelerator.py": "/home/me/train.py",
-        "/home/me/Megatron-LM/megatron/utils.py": "/home/me/Megatron-LM/megatron/utils.py",
-        "/site-packages/layers/attention.py": "/site-packages/layers/attention.py",
-        "/home/me/rankmesh/train.py": "/home/me/rankmesh/train.py",
-    }
-    for inner, shown in files.items():
-        frames = [
-            {"filename": name, "line": 7, "name": "f"} for name in (inner, "/home/me/train.py", "/home/me/main.py")
-        ]
-        one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
-        assert one.sites == [f"{shown}:7 in f"]
+MAIN, TORCH, FRAMEWORK = "/home/me/main.py", "/site-packages/torch/nn/a.py", "/site-packages/accelerate/b.py"
 
 
-def test_a_program_without_a_line_of_its_own_has_one_of_its_framework():
-    """The innermost line of a framework is shown where all others are of torch and of frameworks."""
-    names = [f"/site-packages/{name}.py" for name in ("torch/nn/a", "accelerate/b", "torch/nn/c", "accelerate/d")]
-    frames = [{"filename": name, "line": 7, "name": "f"} for name in names]
+@pytest.mark.parametrize(
+    ("inner", "shown"),
+    [
+        # Torch, rankmesh and Python's own modules are passed over, and frameworks where the program has a line.
+        ("/opt/python/lib/python3.12/selectors.py", MAIN),
+        ("/usr/lib64/python3.11/subprocess.py", MAIN),
+        ("/venv/lib/python3.11/site-packages/torch/distributed/distributed_c10d.py", MAIN),
+        ("/venv/lib/python3.11/site-packages/rankmesh/runtime/groups.py", MAIN),
+        ("/site-packages/megatron/utils.py", MAIN),
+        ("/opt/packages/accelerate-1.15.0/accelerate/accelerator.py", MAIN),
+        # Of other packages, of a checkout, and in folders that are named like one.
+        ("/home/me/Megatron-LM/megatron/utils.py", "/home/me/Megatron-LM/megatron/utils.py"),
+        ("/site-packages/layers/attention.py", "/site-packages/layers/attention.py"),
+        ("/home/me/rankmesh/train.py", "/home/me/rankmesh/train.py"),
+    ],
+)
+def test_the_line_of_a_call(inner, shown):
+    """It is the innermost of the program, else the innermost of a framework; none if all are of torch."""
+    assert sites_of(inner, MAIN, "/home/me/outer.py") == [f"{shown}:7 in f"]
+    assert sites_of(TORCH, FRAMEWORK, TORCH, "/site-packages/accelerate/d.py") == [f"{FRAMEWORK}:7 in f"]
+    assert sites_of(TORCH, TORCH) == []
+
+
+def sites_of(*files):
+    """The lines of a recording of one call with these frames."""
+    frames = [{"filename": name, "line": 7, "name": "f"} for name in files]
     one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
-    assert one.sites == ["/site-packages/accelerate/b.py:7 in f"]
-
-
-def test_a_call_without_a_line_of_the_program_has_none():
-    """Where all frames are torch's, as on the thread of a backward pass, no line of torch stands for the program's."""
-    frames = [{"filename": f"/usr/lib/python3/site-packages/torch/nn/{n}.py", "line": 7, "name": "f"} for n in "ab"]
-    one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
-    assert (one.sites, one.site.tolist()) == ([], [-1])
+    assert one.site.tolist() == [0 if one.sites else -1]
+    return one.sites
