@@ -125,7 +125,11 @@ def test_spares_take_over(job, expected, what):
     """8 ranks and 2 spares: the results are bit-equal to those of a run without loss."""
     # One that dies before it is connected is missed as late as one that is slow.
     timeout = 6 if what == "as another one begins" else KILLED
-    _same(job(10, DEATHS[what], spares=2, timeout=timeout), expected)
+    ended = job(10, DEATHS[what], spares=2, timeout=timeout)
+    _same(ended, expected)
+    assert {who for who, value in enumerate(ended) if value is None} == {
+        death["member"] for death in DEATHS[what] if "how" not in death
+    }
 
 
 @pytest.mark.parametrize("who", [0, pytest.param(5, marks=pytest.mark.nightly)])
