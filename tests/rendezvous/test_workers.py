@@ -10,11 +10,9 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
-from torch.distributed import TCPStore
 
-from rankmesh.errors import StoreLost
-from rankmesh.rendezvous import ChannelLost, Round, StoreChannel
-from rankmesh.rendezvous.waiting import Worker, answered_within
+from rankmesh.rendezvous import ChannelLost, waiting
+from rankmesh.rendezvous.waiting import Worker, answered_within, submit
 
 ENDS = """
 import sys
@@ -79,17 +77,42 @@ def test_a_call_that_is_left_behind_frees_what_it_had():
         worker.close()
 
 
-def test_a_round_whose_store_is_lost_ends_its_thread():
-    """The call that fails has the round, which has the thread: nobody else ends it."""
-    before = set(threading.enumerate())
-    store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-    one = Round(StoreChannel(store, "test"), "lost", range(2), 0, epoch=0)
+def test_calls_share_a_thread_but_none_waits_for_another(monkeypatch):
+    """50 calls in turn are on one thread; beside 2 that do not return, the next are on a third, which is kept alone."""
+    monkeypatch.setattr(waiting, "_idle", [])
+    goes_on = threading.Event()
 
-    def fails():
-        raise ChannelLost("by the test")
+    def made_by():
+        return submit(threading.current_thread, "called").result(60)
 
-    with pytest.raises(StoreLost):
-        one.ask(fails)
-    for thread in set(threading.enumerate()) - before:
-        thread.join(60)
-        assert not thread.is_alive()
+    first = made_by()
+    assert {made_by() for _ in range(49)} == {first}
+    stuck = [submit(lambda: goes_on.wait(60) and threading.current_thread(), "stuck") for _ in range(2)]
+    third = made_by()
+    assert third is made_by()
+    goes_on.set()
+    others = {one.result(60) for one in stuck}
+    assert len(others | {third}) == 3
+    assert first in others
+    for one in others:
+        one.join(60)
+        assert not one.is_alive()
+    assert third.is_alive()
+    assert third.name == "rankmesh-idle"
+
+
+FORKS = """
+import os, sys
+from rankmesh.rendezvous.waiting import submit
+
+submit(int, "before").result()
+child = os.fork()
+if not child:
+    os._exit(submit(lambda: 7, "after").result(30))
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
+"""
+
+
+def test_a_forked_process_has_threads_of_its_own():
+    """The thread that waits for a call is not in the child."""
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], timeout=120, check=False).returncode == 7

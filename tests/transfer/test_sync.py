@@ -1,5 +1,7 @@
 """Sync: a trainer's weights reach engines whole, version by version, whatever happens to either."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -10,6 +12,7 @@ from tests.sweeping import ALL
 from tests.transfer import brute, syncing
 from tests.transfer.live import bytes_of
 from tests.transfer.strategies import pairs
+from torch.distributed import HashStore
 
 import rankmesh as rm
 from rankmesh.rendezvous import StoreChannel
@@ -52,6 +55,22 @@ def _three(me, wire, folder):
             me.meet(f"version {version}")
     me.meet("closed")
     return found
+
+
+def test_small_tensors_travel_together(monkeypatch):
+    """64 tensors of 300 kB, each contiguous on both sides: 5 messages of at most 4 MiB bring a version."""
+    started, start = [], direct.start_each
+    monkeypatch.setattr(direct, "start_each", lambda *given: (started.extend(given[2]), start(*given)))
+    whole = {str(n): rm.Sharding(rm.Mesh(tp=1), None, (300, 500), "bfloat16") for n in range(64)}
+    store, given_ = HashStore(), {name: torch.full((300, 500), float(name), dtype=torch.bfloat16) for name in whole}
+    with rm.Sync(whole, whole, given_, at=store) as trainer, ThreadPoolExecutor() as pool:
+        engine = rm.Sync(whole, whole, {name: torch.zeros_like(one) for name, one in given_.items()}, at=store)
+        received = pool.submit(engine.receive)
+        assert trainer.publish(1).failed == {}
+        assert received.result(60).bytes == 64 * 300_000
+        assert [len([one for one in started if one.sending is sends]) for sends in (True, False)] == [5, 5]
+        assert all(torch.equal(one, given_[name]) for name, one in engine.tensors.items())
+        engine.close()
 
 
 # -- every element, of random layouts, and of what changed ------------------------------------------------------------

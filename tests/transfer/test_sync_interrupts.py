@@ -1,6 +1,7 @@
 """A publish or a receive that is interrupted, as by Ctrl+C: none of its threads goes on with the weights."""
 
 import threading
+import time
 
 import pytest
 import torch
@@ -16,13 +17,13 @@ SECONDS = 3600.0
 
 @pytest.fixture
 def kept():
-    """What a test keeps, so that no thread ends for want of it; fail where one is alive a minute later."""
-    before, kept = set(threading.enumerate()), []
+    """What a test keeps, so that no thread ends for want of it; fail where one is still busy a minute later."""
+    kept = []
     yield kept
-    for one in set(threading.enumerate()) - before:
-        if one.name == "rankmesh-sync":
-            one.join(60)
-            assert not one.is_alive(), one
+    end = time.monotonic() + 60
+    while any(one.name == "rankmesh-sync" for one in threading.enumerate()):
+        assert time.monotonic() < end, threading.enumerate()
+        time.sleep(0.01)
 
 
 def _interrupt(*_):

@@ -42,7 +42,7 @@ from rankmesh.rendezvous.step import (
     read_message,
 )
 from rankmesh.rendezvous.stores import StoreChannel
-from rankmesh.rendezvous.waiting import Worker, answered_within
+from rankmesh.rendezvous.waiting import answered_within, submit
 
 __all__ = ["Round"]
 
@@ -75,7 +75,6 @@ class Round:
     steps: list[Step] = field(default_factory=list, init=False)
     _twice: str | None = field(default=None, init=False)
     _is_answered: Callable[[], bool] | None = field(default=None, init=False)
-    _worker: Worker = field(default_factory=lambda: Worker("rankmesh-store"), init=False)
 
     def __post_init__(self) -> None:
         if self.epoch < 0:
@@ -320,8 +319,6 @@ class Round:
                 self.ask(lambda: self._stay(outcome, all_read=all_read), self.moment)
         except (ConnectError, AgreementError):
             pass
-        finally:
-            self._worker.close()
         return False
 
     def forget(self, names: Iterable[str]) -> None:
@@ -393,7 +390,6 @@ class Round:
                 return call()
             return self._bounded(call, seconds + self.moment + (self.patience or PATIENCE))
         except ChannelLost as error:
-            self._worker.close()  # what its last call raises has this round, which would have the thread
             raise StoreLost(
                 f"rank {self.rank}: the store of the world does not answer ({error}); the process that serves it is "
                 "gone or unreachable; look at the log of the rank that serves it (usually rank 0) and restart",
@@ -404,8 +400,7 @@ class Round:
         """Make a call on a thread, which is abandoned if the call does not return: a connection may be cut."""
         if self._is_answered is not None and not self._is_answered():
             self._is_answered = None
-            self._worker.close()
             self.channel = self._bounded(self.channel.again, self.moment + PATIENCE)
-        owed = self._worker.submit(call)
+        owed = submit(call, "rankmesh-store")
         self._is_answered = owed.done
         return answered_within(owed, seconds)

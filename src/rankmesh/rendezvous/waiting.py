@@ -8,13 +8,14 @@ When a wait of torch's ``TCPStore`` times out, it asks DNS for the names of both
 them in the log. Where DNS does not answer this takes longer than many a limit, and a rank that waits there answers no
 probe. So the end of a wait is never left to it. A ``FileStore`` looks once a second, so a rank asks it all the time.
 
-A call over a connection that is cut, or a collective of which a member is stopped, never returns: a ``Worker`` makes
-it, whose thread the caller leaves behind.
+A call over a connection that is cut, or a collective of which a member is stopped, never returns. So a thread makes it,
+which the caller leaves behind (``submit``); one thread is kept for the next call.
 """
 
 from __future__ import annotations
 
 import atexit
+import os
 import threading
 import time
 import traceback
@@ -103,12 +104,28 @@ def _end() -> None:
     Worker.end_all()
 
 
+# Workers that wait for a call of `submit`, seldom more than one.
+_idle: list[Worker] = []
+os.register_at_fork(after_in_child=_idle.clear)
+
+
 def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:
-    """Make one call on a thread of its own, which ends with it."""
-    worker = Worker(name)
-    made = worker.submit(call)
-    worker.close()
-    return made
+    """Make one call on a thread that makes no other meanwhile: the thread of a call that has returned, or a new one."""
+    try:
+        worker = _idle.pop()
+    except IndexError:
+        worker = Worker(name)
+
+    def make() -> _Result:
+        thread = threading.current_thread()
+        thread.name = name
+        try:
+            return call()
+        finally:
+            thread.name = "rankmesh-idle"
+            worker.close() if _idle else _idle.append(worker)
+
+    return worker.submit(make)
 
 
 def answered_within(made: Future[_Result], seconds: float, *, unless: Future[None] | None = None) -> _Result:

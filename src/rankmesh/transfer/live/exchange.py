@@ -14,6 +14,7 @@ from __future__ import annotations
 import time
 from collections import Counter, deque
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from itertools import accumulate
@@ -41,6 +42,7 @@ __all__ = [
     "PendingMessage",
     "Write",
     "batches",
+    "start_each",
 ]
 
 # Sends and receives of one call: NCCL hangs above some 8,000.
@@ -51,6 +53,8 @@ _AHEAD = 32
 _WHOLE = 0.99
 # Messages begin at multiples of this many bytes in the staging.
 _ALIGNED = 64
+# Buffers of main memory that the last exchange has left for the next one: a new page costs more than its copy.
+_LEFT: deque[Tensor] = deque(maxlen=4)
 
 Round = Sequence[Message]
 # What copies elements into a part of a target: (part, elements).
@@ -107,9 +111,9 @@ class P2PTransport(Protocol):
 
 
 class GroupTransport:
-    """A process group of torch's; None: the world."""
+    """A process group of torch's."""
 
-    def __init__(self, group: ProcessGroup | None) -> None:
+    def __init__(self, group: ProcessGroup) -> None:
         self._group = group
         self._ranks = {rank: place for place, rank in enumerate(dist.get_process_group_ranks(group))}
 
@@ -125,12 +129,10 @@ class GroupTransport:
         dist.all_reduce(torch.zeros(1, device="cuda"), group=self._group)
 
     def start(self, row: Sequence[PendingMessage]) -> None:
-        peers = [(self._ranks[one.message.peer], one.sending) for one in row]
         if row and not self.together(row[0].tensor.device):
-            for one, (peer, sending) in zip(row, peers, strict=True):
-                where = {"group_dst" if sending else "group_src": peer}
-                one.work = (dist.isend if sending else dist.irecv)(one.tensor, group=self._group, **where)
+            start_each(self._group, self._ranks, row)
             return
+        peers = [(self._ranks[one.message.peer], one.sending) for one in row]
         for batch in batches(peers, dist.get_rank(self._group), dist.get_world_size(self._group)):
             operations = [
                 dist.P2POp(dist.isend if sending else dist.irecv, row[n].tensor, group=self._group, group_peer=peer)
@@ -139,6 +141,13 @@ class GroupTransport:
             started = Batch(dist.batch_isend_irecv(operations), row[batch[0]].tensor.device)
             for number in batch:
                 row[number].work = started
+
+
+def start_each(group: ProcessGroup, places: Mapping[int, int], row: Sequence[PendingMessage]) -> None:
+    """Start messages one by one; ``places`` has the position of each peer in the group."""
+    for one in row:
+        call = group.send if one.sending else group.recv
+        one.work = call([one.tensor], places[one.message.peer], 0)
 
 
 class Exchange:
@@ -198,6 +207,8 @@ class Exchange:
             raise ExchangeError(self._error)
         if self._lost:
             raise ExchangeError("; ".join(sorted(set(self._lost.values())))[:200], tuple(self._lost))
+        if self._device.type == "cpu":  # after an error something may still be sent from a buffer
+            _LEFT.extend(self._free)
 
     def attempt(self, work: Callable[..., object], *given: object) -> None:
         """Do something that may fail on this rank; after a failure the rank only goes on exchanging messages."""
@@ -302,6 +313,9 @@ class Exchange:
 
     def _new(self) -> Tensor:
         self.memory += self._longest
+        with suppress(IndexError):
+            if (left := _LEFT.pop()).nbytes == self._longest and self._device.type == "cpu":
+                return left
         return torch.empty(self._longest, dtype=torch.uint8, device=self._device)
 
     def _pack(self, message: Message, buffer: Tensor) -> None:

@@ -39,7 +39,7 @@ from rankmesh.runtime.world import World
 from rankmesh.transfer.live.agreement import ExchangeError, TransferAgreement, in_one_line
 from rankmesh.transfer.live.exchange import Copy, Exchange, GroupTransport, MessageSchedule, Write
 from rankmesh.transfer.live.shards import apart, local, mark, problem_of, same_place, shards_of
-from rankmesh.transfer.live.stream import Message, located, messages
+from rankmesh.transfer.live.stream import DIRECT, Message, located, messages
 from rankmesh.transfer.planning.local import LocalMoves
 
 if TYPE_CHECKING:
@@ -247,12 +247,12 @@ def longest_message(moves: Transfer, budget: int) -> int:
 
 
 @lru_cache(maxsize=8)
-def schedule_of(moves: Transfer, rank: int, longest: int) -> MessageSchedule:
+def schedule_of(moves: Transfer, rank: int, longest: int, direct: int = DIRECT) -> MessageSchedule:
     """Return the messages of one rank by round, and its copies."""
-    return schedule(moves, moves.of(rank), longest)
+    return schedule(moves, moves.of(rank), longest, direct)
 
 
-def schedule(moves: Transfer, local_moves: LocalMoves, longest: int) -> MessageSchedule:
+def schedule(moves: Transfer, local_moves: LocalMoves, longest: int, direct: int = DIRECT) -> MessageSchedule:
     """Return the messages of some of a rank's moves, which its peers choose equally."""
     rank = local_moves.rank
     ours, theirs = ({name: {name: shard} for name, shard in side.items()} for side in _shards(moves, rank))
@@ -261,9 +261,9 @@ def schedule(moves: Transfer, local_moves: LocalMoves, longest: int) -> MessageS
             ours.setdefault(name, {})[_key(name, owner)] = moves.source[name].of(owner)
     sends, receives = [], []
     for peer, part in groupby(sorted(local_moves.sends, key=lambda move: move.target), key=lambda move: move.target):
-        sends.append(messages(part, peer, ours, moves.source, longest))
+        sends.append(messages(part, peer, ours, moves.source, longest, direct))
     for peer, part in groupby(sorted(local_moves.receives, key=lambda move: move.source), key=lambda move: move.source):
-        receives.append(messages(part, peer, theirs, moves.target, longest))
+        receives.append(messages(part, peer, theirs, moves.target, longest, direct))
     copies = tuple(
         Copy(*located(ours[move.name], move.box), *located(theirs[move.name], move.box)) for move in local_moves.copies
     )

@@ -19,12 +19,12 @@ from rankmesh.core.boxes import Box, size
 from rankmesh.core.sharding import Shard, Sharding
 from rankmesh.transfer.planning.local import Move
 
-__all__ = ["Message", "Piece", "Slices", "located", "messages", "where"]
+__all__ = ["DIRECT", "Message", "Piece", "Slices", "located", "messages", "where"]
 
 Slices = tuple[slice, ...]
 
 # A box of so many bytes is sent by itself in less time than it is copied into and out of a buffer.
-_DIRECT = 256 << 10
+DIRECT = 256 << 10
 
 
 class Piece(NamedTuple):
@@ -67,8 +67,12 @@ def messages(
     shards: Mapping[str, Mapping[str, Shard]],
     shardings: Mapping[str, Sharding],
     limit: int,
+    direct: int,
 ) -> list[Message]:
-    """Return the moves between this rank and one peer as messages of at most ``limit`` bytes; ``shards`` by tensor."""
+    """Return the moves between this rank and one peer as messages of at most ``limit`` bytes; ``shards`` by tensor.
+
+    A box of at least ``direct`` bytes, or half the limit, has messages to itself.
+    """
     done: list[Message] = []
     pieces: list[Piece] = []
     end = 0
@@ -81,7 +85,7 @@ def messages(
 
     for move in moves:
         itemsize = shardings[move.name].itemsize
-        large = move.bytes >= min(limit // 2, _DIRECT)
+        large = move.bytes >= min(limit // 2, direct)
         if large or end + move.bytes + itemsize > limit:
             close()
         for box in _fitting(move.box, limit // itemsize):

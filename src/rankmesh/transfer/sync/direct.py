@@ -39,7 +39,7 @@ from rankmesh.rendezvous import BoundedChannel, ChannelLost, Outcome, Round, Sto
 from rankmesh.rendezvous.waiting import answered_within, submit
 from rankmesh.runtime.served_store import open_at
 from rankmesh.transfer.live.agreement import ExchangeError, in_one_line
-from rankmesh.transfer.live.exchange import Exchange, MessageSchedule, P2PTransport, PendingMessage, batches
+from rankmesh.transfer.live.exchange import Exchange, MessageSchedule, P2PTransport, PendingMessage, batches, start_each
 from rankmesh.transfer.live.run import longest_message, schedule, schedule_of
 from rankmesh.transfer.live.shards import local
 from rankmesh.transfer.sync.delta import Delta, History, restricted
@@ -106,9 +106,7 @@ class GlooGroup:
         return False
 
     def start(self, row: Sequence[PendingMessage]) -> None:
-        for one in row:
-            call = self._group.send if one.sending else self._group.recv
-            one.work = call([one.tensor], self._places[one.message.peer], 0)
+        start_each(self._group, self._places, row)
 
     def close(self, failed: bool) -> None:
         if failed:
@@ -234,9 +232,10 @@ class Member:
     def schedule(self, delta: Delta | None, budget: int) -> MessageSchedule:
         """Return the messages that carry what a delta has changed."""
         longest = longest_message(self.moves, budget)
+        # An engine receives into its staging whatever is joined, so a box of any size is copied once, by the trainer.
         if delta is None:
-            return schedule_of(self.moves, self.side.rank, longest)
-        return schedule(self.moves, restricted(self.moves.of(self.side.rank), delta), longest)
+            return schedule_of(self.moves, self.side.rank, longest, longest)
+        return schedule(self.moves, restricted(self.moves.of(self.side.rank), delta), longest, longest)
 
 
 def _all_requests(channel: StoreChannel) -> dict[str, str | None]:

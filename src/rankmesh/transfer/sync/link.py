@@ -1,8 +1,8 @@
-"""Link: what a sync needs of the folder or the store between a trainer and its engines; one side of it.
+"""Link: one rank of a sync, whose weights a link changes, and its rounds with the other ranks of its side.
 
 ```
-trainer   Publisher.publish  stored.Publisher (files)   direct.Publisher (messages)
-engine    Receiver.take       stored.Reader              direct.Requester
+trainer   publish   stored.Publisher (files)   direct.Publisher (messages)
+engine    take      stored.Reader              direct.Requester
 ```
 """
 
@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 import torch.distributed as dist
@@ -31,7 +31,7 @@ from rankmesh.transfer.live.shards import local, problem_of, shards_of
 from rankmesh.transfer.sync.delta import Delta, History
 from rankmesh.transfer.sync.layouts import Layouts
 
-__all__ = ["Announced", "Given", "Publisher", "Receiver", "Side", "Weights", "other_layouts"]
+__all__ = ["Announced", "Given", "Side", "Weights", "other_layouts"]
 
 # Returns the version to publish and what it changes, None for everything; raises if a user's arguments do not fit.
 Given = Callable[[], tuple[int, Delta | None]]
@@ -39,29 +39,6 @@ Given = Callable[[], tuple[int, Delta | None]]
 _LOOKS = 100
 # What the ranks of an engine agree on if they see no newer version.
 _NO_VERSION: Mapping[str, object] = {"version": -1, "of": ""}
-
-
-class Link(Protocol):
-    """One end of what connects a trainer and its engines; ``memory`` is the size of its buffers, in bytes."""
-
-    memory: int
-
-    def close(self) -> None:
-        """Leave. What a trainer has published is gone; an engine keeps its weights."""
-
-
-class Publisher(Link, Protocol):
-    """The trainer's end."""
-
-    def publish(self, given: Given) -> dict[str, str]:
-        """Bring a version to engines; return why it did not reach one, by engine. Nobody gets it if this raises."""
-
-
-class Receiver(Link, Protocol):
-    """An engine's end."""
-
-    def take(self, end: float) -> int | None:
-        """Change the weights to a newer version; return its bytes, None if there is none at ``end`` (``monotonic``)."""
 
 
 class Weights:

@@ -32,7 +32,7 @@ from rankmesh.transfer.planning.transfer import BUDGET
 from rankmesh.transfer.sync import direct, stored
 from rankmesh.transfer.sync.delta import Changed, Delta, delta_of
 from rankmesh.transfer.sync.layouts import Layouts
-from rankmesh.transfer.sync.link import Publisher, Receiver, Side, Weights
+from rankmesh.transfer.sync.link import Side, Weights
 
 __all__ = ["Published", "Received", "Sync"]
 
@@ -96,8 +96,8 @@ class Sync:
         budget, least = integer(budget, "budget", least=1), integer(engines, "engines", least=0)
         place, limit = _place_of(at), time_limit(timeout)
         self._timeout = limit.total_seconds()
-        self._publishes: Callable[[Side], Publisher]
-        self._receives: Callable[[Side], Receiver]
+        self._publishes: Callable[[Side], stored.Publisher | direct.Publisher]
+        self._receives: Callable[[Side], stored.Reader | direct.Requester]
         if isinstance(place, Path):
             self._publishes, self._receives = partial(stored.Publisher, place), partial(stored.Reader, place)
         else:
@@ -108,8 +108,8 @@ class Sync:
             Side, layouts=self._layouts, weights=self._weights, timeout=limit, budget=budget, at=folder
         )
         self._everything = True
-        self._publisher: Publisher | None = None
-        self._receiver: Receiver | None = None
+        self._publisher: stored.Publisher | direct.Publisher | None = None
+        self._receiver: stored.Reader | direct.Requester | None = None
         self.lock = self._weights.lock
 
     @property
