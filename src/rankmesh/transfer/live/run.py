@@ -29,7 +29,7 @@ import numpy as np
 import torch.distributed as dist
 from torch import Tensor
 
-from rankmesh.backend.default import default_group
+from rankmesh.backend.default import default_group, default_pg
 from rankmesh.core.axes import integer
 from rankmesh.core.options import time_limit
 from rankmesh.core.sharding import Shard
@@ -92,7 +92,7 @@ def run(
     """
     began, limit, refused = time.perf_counter(), time_limit(timeout), None
     world = default_group()
-    group = dist.group.WORLD if group is None else group
+    group = default_pg() if group is None else group
     ranks = dist.get_process_group_ranks(group)
     side = _Side(moves, tensors, into, world.rank, kept or {})
     try:
@@ -103,7 +103,7 @@ def run(
     schedule = schedule_of(moves, world.rank, longest)
     agreement, transport = None, GroupTransport(group)
     if not world.dry and len(ranks) > 1:
-        serves, name = World.current().serves, group.group_name  # type: ignore[union-attr]
+        serves, name = World.current().serves, group.group_name
         # Some ranks have no tensors: all must know whether the messages of others start together.
         agreement = TransferAgreement(world.store, name, world.rank, ranks, limit, serves=serves)
         together = transport.together(transport.staging((*side.tensors.values(), *side.into.values())))
