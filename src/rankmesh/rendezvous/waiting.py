@@ -39,8 +39,6 @@ _Result = TypeVar("_Result")
 _LAST = 30.0
 # Seconds between two questions: a twentieth of the time that they have been asked for, within these.
 _SHARE, _LEAST, _MOST = 20, 0.001, 0.2
-
-
 # Seconds that the process waits at its end for threads that call C++ and have not returned.
 _EXIT = 5.0
 

@@ -69,10 +69,7 @@ def messages(
     limit: int,
     direct: int,
 ) -> list[Message]:
-    """Return the moves between this rank and one peer as messages of at most ``limit`` bytes; ``shards`` by tensor.
-
-    A box of at least ``direct`` bytes, or half the limit, has messages to itself.
-    """
+    """Return the moves of two ranks as messages of at most ``limit`` bytes; boxes from ``direct`` on go alone."""
     done: list[Message] = []
     pieces: list[Piece] = []
     end = 0

@@ -104,9 +104,7 @@ class Sync:
             self._publishes = partial(direct.Publisher, place, connect, least)
             self._receives = partial(direct.Requester, place, connect)
         folder = str(place) if isinstance(place, Path) else ""
-        self._begin = partial(
-            Side, layouts=self._layouts, weights=self._weights, timeout=limit, budget=budget, at=folder
-        )
+        self._begin = lambda name: Side(name, self._layouts, self._weights, limit, budget, folder)
         self._everything = True
         self._publisher: stored.Publisher | direct.Publisher | None = None
         self._receiver: stored.Reader | direct.Requester | None = None
