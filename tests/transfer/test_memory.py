@@ -9,6 +9,7 @@ import rankmesh as rm
 from bench.memory import highest, resident
 from rankmesh import sim
 from rankmesh.transfer import Transfer
+from rankmesh.transfer.live import exchange
 from rankmesh.transfer.live.shards import apart
 
 # Beside its budget, a run that was planned and connected before: Python's objects, and what the allocator rounds.
@@ -42,6 +43,7 @@ def _grown(me):
     grown, result = [], []
     for budget in BUDGETS:
         moves.run(tensors, into, budget)
+        exchange._LEFT.clear()  # buffers that the next run would take
         before = resident()
         result.append(moves.run(tensors, into, budget).memory)
         grown.append(highest() - before)

@@ -244,7 +244,7 @@ class Transfer:
         Args:
             tensors: this rank's shards under the source, by name.
             into: this rank's shards under the target, by name. They are written.
-            budget: bytes of memory that this may take beside the tensors (default 256 MiB).
+            budget: bytes of memory that this may take beside the tensors (default 256 MiB). At most 16 MiB stay.
             group: the process group whose ranks take part. Default None: the world.
             timeout: seconds, or a timedelta, that any wait may take (default 300).
             progress: called with the bytes received so far and the bytes of all (default None).
