@@ -103,8 +103,8 @@ class Sync:
         else:
             self._publishes = partial(direct.Publisher, place, connect, least)
             self._receives = partial(direct.Requester, place, connect)
-        folder = str(place) if isinstance(place, Path) else ""
-        self._begin = lambda name: Side(name, self._layouts, self._weights, limit, budget, folder)
+        at = str(place) if isinstance(place, Path) else ""
+        self._begin = partial(Side, layouts=self._layouts, weights=self._weights, timeout=limit, budget=budget, at=at)
         self._everything = True
         self._publisher: stored.Publisher | direct.Publisher | None = None
         self._receiver: stored.Reader | direct.Requester | None = None
