@@ -339,7 +339,8 @@ def main() -> None:
     given = parser.parse_args()
     if given.limits:
         import_module("rankmesh.transfer.live.run")
-        record(given.json, {**json.loads(given.json.read_text(encoding="utf-8")), "limits": limits(given.rounds)})
+        found = {"limits": limits(given.rounds), "limits_load": os.getloadavg()[0]}
+        record(given.json, {**json.loads(given.json.read_text(encoding="utf-8")), **found})
         return
     if "RANKMESH_BENCH_INSIDE" not in os.environ:
         _megatron(given.peers)
@@ -358,7 +359,7 @@ def main() -> None:
     versions = {"rankmesh": rm.__version__, "torch": torch.__version__, "megatron-core": version("megatron-core")}
     settings = {"hidden": given.hidden, "layers": given.layers, "budget": BUDGET, "ranks": RANKS}
     document = {"machine": machine, "versions": versions, "settings": settings, "cases": cases}
-    document["limits"] = before.get("limits", [])
+    document |= {"limits": before.get("limits", []), "limits_load": before.get("limits_load", 0.0)}
     record(given.json, document)
 
 
