@@ -85,8 +85,8 @@ def _start(watches: list[Watch | BackgroundGuard]) -> None:
     from rankmesh.debug.watch.switch import ACTIONS, start
 
     watches += start(os.environ)
-    wanted = setting(os.environ)
-    if watches and wanted is not None and wanted.guard and _programs:
+    wanted = setting(os.environ, []) if watches else None
+    if wanted is not None and wanted.guard and _programs:
         from rankmesh.guard.background import BackgroundGuard
 
         watches.append(BackgroundGuard(_programs[0], wanted.guard, ACTIONS[wanted.then], wanted.folder.absolute()))

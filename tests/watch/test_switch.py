@@ -111,11 +111,24 @@ def test_a_setting_that_cannot_be_read(text):
 
 
 @pytest.mark.long
-def test_a_job_with_a_setting_that_cannot_be_read(tmp_path):
-    """A job runs as without the variable, and says why it is not watched."""
-    statuses, printed = ended(begin(tmp_path, "again", RANKMESH="wach"))
+@pytest.mark.parametrize(
+    ("value", "line", "files"),
+    [
+        ("wach", "rankmesh: this job is not watched: RANKMESH='wach' cannot be read; set RANKMESH=watch", 0),
+        (
+            "watch:dir=here,slow=often,then=kill",
+            "rankmesh: slow=often and then=kill of RANKMESH cannot be read: ignored",
+            2,
+        ),
+    ],
+)
+def test_a_job_with_a_setting_that_cannot_be_read(tmp_path, value, line, files):
+    """One line tells it for all ranks, and the job runs as without the option, or without a watch."""
+    statuses, printed = ended(begin(tmp_path, "again", RANKMESH=value))
     assert statuses == [0, 0], printed
-    assert all("this process is not watched: RANKMESH='wach' cannot be read" in text for text in printed), printed
+    assert sum(text.count("cannot be read") for text in printed) == 1, printed
+    assert any(line in text for text in printed), printed
+    assert len([*tmp_path.rglob("rank*.json.gz")]) == files
 
 
 PROGRAMS = {

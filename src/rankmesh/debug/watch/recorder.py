@@ -57,7 +57,7 @@ def prepare(calls: int = CALLS, *, slow: bool = False) -> None:
     """
     os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", str(calls)))
     with suppress(ConnectError):  # which whoever starts the watch reports
-        wanted = setting(os.environ)
+        wanted = setting(os.environ, [])
         slow = slow if wanted is None else wanted.slow > 0
     if slow:
         os.environ.setdefault("TORCH_NCCL_ENABLE_TIMING", "1")

@@ -13,9 +13,10 @@ Setting(folder=PosixPath('rankmesh-watch/71'), after=120.0, then='abort', slow=6
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from rankmesh.errors import ConnectError, quoted
 
@@ -43,32 +44,64 @@ class Setting:
     guard: int | None = None
 
 
-def setting(environment: Mapping[str, str]) -> Setting | None:
-    """Return what the environment asks for, None for nothing; ``ConnectError`` for a value that cannot be read."""
+def setting(environment: Mapping[str, str], ignored: list[str] | None = None) -> Setting | None:
+    """Return what the environment asks for, None for nothing; ``ConnectError`` for a value that cannot be read.
+
+    With ``ignored``, that gets the options that cannot be read, and they keep their defaults.
+    """
     text, recorded = environment.get(SWITCH, ""), environment.get("RANKMESH_RECORD", "")
     if not text:
         return Setting(Path(recorded)) if recorded else None
     word, _, listed = text.partition(":")
-    options = dict(part.partition("=")[::2] for part in filter(None, listed.split(",")))
-    folder = options.pop("dir", "") or recorded or f"rankmesh-watch/{_job(environment)}"
-    after, then, pause = options.pop("after", ""), options.pop("then", "log"), options.pop("slow", "60")
-    guard = options.pop("guard", "0")
-    seconds, slow = _seconds(after) if after else None, _seconds(pause)
-    invalid = seconds == 0 or (slow == 0 and pause.strip("0.") != "") or not (guard.isdecimal() and len(guard) < 10)
-    if word != "watch" or options or then not in _THEN or invalid:
+    options, wrong = dict[str, Any](), list[str]()
+    for option in filter(None, listed.split(",")):
+        name, _, value = option.partition("=")
+        try:
+            options[name] = _OPTIONS[name](value)
+        except (KeyError, ValueError):
+            wrong.append(option)
+    if word != "watch" or (wrong and ignored is None):
         raise ConnectError(
             f"{SWITCH}={quoted(text)} cannot be read; set {SWITCH}=watch, or "
             f"{SWITCH}=watch:dir=FOLDER,after=SECONDS,then=log|abort|exit,slow=SECONDS,guard=STEPS",
         )
-    return Setting(Path(folder), seconds, then, slow, int(guard) or None)
+    if ignored is not None:
+        ignored += wrong
+    return Setting(Path(options.pop("dir", "") or recorded or f"rankmesh-watch/{_job(environment)}"), **options)
 
 
 def _seconds(text: str) -> float:
-    """Return a number of seconds, 0 for anything else."""
-    try:
-        return max(float(text), 0.0) if float(text) < 10**9 else 0.0
-    except ValueError:
-        return 0.0
+    if not 0 <= float(text) < 10**9:
+        raise ValueError
+    return float(text)
+
+
+def _after(text: str) -> float:
+    if not _seconds(text):
+        raise ValueError
+    return float(text)
+
+
+def _then(text: str) -> str:
+    if text not in _THEN:
+        raise ValueError
+    return text
+
+
+def _steps(text: str) -> int | None:
+    if not (text.isdecimal() and len(text) < 10):
+        raise ValueError
+    return int(text) or None
+
+
+# What reads the value of each option, and raises ValueError for one that it cannot read.
+_OPTIONS: Mapping[str, Callable[[str], Any]] = {
+    "dir": str,
+    "after": _after,
+    "then": _then,
+    "slow": _seconds,
+    "guard": _steps,
+}
 
 
 def _job(environment: Mapping[str, str]) -> str:

@@ -7,6 +7,7 @@ import os
 import sys
 from collections.abc import Callable, Mapping
 from datetime import timedelta
+from functools import cache
 from itertools import count
 
 from rankmesh.backend.default import default_group
@@ -14,6 +15,7 @@ from rankmesh.debug.watch import watch
 from rankmesh.debug.watch.recorder import prepare
 from rankmesh.debug.watch.setting import SWITCH, setting
 from rankmesh.debug.watch.watch import Watch
+from rankmesh.errors import ConnectError
 from rankmesh.runtime.world import World
 
 __all__ = ["EXIT", "THEMSELVES", "begin", "start"]
@@ -30,12 +32,18 @@ def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
     """Watch over this rank of the world that was just initialised, if the environment asks for it.
 
     Returns its watch, and none for a world of one, of a backend without recordings, or that is watched already; a job
-    that survives, and a check, watch over their worlds themselves.
+    that survives, and a check, watch over their worlds themselves. What cannot be read is told by rank 0 alone.
     """
-    wanted = setting(environment)
+    world, ignored = default_group(), list[str]()
+    try:
+        wanted = setting(environment, ignored)
+    except ConnectError as error:
+        wanted = None
+        _log_once(world.rank, f"this job is not watched: {error}")
+    if ignored:
+        _log_once(world.rank, f"{' and '.join(ignored)} of {SWITCH} cannot be read: ignored")
     if wanted is None:
         return []
-    world = default_group()
     if world.size == 1 or not {"gloo", "nccl"} & {*world.backend.replace(",", ":").split(":")}:
         return []
     if World.current().diagnosing or any(name in sys.modules for name in THEMSELVES):
@@ -46,11 +54,19 @@ def start(environment: Mapping[str, str] = os.environ) -> list[Watch]:
     return [Watch(wanted.folder.absolute(), after, then=ACTIONS[wanted.then], anew=anew, slow=wanted.slow)]
 
 
+@cache
+def _log_once(rank: int, line: str) -> None:
+    """Log a line once in a job, whose worlds may be many."""
+    if rank == 0:
+        _log.warning("rankmesh: %s", line)
+
+
 def begin(record: bool | str | os.PathLike[str]) -> Callable[[], list[Callable[[], None]]]:
     """Record from now on, for ``rm.init(record=)``; what starts the watch of the world, and returns what ends it.
 
     The environment goes before ``record``. torch has started its watch already, where it loads entry points.
     """
+    setting(os.environ)  # on all ranks, where a program asks for it, what cannot be read is an error
     prepare(slow=True)
 
     def started() -> list[Callable[[], None]]:
