@@ -161,12 +161,8 @@ def export_difference(folder: Path, difference: Mapping[str, Any], run: str) -> 
     ranks = ",".join(map(str, difference["ranks"]))
     labels = {"tensor": difference["tensor"], "ranks": ranks}
     _write(folder / FILE, {"difference_step": [(labels, difference["step"])]}, run)
-    with suppress(ImportError):
-        from opentelemetry import trace
-        from opentelemetry.context import Context
-
-        about = {f"rankmesh.{name}": value for name, value in {**difference, "ranks": ranks}.items()}
-        trace.get_tracer("rankmesh").start_span("rankmesh.difference", context=Context(), attributes=about).end()
+    if (begun := _begun("rankmesh.difference", {**difference, "ranks": ranks})) is not None:
+        begun.end()
 
 
 def _write(path: Path, samples: _Samples, run: str) -> None:
@@ -199,35 +195,29 @@ def send_trace(found: Metrics) -> None:
     """Send a span of the hang with the diagnosis as its event, and one of each call that ranks wait in."""
     if not found.cause:
         return
-    try:
-        from opentelemetry import trace
-        from opentelemetry.context import Context
-    except ImportError:
-        return
-    tracer = trace.get_tracer("rankmesh")
     kept = ("cause", "ranks", "kind", "group", "call", "operation")
-    about = {f"rankmesh.{name}": found.cause[name] for name in kept} | {"rankmesh.slowest_kind": found.slowest}
+    about = {name: found.cause[name] for name in kept} | {"slowest_kind": found.slowest}
     longest = max(found.waiting.values(), default=0.0)
-    hang = tracer.start_span(
-        "rankmesh.hang", context=Context(), attributes=about, start_time=found.time - int(longest * 1e9)
-    )
-    behind = _highest((f"rankmesh.calls_behind.{kind}", number) for (_, kind), number in found.behind.items())
-    more = {"rankmesh.verdict": found.verdict, "rankmesh.states": found.states, "rankmesh.waiting_seconds": longest}
-    hang.add_event("rankmesh.diagnosis", attributes=about | more | behind, timestamp=found.time)
+    if (hang := _begun("rankmesh.hang", about, found.time - int(longest * 1e9))) is None:
+        return
+    from opentelemetry import trace
+
+    behind = _highest((f"calls_behind.{kind}", number) for (_, kind), number in found.behind.items())
+    more = {"verdict": found.verdict, "states": found.states, "waiting_seconds": longest}
+    hang.add_event("rankmesh.diagnosis", attributes=_named(about | more | behind), timestamp=found.time)
     hang.set_status(trace.StatusCode.ERROR, found.verdict)
-    inside = trace.set_span_in_context(hang, Context())
     for call, seconds in found.calls[:_TRACED]:
         waits: dict[str, Any] = {
-            "rankmesh.kind": call.group.kind,
-            "rankmesh.group": call.group.label,
-            "rankmesh.operation": call.operation,
-            "rankmesh.call": call.number,
-            "rankmesh.ranks": call.waiting,
-            "rankmesh.missing": call.missing,
-            "rankmesh.waiting_seconds": seconds,
+            "kind": call.group.kind,
+            "group": call.group.label,
+            "operation": call.operation,
+            "call": call.number,
+            "ranks": call.waiting,
+            "missing": call.missing,
+            "waiting_seconds": seconds,
         }
-        began = found.time - int(seconds * 1e9)
-        tracer.start_span("rankmesh.wait", context=inside, attributes=waits, start_time=began).end(found.time)
+        if (wait := _begun("rankmesh.wait", waits, found.time - int(seconds * 1e9), hang)) is not None:
+            wait.end(found.time)
     hang.end(found.time)
     # A provider of the API alone has nothing to send.
     if (flush := getattr(trace.get_tracer_provider(), "force_flush", None)) is not None:
@@ -236,12 +226,22 @@ def send_trace(found: Metrics) -> None:
 
 def send_slow(report: SlowReport) -> None:
     """Send a span of each finding, since it began."""
-    with suppress(ImportError):
+    for one in report.findings:
+        about = {name: value for name, value in one.to_dict().items() if value is not None}
+        if (begun := _begun("rankmesh.slow", about, int(one.since * 1e9))) is not None:
+            begun.end(int(report.time * 1e9))
+
+
+def _begun(name: str, about: Mapping[str, Any], began: int | None = None, inside: Any = None) -> Any:
+    """Start a span, in a trace of its own or inside another span; None without OpenTelemetry's API."""
+    try:
         from opentelemetry import trace
         from opentelemetry.context import Context
+    except ImportError:
+        return None
+    context = Context() if inside is None else trace.set_span_in_context(inside, Context())
+    return trace.get_tracer("rankmesh").start_span(name, context=context, attributes=_named(about), start_time=began)
 
-        tracer, now = trace.get_tracer("rankmesh"), int(report.time * 1e9)
-        for one in report.findings:
-            about = {f"rankmesh.{name}": value for name, value in one.to_dict().items() if value is not None}
-            began = int(one.since * 1e9)
-            tracer.start_span("rankmesh.slow", context=Context(), attributes=about, start_time=began).end(now)
+
+def _named(about: Mapping[str, Any]) -> dict[str, Any]:
+    return {f"rankmesh.{name}": value for name, value in about.items()}
