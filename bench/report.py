@@ -389,6 +389,7 @@ def _survive(found: Found) -> dict[str, Any]:
         "phases": table("|".join(killed[0]), [tuple(phases)]),
         "megabytes": f"{found['commit']['state'] / _MIB:.0f}",
         "commit": _commit(found["commit"]),
+        "held": _held(found["held"]),
         **_changes(found["changes"]),
     }
 
@@ -406,6 +407,25 @@ def _changes(found: Sequence[Found]) -> dict[str, str]:
             phases = ", ".join(f"{name} {share:.0%}" for name, share in shares.items())
             rows.append((str(size["ranks"]), way, f"{median(whole[way]):.1f}", phases))
     return {"changes": table("ranks|way|seconds|share by phase", rows), "restart": ", ".join(ratios)}
+
+
+def _held(found: Sequence[Found]) -> str:
+    """Return processor times as multiples of one copy of what a rank holds, and peaks as multiples of its bytes."""
+    rows = []
+    for case in found:
+        first, changed, same = case["epochs"]
+        copies = [
+            f"{epoch[call]['processor'] / epoch['copy']['processor']:.1f}"
+            for epoch, call in ((first, "commit"), (changed, "hold"), (same, "hold"))
+        ]
+        read = f"{same['hold']['processor'] / same['read']['processor']:.1f}"
+        # Before a change a rank keeps two snapshots of what it held then, which may be more.
+        peaks = [
+            epoch["peak"] / max(epoch["bytes"], before["bytes"]) for before, epoch in ((first, changed), (same, same))
+        ]
+        rows.append((case["ranks"], f"{same['bytes'] / _MIB:g}", *copies, read, *(f"{peak:.2f}" for peak in peaks)))
+    head = "ranks|MiB|commit|hold after a change|hold, the same shards|that in reads|peak, change|peak, same shards"
+    return table(head, rows, "rrrrrrrr")
 
 
 def _commit(found: Found) -> str:

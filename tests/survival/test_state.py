@@ -17,7 +17,7 @@ from unittest import mock
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.sockets import free_port
 from tests.transfer import brute
@@ -227,6 +227,83 @@ def test_the_memory_of_snapshots_is_kept_from_epoch_to_epoch():
     assert spare == []
 
 
+@pytest.mark.parametrize(
+    ("blocks", "taken", "left"),
+    [
+        ([100, 128, 300], 1, [100, 300]),  # the smallest that is large enough
+        ([128, 300], 0, [300]),
+        ([300], 0, [172]),  # what is left of it suits the next snapshot
+        ([140], 0, []),
+        ([250, 90], None, []),  # too much would be left of one, the other is too small: nothing here is of use
+    ],
+)
+def test_memory_of_another_size_is_used_or_freed(blocks, taken, left):
+    """A snapshot of 128 bytes: where its layout has changed, a job does not keep more memory than the new one needs."""
+    spare = [torch.zeros(size, dtype=torch.uint8) for size in blocks]
+    given = [one.data_ptr() for one in spare]
+    memory = Snapshot({"a": torch.zeros(32)}, spare=spare).memory
+    assert memory.nbytes == 128
+    assert (memory.data_ptr() in given) == (taken is not None)
+    assert taken is None or memory.data_ptr() == given[taken]
+    assert [one.nbytes for one in spare] == left
+
+
+@st.composite
+def epochs(draw):
+    """What a rank holds in two epochs that follow each other: often the same; the mesh, and the rank in each."""
+    mesh = Mesh(**draw(st.sampled_from([{"tp": 2, "dp": 2}, {"dp": 3}, {"tp": 2, "pp": 2, "dp": 2}])))
+    kinds = {}
+    for number in range(draw(st.integers(1, 3))):
+        shape = draw(st.sampled_from([(), (5,), (7, 3)]))
+        dtype = draw(st.sampled_from(["float32", "int64", "bfloat16"]))
+        kinds[f"w{number}"] = draw(st.lists(shardings(mesh, shape, dtype), min_size=1, max_size=2))
+    both = [{name: draw(st.sampled_from(some)) for name, some in kinds.items()} for _ in range(2)]
+    rank = st.integers(0, mesh.size - 1)
+    at = draw(rank)
+    return mesh, both, (at, draw(st.one_of(st.just(at), rank))), draw(st.integers(0, 1))
+
+
+def _local(stored, rank, padding):
+    found = {name: brute.local(one, rank) for name, one in stored.items()}
+    dtypes = {name: getattr(torch, one.dtype) for name, one in stored.items()}
+    return {
+        name: torch.where(torch.tensor(one) < 0, padding, torch.tensor(one)).to(dtypes[name])
+        for name, one in found.items()
+        if one is not None
+    }
+
+
+_PADDED = {"w": Sharding(Mesh(dp=2), ("dp",), (5,), padded={0: 6})}
+
+
+@given(epochs())
+@example((Mesh(dp=2), [_PADDED, _PADDED], (1, 1), 0))
+def test_the_first_snapshot_of_an_epoch_is_what_a_copy_would_be(found):
+    """Also where it is the last epoch's, which a rank goes on with if it held the same shards; both epochs keep it."""
+    mesh, (before, now), (was, rank), redundancy = found
+
+    def epoch(stored, rank, padding=-2):
+        layout = StateLayout(mesh, stored, ("a",) * mesh.size, redundancy)
+        return EpochState(0, layout, _local(stored, rank, padding), rank=rank, device=torch.device("cpu"), spare=[])
+
+    old, new, copied = epoch(before, was, padding=-1), epoch(now, rank), epoch(now, rank)
+    with mock.patch.object(Copies, "send"), mock.patch.object(Copies, "wait"):
+        old.commit(6, lambda call: call(), tuple)
+        new.commit(6, lambda call: call(), tuple, old)
+        copied.commit(6, lambda call: call(), tuple)
+    first, expected = new.snapshots[6], copied.snapshots[6]
+    assert [*first.tensors] == [*expected.tensors]
+    assert all(torch.equal(one, expected.tensors[name]) for name, one in first.tensors.items())
+    assert all(one.dtype == expected.tensors[name].dtype for name, one in first.tensors.items())
+    assert first.memory.nbytes == expected.memory.nbytes
+    if (before, was) == (now, rank) and not any(one.padded for one in now.values()):
+        assert first is old.snapshots[6]
+    old.keep(())
+    assert all(one is not first.memory for one in old._spare)
+    new.keep(())
+    assert new._spare == [first.memory]
+
+
 def _single_rank(tensors, spare=None):
     """What a single rank holds."""
     layout = StateLayout(Mesh(dp=1), {}, ("a",), 0)
@@ -321,7 +398,7 @@ def test_a_step_counts_when_the_copies_of_it_have_arrived():
             copies.send(step, snapshot)
             assert step in copies.steps()
         assert copies.steps() == {3, 4}
-    assert [one.memory.nbytes for one in copies.kept[1].values()] == [8, 8]
+        assert [one.memory.nbytes for one in copies.kept[1].values()] == [8, 8]
 
 
 def test_what_restore_gives_has_to_be_the_box():

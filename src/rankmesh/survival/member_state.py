@@ -75,9 +75,10 @@ class MemberState:
         if job.rank == 0 and not self._warned:
             self._warned = new.warn_of_fewer_copies()
         self._restored(new)
-        if machine.source is not None and (old := self._state_of(machine.source)) is not None:
+        if (old := None if machine.source is None else self._state_of(machine.source)) is not None:
             old.keep((machine.step, machine.equal))  # from which all go on if another member is lost
-        new.commit(machine.step, driver.entered.wait_for, partial(driver.check, job), wait=True)
+        new.commit(machine.step, driver.entered.wait_for, partial(driver.check, job), old)
+        new.settle(driver.entered.wait_for, partial(driver.check, job))
         if self._guard_every is not None:
             self._settle(driver.entered.wait_for(partial(self._guarded, job, new, self._guard_every)))
             new.equal_at = machine.step

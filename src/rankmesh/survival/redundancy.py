@@ -130,23 +130,38 @@ class ReplicaHolders:
         return tuple(ordered[: self.redundancy])
 
 
+def _memory(size: int, device: torch.device | None, spare: list[Tensor]) -> Tensor:
+    """Return memory for a snapshot, out of ``spare`` if a block there suits: its pages are there already.
+
+    What is left of a block suits the next snapshot, which is as large, or is little. Else nothing there is of use.
+    """
+    for block in sorted((one for one in spare if device in (None, one.device)), key=lambda one: one.nbytes):
+        left = block.nbytes - size
+        if left >= size > 0 or 0 <= left <= size // 8:
+            spare[:] = [one for one in spare if one is not block]
+            spare += [block[-(-size // _ALIGNED) * _ALIGNED :]] * (left >= size)
+            return block[:size]
+    spare.clear()
+    return torch.empty(size, dtype=torch.uint8, device=device)
+
+
 class Snapshot:
     """Tensors by name in one block of memory, with the order, shapes and dtypes of ``like``.
 
-    The block is taken out of ``spare`` if one there is large enough: its pages are there already.
+    The block is taken out of ``spare`` if one suits. ``epochs`` is how many epochs keep this snapshot.
     """
 
     def __init__(
         self, like: Mapping[str, Tensor], device: torch.device | None = None, spare: list[Tensor] | None = None
     ) -> None:
+        self.epochs = 1
         ends, end = {}, 0
         for name, tensor in like.items():
             start = -(-end // _ALIGNED) * _ALIGNED
             end = start + tensor.numel() * tensor.element_size()
             ends[name] = slice(start, end)
         device = device or next((tensor.device for tensor in like.values()), None)
-        fit = [n for n, one in enumerate(spare or ()) if one.nbytes >= end and device in (None, one.device)]
-        self.memory = spare.pop(fit[0])[:end] if spare and fit else torch.empty(end, dtype=torch.uint8, device=device)
+        self.memory = _memory(end, device, [] if spare is None else spare)
         self.tensors = {
             name: self.memory[ends[name]].view(tensor.dtype).view(tensor.shape) for name, tensor in like.items()
         }

@@ -30,7 +30,7 @@ from rankmesh.errors import ConnectError, LostState, PlanError, RankmeshError, q
 from rankmesh.guard.model_state import CurrentTensors
 from rankmesh.survival.redundancy import Copies, Snapshot, Snapshots, StateLayout, transfer
 from rankmesh.transfer.live.run import run
-from rankmesh.transfer.live.shards import local
+from rankmesh.transfer.live.shards import local, shards_of
 from rankmesh.transfer.live.stream import where
 
 if TYPE_CHECKING:
@@ -109,8 +109,10 @@ class EpochState:
         self.keep([step for step in self.snapshots if step <= after])
 
     def keep(self, steps: Collection[int | None]) -> None:
-        """Drop the snapshots of all other steps; their memory is spare."""
-        self._spare += [self.snapshots.pop(step).memory for step in [*self.snapshots] if step not in steps]
+        """Drop the snapshots of all other steps; their memory is spare, unless another epoch keeps it."""
+        for snapshot in [self.snapshots.pop(step) for step in [*self.snapshots] if step not in steps]:
+            snapshot.epochs -= 1
+            self._spare += [snapshot.memory] * (not snapshot.epochs)
 
     def warn_of_fewer_copies(self) -> bool:
         """Whether fewer copies than ``redundancy`` are kept of some shards, with a warning that says of which."""
@@ -126,39 +128,49 @@ class EpochState:
         )
         return True
 
-    def commit(self, step: int, wait_for: WaitFor, check: Callable[[], object], *, wait: bool = False) -> None:
+    def commit(self, step: int, wait_for: WaitFor, check: Callable[[], object], old: EpochState | None = None) -> None:
         """Keep the tensors as they are now, at the beginning of a step; not where ``check`` raises.
 
-        Copies for other ranks travel meanwhile, until the next commit; with ``wait`` until they are there. ``wait_for``
-        makes the calls that wait for them.
+        Copies for other ranks travel meanwhile, until the next commit; ``wait_for`` makes the calls that wait for them.
+        If the tensors were restored from an ``old`` epoch that had the same shards here, its snapshot is kept.
         """
         self.settle(wait_for, check)
-        snapshot = self._take(step, check)
+        snapshot = self._take(step, check, None if old is None else self._same_as(old, step))
         if self.copies is not None:
             self.copies.send(step, snapshot, self.equal_at)
-        if wait:
-            self.settle(wait_for, check)
 
     def settle(self, wait_for: WaitFor, check: Callable[[], object]) -> None:
         """Wait until the copies for other ranks of the last commit are there."""
         if self.copies is not None:
             wait_for(partial(self.copies.wait, check))
 
-    def _allocated(self) -> Snapshot:
-        """Return memory for a snapshot; what is sent to other ranks is in its beginning."""
+    @property
+    def _names(self) -> list[str]:
+        """The tensors in the order of a snapshot, which begins with what is sent to other ranks."""
         first = () if self.copies is None else self.copies.names
-        names = [*first, *(name for name in self.tensors if name not in first)]
-        return Snapshot({name: local(self.tensors[name]) for name in names}, spare=self._spare)
+        return [*first, *(name for name in self.tensors if name not in first)]
 
-    def _take(self, step: int, check: Callable[[], object]) -> Snapshot:
-        """Copy the tensors into a snapshot, which counts once they are copied."""
-        snapshot = self.snapshots.overwritten(step, self.equal_at)
+    def _same_as(self, old: EpochState, step: int) -> Snapshot | None:
+        """Return the snapshot of another epoch, which both keep, if it is what this epoch's would be."""
+        found = old.snapshots.get(step)
+        if found is None or [*found.tensors] != self._names or any(one.padded for one in self.shardings.values()):
+            return None
+        before, now = (shards_of(one.shardings, one.rank) for one in (old, self))
+        if any(before[name] != now[name] for name in self._names):
+            return None
+        found.epochs += 1
+        return found
+
+    def _take(self, step: int, check: Callable[[], object], snapshot: Snapshot | None) -> Snapshot:
+        """Return a snapshot of the tensors, if there is none yet; a copy counts once it is made."""
         if snapshot is None:
-            snapshot = self._allocated()
-        else:  # there are as many as this epoch needs
-            self._spare.clear()
-        snapshot.copy({name: local(tensor) for name, tensor in self.tensors.items()})
-        device_done(self._device, check)
+            snapshot = self.snapshots.overwritten(step, self.equal_at)
+            if snapshot is None:
+                snapshot = Snapshot({name: local(self.tensors[name]) for name in self._names}, spare=self._spare)
+            else:  # there are as many as this epoch needs
+                self._spare.clear()
+            snapshot.copy({name: local(tensor) for name, tensor in self.tensors.items()})
+            device_done(self._device, check)
         self.snapshots[step] = snapshot
         last = max(self.commits, default=-1)
         if self.commits.get(last) != step:
