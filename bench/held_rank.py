@@ -57,7 +57,7 @@ def _limits(tensors: list[torch.Tensor]) -> dict[str, dict[str, float]]:
     return {name: _median([_taken(call) for _ in range(TIMES)]) for name, call in calls.items()}
 
 
-def program(rows: int, size: int, report: Callable[[dict[str, Any]], None]) -> Callable[[rm.survival.Job], None]:
+def program(rows: int, size: int, report: Callable[[dict[str, Any]], object]) -> Callable[[rm.survival.Job], None]:
     """Return the function that ``rm.survive`` calls, on ``size`` ranks, with tensors of so many rows."""
     before = resident()
 
