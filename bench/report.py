@@ -389,7 +389,7 @@ def _survive(found: Found) -> dict[str, Any]:
         "phases": table("|".join(killed[0]), [tuple(phases)]),
         "megabytes": f"{found['commit']['state'] / _MIB:.0f}",
         "commit": _commit(found["commit"]),
-        "held": _held(found["held"]),
+        "hold": _hold(found["hold"]),
         **_changes(found["changes"]),
     }
 
@@ -409,7 +409,7 @@ def _changes(found: Sequence[Found]) -> dict[str, str]:
     return {"changes": table("ranks|way|seconds|share by phase", rows), "restart": ", ".join(ratios)}
 
 
-def _held(found: Sequence[Found]) -> str:
+def _hold(found: Sequence[Found]) -> str:
     """Return processor times as multiples of one copy of what a rank holds, and peaks as multiples of its bytes."""
     rows = []
     for case in found:

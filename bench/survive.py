@@ -9,9 +9,9 @@ copies      step, commit, the copies arrive    the same, and each rank keeps the
 guard       step, guard.step                   as much that both ranks hold, compared in each step: every=1
 ```
 
-``hold`` and ``commit`` at several sizes (`held`).
+``hold`` and ``commit`` at several sizes (`hold`).
 
-``python -m bench.survive [--rounds 8] [--losses 2] [--changes 2] [--held 1]``
+``python -m bench.survive [--rounds 8] [--losses 2] [--changes 2] [--hold 1]``
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from typing import Any
 import torch
 
 import rankmesh as rm
-from bench.held import CASES, measured_held
+from bench.hold import CASES, measured_hold
 from bench.lost import measured_losses
 from bench.processes import run_world
 from bench.relayout import SIZES, measured_changes
@@ -158,7 +158,7 @@ def _main() -> None:
     parser.add_argument("--rounds", type=int, default=8, help="steps of each kind for the cost of a commit; 0: keep it")
     parser.add_argument("--losses", type=int, default=2, help="rounds in which ranks are lost; 0: keep them")
     parser.add_argument("--changes", type=int, default=2, help="rounds in which the layout changes; 0: keep them")
-    parser.add_argument("--held", type=int, default=1, help="measure hold and commit at each size; 0: keep them")
+    parser.add_argument("--hold", type=int, default=1, help="measure hold and commit at each size; 0: keep them")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
     given = parser.parse_args()
     found: dict[str, Any] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
@@ -166,7 +166,7 @@ def _main() -> None:
         ("commit", "--rounds", given.rounds),
         ("losses", "--losses", given.losses),
         ("changes", "--changes", given.changes),
-        ("held", "--held", given.held),
+        ("hold", "--hold", given.hold),
     ):
         if not number and name not in found:
             parser.error(f"{given.json} has no figures to keep where {option} is 0; give {option} above 0")
@@ -177,8 +177,8 @@ def _main() -> None:
         found["load"] = round(os.getloadavg()[0], 1)
     if given.changes:
         found["changes"] = [measured_changes(given.changes, ranks=ranks) for ranks in SIZES]
-    if given.held:
-        found["held"] = [measured_held(ranks, count) for ranks, count in CASES]
+    if given.hold:
+        found["hold"] = [measured_hold(ranks, count) for ranks, count in CASES]
     record(given.json, found)
 
 

@@ -1,4 +1,4 @@
-"""One rank whose state goes from layout to layout: ``python -m bench.held_rank FOLDER BYTES REDUNDANCY``.
+"""One rank whose state goes from layout to layout: ``python -m bench.hold_rank FOLDER BYTES REDUNDANCY``.
 
 ```
 epoch 0   dp=all            hold, commits    every rank holds everything: BYTES

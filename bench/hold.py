@@ -16,23 +16,23 @@ from typing import Any
 
 from bench.lost import environment
 
-__all__ = ["CASES", "measured_held"]
+__all__ = ["CASES", "measured_hold"]
 
 # Ranks, and bytes that each holds at first.
 CASES = ((4, 1 << 20), (4, 64 << 20), (4, 512 << 20), (8, 64 << 20), (16, 64 << 20))
 _ROOT = Path(__file__).parents[1]
 
 
-def measured_held(ranks: int, count: int, *, redundancy: int = 0, limit: float = 300.0) -> dict[str, Any]:
+def measured_hold(ranks: int, count: int, *, redundancy: int = 0, limit: float = 300.0) -> dict[str, Any]:
     """Measure one job: for each epoch medians over the ranks, but for the highest peak."""
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks)]
-    with tempfile.TemporaryDirectory(prefix="rankmesh-held-") as name:
-        command = [*launcher, "-m", "bench.held_rank", name, str(count), str(redundancy)]
+    with tempfile.TemporaryDirectory(prefix="rankmesh-hold-") as name:
+        command = [*launcher, "-m", "bench.hold_rank", name, str(count), str(redundancy)]
         done = subprocess.run(  # noqa: S603 - this program's own
             command, env=environment(), cwd=_ROOT, capture_output=True, text=True, timeout=limit, check=False
         )
         if done.returncode:
-            raise RuntimeError(f"bench.held_rank failed with status {done.returncode}: {done.stderr[-1500:]}")
+            raise RuntimeError(f"bench.hold_rank failed with status {done.returncode}: {done.stderr[-1500:]}")
         lines = [json.loads(line) for path in Path(name).glob("*.jsonl") for line in path.read_text().splitlines()]
     return {"ranks": ranks, "bytes": count, "epochs": [_epoch(lines, number) for number in range(3)]}
 
