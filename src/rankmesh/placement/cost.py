@@ -82,7 +82,7 @@ class DeviceUnits:
 
     @cached_property
     def binary(self) -> bool:
-        """Whether a unit of each level has the same power of two of consecutive devices, so that bits tell it."""
+        """Return whether each level has units of one power of two of consecutive devices, so that bits tell them."""
         devices = np.arange(self.units.shape[1])
         widths = [int(np.argmax(row != row[0])) or len(devices) for row in self.units]
         return all(
@@ -129,7 +129,7 @@ def bitwise(devices: IntArray) -> bool:
 
 
 class HopCounts:
-    """How the groups of one kind lie on a machine under each of several placements.
+    """The groups of one kind on a machine, under each of several placements.
 
     ``groups`` are positions ``(groups, size)``, ``devices`` the device of each position ``(placements, positions)``.
     Each method returns a value for each placement. ``stages``: the pipeline stage of each group, whose members come to

@@ -31,7 +31,7 @@ __all__ = ["Crossings", "crossings", "hops", "widest"]
 
 @dataclass(frozen=True)
 class Crossings:
-    """How one kind of group is spread over the hosts, or over the units of another level.
+    """The spread of one kind of group over the hosts, or over the units of another level.
 
     ``groups``    how many groups of the kind there are
     ``crossing``  how many of them have members on more than one host
@@ -46,7 +46,7 @@ class Crossings:
 
 
 def hops(ranks: IntArray) -> tuple[IntArray, IntArray]:
-    """Return where each hop of a ring starts and ends; groups along the last axis, same shape."""
+    """Return the start and the end of each hop of a ring: groups along the last axis, same shape."""
     return ranks, np.roll(ranks, -1, axis=-1)
 
 

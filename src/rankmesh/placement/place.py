@@ -106,7 +106,7 @@ class Placed:
     links: str = ""
 
     def to_dict(self) -> dict[str, object]:
-        """Return what ``rankmesh place --json`` prints; ``devices``: of each host, in the order of its positions."""
+        """Return the data of ``rankmesh place --json``; ``devices``: of each host, in the order of its positions."""
         data = {
             "order": self.order,
             "rank_map": list(self.rank_map),
@@ -131,7 +131,7 @@ class Placed:
 
     @property
     def unchanged(self) -> bool:
-        """Whether the ranks ascend, so that the launcher's order is the placement."""
+        """Return whether the ranks ascend, so that the launcher's order is the placement."""
         return self.rank_map == tuple(sorted(self.rank_map))
 
     def to_json(self) -> str:
@@ -147,7 +147,7 @@ class Placed:
         return report.hostfile(self)
 
     def by_host(self) -> dict[str, str]:
-        """Return what each host holds, by axes: ``{"node2": "tp 0-7 of dp 0"}``; hosts in natural order."""
+        """Return the coordinates on each host, by axes: ``{"node2": "tp 0-7 of dp 0"}``; hosts in natural order."""
         return report.by_host(self)
 
     def __repr__(self) -> str:

@@ -116,7 +116,7 @@ def _shards(copies: int, training: Training) -> tuple[int, int]:
 
 
 class Links:
-    """How the groups of a plan lie on a cluster under one placement or several: seconds of what they send."""
+    """The groups of a plan on a cluster, under one placement or several: the seconds of their messages."""
 
     def __init__(self, plan: Plan, cluster: Cluster, backend: str = "nccl", device: Device = DEVICES["h100"]) -> None:
         self.roles, self.backend = Roles.of(plan), backend
@@ -154,7 +154,7 @@ class Links:
 
     @property
     def many(self) -> int:
-        """How many placements there are."""
+        """The number of placements."""
         return len(self._devices)
 
     def seconds(self, name: str, messages: Sequence[Message], stage: int | None = None) -> Seconds:

@@ -74,7 +74,7 @@ def lines(placed: Placed, saved: str | None = None, hostfile: str | None = None)
 
 
 def saving(placed: Placed) -> str:
-    """Return what a step's communication costs before and after, and the predicted step, in one sentence."""
+    """Return the cost of a step's communication before and after, and the predicted step, in one sentence."""
     before, after = placed.before, placed.cost
     step = ""
     if placed.step is not None and placed.step_before is not None:
@@ -183,7 +183,7 @@ def _runs(hosts: Iterable[str]) -> list[str]:
 
 
 def _segment(placed: Placed) -> int | None:
-    """Return how many hosts Slurm should keep in one block: the most hosts of a group within a block; None if 1."""
+    """Return the number of hosts for one block of Slurm: the most hosts of a group within a block; None if 1."""
     cluster = placed.cluster
     within = [kind.name for kind in placed.kinds if kind.level == SEGMENTS]
     if not within or cluster.level(SEGMENTS) <= cluster.host_level:
@@ -200,7 +200,7 @@ def searched(placed: Placed) -> str:
 
 
 def by_host(placed: Placed, count: int | None = None) -> dict[str, str]:
-    """Return what each host, or the first ``count`` hosts, hold by coordinates; see ``Placed.by_host``."""
+    """Return the coordinates that each host, or each of the first ``count`` hosts, holds; see ``Placed.by_host``."""
     mesh = placed.plan.mesh
     axes = {name: size for name, size in mesh.axes.items() if size > 1}
     hosts = placed.cluster.hosts_of(np.asarray(placed.rank_map))

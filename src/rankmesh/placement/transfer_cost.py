@@ -49,7 +49,7 @@ def links(flows: Flows, cluster: Cluster) -> list[Link]:
 
 
 def seconds(flows: Flows, cluster: Cluster) -> float:
-    """Return how long the transfer takes by the cluster's latencies and bandwidths, if all of it travels at once."""
+    """Return the transfer's seconds by the cluster's latencies and bandwidths, if all of it travels at once."""
     slowest = 0.0
     size = cluster.size
     for ranks in (flows.source, flows.target):

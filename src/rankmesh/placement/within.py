@@ -157,7 +157,7 @@ def _refused(
 
 
 def segments(cluster: Cluster, level: int, together: int, size: int) -> tuple[int, int] | None:
-    """Return how many segments of how many hosts hold ``size`` ranks, sets of ``together`` whole within a level.
+    """Return the numbers of segments, and of hosts in each, for ``size`` ranks, sets of ``together`` whole in a level.
 
     None where whole hosts do not make a set, and where the largest unit of the level has too few of them.
 

@@ -67,7 +67,7 @@ class Config:
 
 
 def _source(reading: Reading) -> str:
-    """Return what a line sets, and the other lines of its value."""
+    """Return the option that a line sets, and the other lines of its value."""
     lines = " and ".join(map(str, reading.also))
     return f"{reading.argument}, from line{'s' if len(reading.also) > 1 else ''} {lines}" if lines else reading.argument
 

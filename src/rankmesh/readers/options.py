@@ -92,7 +92,7 @@ class Options:
 
     @property
     def is_command(self) -> bool:
-        """Whether these are flags, of a command or of a file of them, and not the values of a document."""
+        """Return whether these are flags, of a command or of a file of them, and not the values of a document."""
         return bool(self.command.words) or self.command.line > 0
 
     @property

@@ -462,7 +462,7 @@ class _Reader:
         return self.at
 
     def dollar(self, *, quoted: bool) -> Word:
-        """Return what an expansion becomes."""
+        """Return the value of an expansion."""
         start, found, other = self.at, _NAME.match(self.text, self.at), _OTHER.match(self.text, self.at)
         if found:
             self.at, default = found.end(), list[Part]()

@@ -191,7 +191,7 @@ class SimulatedGroup(PythonGroup):
 
     @property
     def calls_made(self) -> int:
-        """How many calls this rank has made on the group."""
+        """The number of calls that this rank has made on the group."""
         return self._posted
 
     def __repr__(self) -> str:

@@ -56,7 +56,7 @@ class RankContext:
 
     @property
     def is_observed(self) -> bool:
-        """Whether someone observes the calls."""
+        """Return whether someone observes the calls."""
         return self.simulation.observer is not None
 
     def make(self, name: str, ranks: Sequence[int], desc: str, *, meet: bool) -> SimulatedGroup:
@@ -247,7 +247,7 @@ class Simulation:
             pending.channel.fail([pending], "deadlock", text)
 
     def doing(self, rank: int) -> str:
-        """Return what a rank does or how it ended, in words."""
+        """Return the state of a rank in words: its call, or its end."""
         if rank in self.ends:
             return self.ends[rank]
         waiting = self.scheduler.waiting.get(rank)

@@ -25,7 +25,7 @@ class Keys:
 
     @property
     def here(self) -> bool:
-        """Whether all of them are there now."""
+        """Return whether all of them are there now."""
         return all(key in self.store.data for key in self.keys)
 
     def __str__(self) -> str:
@@ -132,5 +132,5 @@ class ServedStore(SimulatedStore):
 
 
 def unreachable(server: int) -> Exception:
-    """Return what torch raises where a store is gone."""
+    """Return the error that torch raises for a store that is gone."""
     return dist.DistNetworkError(f"the connection to the store of member {server} was closed")

@@ -1,4 +1,4 @@
-"""What the members agree on when an epoch ends: pure functions of what each of them reports.
+"""The agreement of the members when an epoch ends: pure functions of what each of them reports.
 
 ```
 reports of those that arrived ──> who is lost ──> the next members ──> the step that all of them can have
@@ -171,7 +171,7 @@ def conclude(
     before: int | None = None,
     refused: Mapping[str, str] | None = None,
 ) -> Outcome:
-    """How the job goes on after ``epoch``, by the reports of the members that arrived.
+    """Return the continuation of the job after ``epoch``, by the reports of the members that arrived.
 
     ``history`` has the members of this epoch, and of those before of which there may be snapshots; ``gone`` are the
     members that did not arrive and whose ports refuse connections, which is no proof that they have ended. ``raised``,
@@ -184,7 +184,7 @@ def conclude(
 
 @dataclass(frozen=True)
 class _Found:
-    """What the reports of an epoch tell: ``there`` are the members at a rank that have reported, ``returned`` ranks.
+    """The reports of an epoch: ``there`` are the members at a rank that have reported, ``returned`` ranks.
 
     ``ended`` names the member that reports each process that has ended; ``began`` the members that began the change if
     nobody is lost for it; ``undone`` why all go back to the layout before; ``following`` the next members, or why there
@@ -365,7 +365,7 @@ CONDITIONS: tuple[Callable[[_Found], Outcome | None], ...] = (
 
 
 def may_go_on(here: Collection[int], alive: Collection[int]) -> bool:
-    """Whether the members ``here`` may go on without the others of those that are not known to have ended.
+    """Return whether the members ``here`` may go on without the others of those that are not known to have ended.
 
     More than half of them may, and half with the lowest one: of two parts that cannot reach each other, at most one.
     """

@@ -42,7 +42,7 @@ def address_of(text: str, what: str, key: JobKey | None) -> tuple[Address, JobKe
 
 
 def status(address: str) -> Message:
-    """Return what a member states: epoch, plan, step, members, spares, and what the last change was and took."""
+    """Return a member's status: epoch, plan, step, members, spares, and the last change with its seconds."""
     reply = _reply(address, {"what": "status"})
     return {**reply, "epoch": Epoch.read(reply["epoch"]).number}
 

@@ -1,4 +1,4 @@
-"""What travels on one connection between two processes that have the key of the job, and the end that sends requests.
+"""The lines on one connection between two processes that have the key of the job, and the end that sends requests.
 
 ```
 listener                                        client
@@ -82,7 +82,7 @@ class SealedLines:
 
 
 class Address(NamedTuple):
-    """Where a process replies, and its liveness port, 0 for none."""
+    """The address at which a process replies, and its liveness port, 0 for none."""
 
     host: str
     port: int
@@ -116,7 +116,7 @@ class Conversation:
 
     @property
     def events(self) -> int:
-        """What to poll the socket for."""
+        """The events to poll the socket for."""
         return selectors.EVENT_READ | (selectors.EVENT_WRITE if self._to_send else 0)
 
     def request(self, message: Message) -> None:

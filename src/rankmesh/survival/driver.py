@@ -108,12 +108,12 @@ class Driver:
 
     @property
     def unlimited(self) -> bool:
-        """Whether calls have no limit of their own: NCCL's have none, as torch's watchdog is off."""
+        """Return whether calls have no limit of their own: NCCL's have none, as torch's watchdog is off."""
         return self.peers.device.type == "cuda"
 
     @property
     def address(self) -> str:
-        """Where a process that joins reaches this member."""
+        """The contact by which a process that joins reaches this member."""
         found = self.peers.contacts.get(self.member)
         return f"{found.address}:{found.heartbeat}" if found else ""
 
@@ -131,7 +131,7 @@ class Driver:
     # -- events and actions -------------------------------------------------------------------------------------------
 
     def note(self, event: Callable[_P, _Result], *given: _P.args, **how: _P.kwargs) -> _Result:
-        """Return what the machine does with an event from which no action follows."""
+        """Pass the machine an event from which no action follows; return its answer."""
         with self._lock:
             return event(*given, **how)
 
@@ -166,7 +166,7 @@ class Driver:
             world.abort()
 
     def _reply(self, message: Message) -> Message:
-        """Return what this member replies to a message of another."""
+        """Return this member's reply to a message of another."""
         with self._lock:
             reply, actions = self.machine.received(message, self.rounds.server)
             if "last_change" in reply:

@@ -52,7 +52,7 @@ _ASKED = 8
 
 @dataclass(frozen=True, order=True)
 class Contact:
-    """Where a member is reached: its host and address, and the ports of what it has there.
+    """The contact of a member: its host and address, and its ports there.
 
     Its heartbeat, the store that it serves, and its liveness port, 0 for none.
     """
@@ -65,7 +65,7 @@ class Contact:
 
     @property
     def replies_at(self) -> Address:
-        """Where it replies to messages."""
+        """The address at which it replies to messages."""
         return Address(self.address, self.heartbeat, self.liveness)
 
     @classmethod
@@ -90,7 +90,7 @@ class Newcomers:
         return welcome
 
     def let_grow(self, members: Members) -> bool:
-        """Whether the plan may grow by them."""
+        """Return whether the plan may grow by them."""
         number = len(self.contacts)
         return number > 0 and members.larger(number) is not None
 
@@ -109,6 +109,6 @@ class Newcomers:
 
 
 def addresses(members: Iterable[int], contacts: Mapping[int, Contact]) -> list[tuple[str, int]]:
-    """Where the first of these reply to a process that joins."""
+    """Return the addresses at which the first of these reply to a process that joins."""
     known = [contacts[member] for member in members if member in contacts]
     return [(one.address, one.heartbeat) for one in known[:_ASKED]]

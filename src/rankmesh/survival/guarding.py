@@ -67,7 +67,7 @@ def replica_digests(state: EpochState, step: int) -> dict[str, int]:
 
 
 def are_equal(found: Iterable[Mapping[str, int]]) -> bool:
-    """Whether all replicas are equal, by the digests of each rank; not where a set has a single one left to compare.
+    """Return whether all replicas are equal, by each rank's digests; not where a set has a single one left to compare.
 
     >>> are_equal([{"0": 7}, {"0": 7}, {}]), are_equal([{"0": 7}]), are_equal([{"0": 7}, {"0": 8}])
     (True, False, False)

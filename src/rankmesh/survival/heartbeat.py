@@ -203,7 +203,7 @@ class _Watch:
 
     @property
     def _soon(self) -> float:
-        """When ``late`` is called, if no reply comes until then."""
+        """The time at which ``late`` is called, if no reply comes until then."""
         return self._replied + self._timeout - min(1.0, self._timeout / 4)
 
     def _warn(self) -> None:

@@ -75,7 +75,7 @@ Action = Abort | Announce
 
 @dataclass
 class Left:
-    """How this member left an epoch: ``train`` is ``done``, or an ``error`` ended it.
+    """The way in which this member left an epoch: ``train`` is ``done``, or an ``error`` ended it.
 
     ``first``: this member began the change; ``handled``: the program handles the error; ``suspicion``: the guard has
     found a difference, or its steps were being repeated.
@@ -89,7 +89,7 @@ class Left:
 
     @property
     def certain(self) -> bool:
-        """Whether the error is of the program for certain: a collective's error may be the loss of another member."""
+        """Return whether the error is the program's for certain: a collective's may be the loss of another member."""
         if self.error is None or self.handled:
             return False
         if isinstance(self.error, LostState | PlanError | Diverged):
@@ -99,7 +99,7 @@ class Left:
 
 @dataclass
 class _End:
-    """How an epoch ends: by a change of the members, or because the job is ``over``."""
+    """The end of an epoch: by a change of the members, or because the job is ``over``."""
 
     ended: bool = False
     over: bool = False
@@ -151,7 +151,7 @@ class Machine:
 
     @property
     def has_ended(self) -> bool:
-        """Whether this epoch has ended, which the others may announce before this member has entered it."""
+        """Return whether this epoch has ended, which the others may announce before this member has entered it."""
         return self._end_of(self.epoch).ended
 
     def _end_of(self, epoch: Epoch) -> _End:
@@ -169,7 +169,7 @@ class Machine:
 
     @property
     def unequal(self) -> bool:
-        """Whether nobody knows yet if replicas are equal at the step to begin with."""
+        """Return whether nobody knows yet if replicas are equal at the step to begin with."""
         return self.equal is not None and self.step > self.equal
 
     def compared(self, *, equal: bool) -> None:
@@ -224,7 +224,7 @@ class Machine:
 
     @property
     def status(self) -> Message:
-        """What this member states of the job to somebody outside."""
+        """The facts on the job that this member states to somebody outside."""
         members = self.members
         return {
             "plan": str(members.plan.mesh),
@@ -327,7 +327,7 @@ class Machine:
         loads: bool = False,
         equal: Mapping[int, int] | None = None,
     ) -> Report:
-        """Return what this member reports in the round: how it left the epoch, and what it has snapshots of."""
+        """Return this member's report in the round: how it left the epoch, and the steps of its snapshots."""
         end = self._end_of(self.epoch)
         text = "" if left.error is None else f"{type(left.error).__name__}: {first_line(left.error)}"[:200]
         return Report(
@@ -414,7 +414,7 @@ class Machine:
 
 
 def _what(before: Members, now: Members, lost: Collection[int]) -> str:
-    """Return what changed between the members of two epochs."""
+    """Return the changes between the members of two epochs."""
     if lost:
         return f"loss of members {', '.join(map(str, lost))}"
     if now.sizes != before.sizes:

@@ -1,4 +1,4 @@
-"""What a member holds: the state of this epoch, its last commits, copies for others, and what its guard has found.
+"""The state of a member: its tensors in this epoch, its last commits, copies for others, and what its guard has found.
 
 ```
 hold      restore what was held before ── first commit ── compare replicas ── all hold: what was held before goes
@@ -42,7 +42,7 @@ _log = logging.getLogger("rankmesh.survival")
 
 
 class MemberState:
-    """What one member holds; the program's thread alone changes it.
+    """The state that one member holds; only the program's thread changes it.
 
     ``redundancy``, ``load`` and ``guard_every`` are ``redundancy``, ``restore`` and ``guard`` of ``rm.survive``.
     """
@@ -160,7 +160,7 @@ class MemberState:
         state.settle(self._driver.entered.wait_for, partial(self._driver.check, job))
 
     def of_this_epoch(self, job: Job, call: str) -> EpochState:
-        """Return what is held in this epoch, for a call that needs it."""
+        """Return the state of this epoch, for a call that needs it."""
         self._driver.check(job)
         if (state := self._state_of(job.epoch)) is None:
             raise ConnectError(
@@ -251,7 +251,7 @@ class MemberState:
         return self._machine.suspicion if guarding is None else guarding.open
 
     def report(self, left: Left) -> Report:
-        """Return what this member reports of an epoch that it has left."""
+        """Return this member's report of an epoch that it has left."""
         state = self._state_of(self._driver.epoch.number)
         return self._driver.note(
             self._machine.report,

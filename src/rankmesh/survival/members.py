@@ -121,7 +121,7 @@ class Sizes:
         return None
 
     def replicas(self, plan: Plan) -> int:
-        """How many coordinates a plan has along the axis."""
+        """Return the number of coordinates that a plan has along the axis."""
         return 1 if self.shrink is None else plan.mesh.axes[self.shrink]
 
 

@@ -99,7 +99,7 @@ class Peers:
         self._here |= {member for member, contact in joined.items() if self._listens(contact)}
 
     def _listens(self, contact: Contact) -> bool | None:
-        """Whether the process at a contact lives, as the kernel of this host shows; None if it is on another one."""
+        """Return whether the process at a contact lives, by the kernel of this host; None if it is on another host."""
         if contact.address != self._contact.address:
             return None
         return listens_here(contact.address, contact.liveness or contact.heartbeat)
@@ -276,7 +276,7 @@ class Peers:
 
 
 def _with_key(contacts: list[dict[str, str | int]]) -> dict[str, object]:
-    """Return where the members are reached, and a new key if the launcher handed out none."""
+    """Return the contacts of the members, and a new key if the launcher handed out none."""
     keys = [contact.pop("key") for contact in contacts]
     differs = [rank for rank, fingerprint in enumerate(keys) if fingerprint != keys[0]]
     return {"contacts": contacts, "differs": differs, "key": "" if any(keys) else JobKey.new().text}

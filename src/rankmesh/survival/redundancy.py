@@ -49,7 +49,7 @@ _ALIGNED = 64
 
 
 def checked(redundancy: object, size: int) -> int:
-    """How many ranks keep copies, of ``size``; ``PlanError`` where there are not so many others."""
+    """Return the number of ranks, of ``size``, that keep copies; raise ``PlanError`` if there are fewer others."""
     number = integer(redundancy, "redundancy", least=0)
     if number >= size:
         raise PlanError(
@@ -315,7 +315,7 @@ class StateLayout:
 
     @classmethod
     def read(cls, text: str) -> StateLayout:
-        """Return what a text of another member states."""
+        """Return the layout in a text of another member."""
         mesh, different, numbered, hosts, redundancy = json.loads(text)
         here = Mesh.from_dict(mesh)
         shardings = [Sharding.from_dict(here, data) for data in different]

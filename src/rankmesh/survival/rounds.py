@@ -46,16 +46,16 @@ class Probe:
     _asked: float | None = None
 
     def alive(self, member: int) -> bool:
-        """Whether a member replies now."""
+        """Return whether a member replies now."""
         self.ask([member])
         return isinstance(self._last[member], dict)
 
     def gone(self, member: int) -> bool:
-        """Whether the ports of a member refuse connections."""
+        """Return whether the ports of a member refuse connections."""
         return self._last.get(member) == "gone"
 
     def went_on(self, member: int) -> bool:
-        """Whether a member was in a later epoch when it replied last, or in one that follows another agreement."""
+        """Return whether a member last replied from a later epoch, or from one that follows another agreement."""
         return self._is_elsewhere(self._last.get(member))
 
     def _is_elsewhere(self, reply: object) -> bool:
@@ -82,7 +82,7 @@ class Probe:
         return lowest if lowest < member and lowest not in self.evicted else None
 
     def serves_no_more(self, server: int) -> bool:
-        """Whether the member that serves this round takes part in another; it is asked a few times a timeout."""
+        """Return whether the member that serves this round takes part in another; it is asked a few times a timeout."""
         now = self.peers.now()
         self._asked = now if self._asked is None else self._asked
         if now - self._asked < _SLOW * self.timeout:
@@ -94,12 +94,12 @@ class Probe:
         return elsewhere or self.went_on(server)
 
     def any_may_arrive(self, members: Collection[int]) -> bool:
-        """Whether any of these members may still arrive; False once others have gone on."""
+        """Return whether any of these members may still arrive; False once others have gone on."""
         self.ask(members)
         return self.outcome() is None and any(map(self.may_arrive, members))
 
     def may_arrive(self, member: int) -> bool:
-        """Whether a member may still arrive, by what it replied last."""
+        """Return whether a member may still arrive, by what it replied last."""
         reply = self._last.get(member, {})
         if reply == "gone" or member in self.evicted:
             return False

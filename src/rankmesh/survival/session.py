@@ -64,7 +64,7 @@ class _Over(BaseException):
 
 
 def transport(reply: Callable[[Message], Message], join: str | None = None) -> Transport:
-    """Return how this process, or this simulated rank, reaches the others; ``join``: a member of a running job."""
+    """Return the transport of this process, or of this simulated rank; ``join``: a member of a running job."""
     simulated = torch_threads.this_rank()
     return Peers(reply, _LIMIT, join) if simulated is None else joined(simulated, reply)
 

@@ -108,7 +108,7 @@ class SimulatedPeers:
 
     @property
     def is_spare(self) -> bool:
-        """Whether this member waits, in this epoch."""
+        """Return whether this member waits, in this epoch."""
         return self._world is not None and not self._world.has_rank
 
     def exchange(self, members: Collection[int], message: Message, seconds: float) -> Mapping[int, Message | Presence]:
@@ -230,7 +230,7 @@ class SimulatedWorld(EpochWorld):
         return float(self._context.simulation.scheduler.clock - started)
 
     def wait_for(self, call: Callable[[], _Result]) -> _Result:
-        """Return what a call returns, on the thread of this rank: what it waits for ends with an abort."""
+        """Return the result of a call, on the thread of this rank: an abort ends its waits."""
         return call()
 
     def watch(self, limit: float | None, diagnosed: object) -> None:

@@ -67,7 +67,7 @@ class Writes:
 
 
 class EpochState:
-    """What a member holds in an epoch: its tensors by name, how each is sharded, and copies of its last steps.
+    """The state of a member in an epoch: its tensors by name, the sharding of each, and copies of its last steps.
 
     ``rank`` is this one. If other ranks keep the shards that have no replica, this one keeps some of theirs: two
     snapshots of such shards take (1 + redundancy) times the memory. ``spare`` has the memory of former snapshots, which
@@ -115,7 +115,7 @@ class EpochState:
             self._spare += [snapshot.memory] * (not snapshot.epochs)
 
     def warn_of_fewer_copies(self) -> bool:
-        """Whether fewer copies than ``redundancy`` are kept of some shards, with a warning that says of which."""
+        """Return whether some shards have fewer copies than ``redundancy``, with a warning that names them."""
         holders = self.layout.holders
         fewest = min(holders.by_rank, key=lambda rank: len(holders.by_rank[rank]), default=None)
         if fewest is None or len(holders.by_rank[fewest]) >= holders.redundancy:

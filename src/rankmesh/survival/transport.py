@@ -23,10 +23,10 @@ __all__ = ["Connection", "Event", "Transport"]
 
 
 class Event(Protocol):
-    """What one thread of a member waits for, and another one sets, as ``threading.Event``."""
+    """An event that one thread of a member waits for and another one sets, as ``threading.Event``."""
 
     def is_set(self) -> bool:
-        """Whether it was set."""
+        """Return whether it was set."""
 
     def set(self) -> None:
         """Wake those that wait."""
@@ -47,7 +47,7 @@ class Connection(Protocol):
 
 
 class Transport(Protocol):
-    """What a member of a job needs of what is around it.
+    """The surroundings that a member of a job needs.
 
     ``device`` is where this member's tensors live; ``key`` is the text of the job's key, "" before ``introduce``.
     """
@@ -68,7 +68,7 @@ class Transport(Protocol):
 
     @property
     def contacts(self) -> Mapping[int, Contact]:
-        """Where each member is reached."""
+        """The contact of each member."""
 
     def admit(self, joined: Mapping[int, Contact]) -> None:
         """Further members, and where they are reached."""

@@ -97,7 +97,7 @@ class EpochWorld:
 
     @property
     def has_rank(self) -> bool:
-        """Whether this member is at a rank of the plan, and no spare."""
+        """Return whether this member is at a rank of the plan, and no spare."""
         return self.rank < self._members.plan.mesh.size
 
     # -- in ---------------------------------------------------------------------------------------------------------
@@ -222,7 +222,7 @@ class EpochWorld:
             wait_for(self.store, [key], _LONG)
 
     def gathered(self, data: object) -> list[Any]:
-        """Return what each member gives, in the order of their ranks; every member calls it, once an epoch."""
+        """Return each member's value, in the order of their ranks; every member calls it, once an epoch."""
 
         def gather_all() -> list[Any]:
             among = World.current().round("survive/gathered", range(self.size))
@@ -279,7 +279,7 @@ class EpochWorld:
 
 
 def _prefix(epoch: Epoch) -> str:
-    """Return where the world of an epoch has its keys in a store."""
+    """Return the prefix of the keys that the world of an epoch has in a store."""
     return f"epoch/{epoch}"
 
 
@@ -290,7 +290,7 @@ def old_keys(keys: Iterable[str], before: int) -> list[str]:
 
 
 def has_finished(store: Store, epoch: Epoch, size: int) -> bool:
-    """Whether ``train`` has returned on all ranks of an epoch, by the store that its world was on.
+    """Return whether ``train`` has returned on all ranks of an epoch, by the store that its world was on.
 
     ``ChannelLost`` where that does not answer.
     """

@@ -264,7 +264,7 @@ def _batches(whole: Mapping[str, Sharding], budget: int) -> Iterator[Batch]:
 
 
 def _item(name: str, sharding: Sharding, part: int) -> WriteItem:
-    """Return what torch's writer is told of a part of a tensor."""
+    """Return the record of a part of a tensor for torch's writer."""
     box = next(iter(sharding.of(part).boxes), tuple((0, length) for length in sharding.shape))  # none of an empty one
     offsets, sizes = (torch.Size(ends) for ends in ([low for low, _ in box], [high - low for low, high in box]))
     properties = TensorProperties(dtype=getattr(torch, sharding.dtype))

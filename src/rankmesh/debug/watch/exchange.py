@@ -45,7 +45,7 @@ def connected(store: Any, key: str) -> BoundedChannel:
 
 @dataclass(frozen=True)
 class Form(Generic[_Entry]):
-    """How several entries merge into one, and how one is written and read."""
+    """The functions that merge several entries into one, write one and read one."""
 
     merged: Callable[[Sequence[_Entry]], _Entry]
     to_text: Callable[[_Entry], str]
@@ -92,7 +92,7 @@ class Exchange(Generic[_Entry]):
 
     @property
     def leads(self) -> bool:
-        """Whether this rank waits for entries of others."""
+        """Return whether this rank waits for entries of others."""
         return bool(self._led)
 
     def give(self, name: str, entry: _Entry) -> bool:

@@ -60,7 +60,7 @@ _log = logging.getLogger("rankmesh.watch")
 
 @dataclass(frozen=True)
 class Look:
-    """What a rank looks like from outside: its state in words, its stacks where it has any, and whether it runs."""
+    """A rank as its host sees it: its state in words, its stacks where it has any, and whether it runs."""
 
     state: str
     stacks: str = ""
@@ -136,7 +136,7 @@ class HostRanks:
         return self._seen > before
 
     def look(self, ranks: Collection[int]) -> dict[int, Look]:
-        """Return what each of the ranks on this host looks like from outside; the lowest of the others looks."""
+        """Return each rank on this host as its host sees it; the lowest of the others looks."""
         here = dict(_ranks(self._checked())) if ranks else {}
         if any(rank < self._rank for rank in here if rank not in ranks):
             return {}
@@ -285,7 +285,7 @@ def _space() -> str:
 
 
 def native_stack(process: int) -> str:
-    """Return what a tool prints of a process; empty if none is installed, or it may not look, or takes too long."""
+    """Return the output of a tool for a process; empty if none is installed, or it may not look, or takes too long."""
     for name, options in _TOOLS.items():
         program = shutil.which(name) or shutil.which(name, path=str(Path(sys.executable).parent))
         if program is not None:

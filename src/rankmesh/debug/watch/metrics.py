@@ -1,4 +1,4 @@
-"""What monitoring reads of a diagnosis and of a slow job: a file of Prometheus, and spans of OpenTelemetry.
+"""Metrics of a diagnosis and of a slow job for monitoring: a file of Prometheus, and spans of OpenTelemetry.
 
 ```
 rankmesh.prom    rankmesh_hang 1   rankmesh_rank_state{rank="3",state="late"} 1   rankmesh_step_seconds 0.61

@@ -64,7 +64,7 @@ def prepare(calls: int = CALLS, *, slow: bool = False) -> None:
 
 
 class Recorder:
-    """What this rank records: made while the world lives, and still there when that is gone.
+    """The recorders of this rank: made while the world lives, and still there when that is gone.
 
     ``anew``: what was recorded until now is of another world.
     """
@@ -142,7 +142,7 @@ class Recorder:
         return f"{type(error).__name__}: {first_line(error)}" if isinstance(error, kind) else ""
 
     def unresponsive(self, rank: int, look: Look) -> dict[str, Any]:
-        """Return what an unresponsive rank of this host looks like: a recording without calls."""
+        """Return the recording of an unresponsive rank of this host, which has no calls."""
         seen = {"state": look.state, "alive": look.alive, "threads": {"": look.stacks.splitlines()[:200]}}
         about = {**self._about(""), "rank": rank, "pid": 0, **seen}
         return {"version": "2.10", "entries": [], "rankmesh": about}

@@ -89,7 +89,7 @@ class Recordings:
         return self.read_all([rank], request).get(rank)
 
     def _texts(self, ranks: Sequence[int], request: int) -> list[str | None]:
-        """Return what ranks have in the store, None for each that has nothing there or what no rank has written."""
+        """Return the texts of ranks in the store; None for a rank without one, or with one that no rank has written."""
 
         def read(store: StoreChannel) -> list[str | None]:
             found = list[str | None]()
@@ -121,7 +121,7 @@ class Recordings:
             _write(self._folder / DIAGNOSIS, json.dumps(about, indent=2).encode())
 
     def _ask(self, call: Callable[[StoreChannel], _Result]) -> _Result | None:
-        """Return what the store gives; None where it does not answer."""
+        """Return the store's answer; None if it does not answer."""
         with suppress(ChannelLost, AgreementError):
             return self._store.ask(call)
         return None
@@ -151,7 +151,7 @@ def _key(rank: int, request: int) -> str:
 
 
 def _decoded(text: bytes) -> bytes:
-    """Return what a text in the store stands for, nothing for what no rank has written."""
+    """Return the bytes that a text in the store encodes, none for a text that no rank has written."""
     with suppress(ValueError):
         return base64.b64decode(text)
     return b""

@@ -45,7 +45,7 @@ class Setting:
 
 
 def setting(environment: Mapping[str, str], ignored: list[str] | None = None) -> Setting | None:
-    """Return what the environment asks for, None for nothing; ``ConnectError`` for a value that cannot be read.
+    """Return the setting of the environment, None if there is none; ``ConnectError`` for a value that cannot be read.
 
     With ``ignored``, that gets the options that cannot be read, and they keep their defaults.
     """

@@ -1,4 +1,4 @@
-"""How fast this rank is: what it does, looked at eight times a second, and from that a summary for each window.
+"""The speed of this rank: its state, sampled eight times a second, and a summary of the samples for each window.
 
 ```
 gloo     a collective is under way while torch's counters differ; torch records no duration of its calls
@@ -130,7 +130,7 @@ class Sampler:
         return self._summary(waits, computes) if known else merged([])
 
     def _durations(self, entries: list[dict[str, Any]]) -> dict[str, float]:
-        """Return what NCCL's calls lasted, in the part of the time that is recorded, for what they were under way."""
+        """Return the seconds of NCCL's calls by group, scaled from the recorded part of the window to all of it."""
         since, found = time.time_ns() - int(1e9 * self._seconds), defaultdict[str, float](float)
         last = [entry for entry in entries if entry.get("duration_ms") and int(entry["time_created_ns"]) > since]
         if len(last) > 1:
@@ -178,7 +178,7 @@ class Sampler:
         self._cycle = cycle_of([(str(entry["pg_id"]), self._what(entry)) for entry in entries])
 
     def _what(self, entry: Mapping[str, Any]) -> Hashable:
-        """Return what a call is on every rank of the same place."""
+        """Return the part of a call that is equal on every rank at the same place."""
         group = self._groups[str(entry["pg_id"])]
         return group.kind, len(group.ranks), entry["profiling_name"], str(entry.get("input_sizes"))
 

@@ -121,7 +121,7 @@ def in_call(program: int, before: Mark | None = None) -> tuple[dict[str, Any], M
 
 
 def stands(program: int) -> tuple[str, str]:
-    """Return what a program does where it stands, and at which line.
+    """Return the state of a program and its line.
 
     It ``reads`` its data, ``waits``, is in a part of torch that ``may wait``, or computes: "".
     """
@@ -139,7 +139,7 @@ def stands(program: int) -> tuple[str, str]:
 
 @lru_cache(1 << 14)
 def _part(file: str, name: str) -> str:
-    """Return what a function is for the state of a program: ``torch`` for one of torch that is nothing else."""
+    """Return the part that a function has in the state of a program: ``torch`` for one of torch with no other part."""
     if file == _CALLS and name in _BETWEEN_TWO:
         return "of two"
     if file.startswith(_TORCH):

@@ -1,4 +1,4 @@
-"""What starts the watch in a job that was not written for rankmesh (``setting``), and what follows a diagnosis."""
+"""The start of the watch in a job that was not written for rankmesh (``setting``), and the action after a diagnosis."""
 
 from __future__ import annotations
 

@@ -267,7 +267,7 @@ class Watch:
 
 
 class SlowCall:
-    """Whether this rank has a call under way for longer than ``patience`` (seconds).
+    """Return whether this rank has a call under way for longer than ``patience`` (seconds).
 
     ``limited``: that holds for every call; else a call may take half of its own timeout. ``mark`` is where the program
     stands, ``reported`` the time until which calls have been reported.
@@ -344,7 +344,7 @@ def start(
 
 
 def slow() -> SlowReport | None:
-    """Return what the running watch of this process last found of the job's speed; None without one."""
+    """Return the last finding of this process's watch on the job's speed; None if no watch runs."""
     if not dist.is_initialized():
         return None
     running = (getattr(ask, "__self__", None) for ask in World.current().diagnosing)

@@ -270,7 +270,7 @@ class _Recorder:
             time.sleep(0.01)
 
     def calls(self) -> list[dict[str, Any]]:
-        """Return what the stand-ins noted, in the order of time; those without an end are left out."""
+        """Return the notes of the stand-ins, in the order of time; those without an end are left out."""
         files = sorted(file for file in (self.place / "calls").iterdir() if not file.name.startswith("."))
         with refused_as(
             PlanError, "a note of what the script starts", "remove what the script writes to $RANKMESH_RECORD"

@@ -116,7 +116,7 @@ def _script(
     *unknown: tuple[re.Pattern[str], Part],
     starts: Sequence[int] = (),
 ) -> Script:
-    """Return what the words of a command start: themselves, or the text that they give to a shell.
+    """Return the commands that some words start: the words themselves, or the text that they give to a shell.
 
     ``unknown``: the variables that may be left in words, and what they are read as; ``starts`` of a text that has them.
     """

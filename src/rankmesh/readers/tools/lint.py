@@ -546,7 +546,7 @@ def _of_rollouts(layout: _Layout) -> Iterator[Finding]:
 
 
 def _model(layout: _Layout) -> tuple[Option, dict[str, int]]:
-    """Return what names the model, and its counts: of its folder, its name, else of the folder of the file."""
+    """Return the model's option and counts: of its folder, its name, else of the folder of the file."""
     keys = [(option.key.lstrip("-").replace("-", "_"), option) for option in layout.stated]
     named = [option for key, option in keys if key in _MODELS and isinstance(option.first, str)]
     folder = Path(layout.path).parent
@@ -575,7 +575,7 @@ def _counts_of(folder: Path) -> dict[str, int]:
 
 
 def _counted(found: Sequence[Option]) -> Option | None:
-    """Return what states a count of the model; None where it is not a number or parts have different ones."""
+    """Return the option of a count of the model; None where it is not a number or parts have different ones."""
     numbers = {str(option.first) for option in found}
     return found[0] if len(numbers) == 1 and re.fullmatch(r"[1-9]\d{0,8}", numbers.pop()) else None
 

@@ -109,7 +109,7 @@ class _Search:
         return replace(found, repair=repair.described(), settles=not left, untried=tuple(untried), others=others)
 
     def _factor(self, deviation: Difference | None) -> float | None:
-        """Return what would make a value right if multiplied by it: 1 where it is; None where no factor does."""
+        """Return the factor that makes a value right: 1 where it is right already; None where no factor does."""
         if deviation is None:
             return 1.0
         expected, got = deviation.expected, deviation.got
@@ -227,7 +227,7 @@ def _scalings(node: Node, states: dict[_Nodes, str], nodes: _Nodes, layouts: Seq
 
 
 def _divided(repair: Repair, layouts: Sequence[Layout]) -> Factor | None:
-    """Return what divides by the size of the new group, not by the size of the former one."""
+    """Return the factor that divides by the size of the new group, not by the size of the former one."""
     former = "" if repair.node is None else repair.node.kind
     return Factor(former, repair.kind) if former in layouts[0].kinds else None
 
@@ -281,7 +281,7 @@ _SUSPECT = {_STUCK: 0, _WRONG: 0, _DIFFERENT: 1, _LATE: 1, _SCALED: 2, _CARRIED:
 def _states(
     layout: Layout, record: Session, single: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]
 ) -> dict[_Nodes, str]:
-    """Return how the collectives before a value compare with the reference, in the order of the program.
+    """Compare the collectives before a value with the reference, in the order of the program.
 
     Of the calls of one node the most suspect one counts.
     """
@@ -323,7 +323,7 @@ def _by_line(
 
 
 def _state(layout: Layout, ranks: dict[int, Record], likely: list[Record], every: list[Record]) -> str:
-    """Return how the results of one collective, and its inputs if those differ, compare with the reference."""
+    """Compare the results of one collective, and its inputs if those differ, with the reference."""
     factors = {_compared(layout, ranks, whole.call, _results) for whole in likely}
     if SAME in factors:
         return _RIGHT

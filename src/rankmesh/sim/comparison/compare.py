@@ -83,7 +83,7 @@ def compare(
 
 
 def _reference(runner: Runner, tolerance: float) -> tuple[Runner, Reference, str]:
-    """Return what one process sees, in float64 where the program runs with it as the default; else why it does not."""
+    """Return the values of one process, in float64 if the program runs with it as the default; else the reason."""
     refused = ""
     try:
         reference = runner.reference_values(tolerance)

@@ -113,7 +113,7 @@ def _single(spec: GroupSpec) -> GroupSpec:
 
 
 def _mesh_or_plan(one: object) -> Mesh | Plan:
-    """Return what the user means: the mesh of axes alone, which may lack some, else a plan."""
+    """Return the layout that the user gives: the mesh of axes alone, which may lack some, else a plan."""
     if isinstance(one, str):
         source = read(one)
         return source.plan.mesh if source.kind == "axes" else source.plan

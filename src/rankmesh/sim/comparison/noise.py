@@ -112,7 +112,7 @@ def proportion(unit: torch.Tensor, value: torch.Tensor, allowed: float) -> float
 
 @dataclass(frozen=True)
 class Scale:
-    """What is not a difference for one value: ``size`` is its largest element, ``spread`` how far it moved."""
+    """The noise of one value: ``size`` is its largest element, ``spread`` the distance by which it moved."""
 
     size: float
     spread: float
@@ -130,7 +130,7 @@ class Scale:
         return cls(largest(finite), moved, not floating, torch.finfo(value.dtype).eps if floating else 0.0)
 
     def allowed(self, tolerance: float, overall: float) -> float:
-        """Return how far an element may be off; ``overall`` is the largest element of all values seen."""
+        """Return the difference allowed in an element; ``overall`` is the largest element of all values seen."""
         if self.exact:
             return 0.0
         return max(max(tolerance, _ULPS * self.eps) * self.size, MARGIN * self.spread, self.eps * overall)

@@ -135,7 +135,7 @@ class Difference:
 
 
 def _known(first: Difference) -> str:
-    """Return what is known of the line that is named."""
+    """Return the facts that are known of the line that is named."""
     form, what, *_ = first.repair or ("", "")
     if first.operation is not None:
         made = "made it fail" if first.why == "failed" else "made it differ"
@@ -173,7 +173,7 @@ def _shape(value: object) -> list[int]:
 
 @dataclass(frozen=True)
 class Comparison:
-    """What one program sees under several layouts.
+    """The values that one program sees under several layouts.
 
     ``layouts``     their names; ``first`` is what differs first, None where nothing does
     ``errors``      for each layout by name of what was seen its largest difference, in units of its largest element
@@ -195,7 +195,7 @@ class Comparison:
 
     @property
     def same(self) -> bool:
-        """Whether every layout has the numbers of one process."""
+        """Return whether every layout has the numbers of one process."""
         return self.first is None
 
     def __bool__(self) -> bool:

@@ -57,7 +57,7 @@ class Runner:
         return "ended"
 
     def reference_values(self, tolerance: float) -> Reference:
-        """Return what the program sees on one process, twice: once with its sums in another order."""
+        """Return the values that the program sees on one process, twice: once with its sums in another order."""
         first = Session(self.reference, None)
         self.run(first)
         second = Session(self.reference, None)
@@ -76,7 +76,7 @@ class Runner:
 
 
 def _unnamed(failed: RanksFailed, layout: Layout) -> str:
-    """Return what to write for an axis that the program uses and no layout has."""
+    """Return a hint for an axis that the program uses and no layout has; empty if that is not the error."""
     bare = all(set(kind.split("_")) <= set(layout.mesh.axes) for kind in layout.plan.kinds)  # no recipe's
     for error in failed.failures.values():
         if isinstance(error, UnknownAxis | UnknownGroup) and bare and str(error.name).isalnum():

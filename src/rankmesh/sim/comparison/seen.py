@@ -125,7 +125,7 @@ def _placed(value: object) -> tuple[torch.Tensor, tuple[str | None, ...]] | None
 
 
 def piece(whole: torch.Tensor, shard: Shard, like: torch.Tensor | None) -> torch.Tensor:
-    """Return what a rank should hold; where its own tensor is padded, the padding is copied from ``like``."""
+    """Return the tensor that a rank should hold; where its own is padded, the padding is copied from ``like``."""
     made = whole.new_zeros(shard.shape) if like is None else like.detach().to(whole.dtype).cpu().clone()
     for box, place in zip(shard.boxes, shard.places, strict=True):
         local = tuple(slice(at, at + stop - start) for at, (start, stop) in zip(place, box, strict=True))

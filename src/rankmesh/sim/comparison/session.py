@@ -57,7 +57,7 @@ class Record:
 
 @dataclass(eq=False)
 class Reference:
-    """What the program saw on one process."""
+    """The values that the program saw on one process."""
 
     values: dict[Key, torch.Tensor]
     tolerance: float
@@ -65,7 +65,7 @@ class Reference:
 
     @cached_property
     def scales(self) -> dict[Key, Scale]:
-        """How large each value is, and how noisy."""
+        """The size and the noise of each value."""
         return {key: Scale.of(value, self.permuted.get(key)) for key, value in self.values.items()}
 
     @cached_property
@@ -74,7 +74,7 @@ class Reference:
         return {key: number for number, key in enumerate(self.values)}
 
     def place(self, key: Key) -> int:
-        """Return where a value is in the order of the program, behind all others where one process does not see it."""
+        """Return the place of a value in the program's order, behind all others where one process does not see it."""
         return self.order.get(key, len(self.order))
 
     @cached_property
@@ -88,7 +88,7 @@ class Reference:
         return max((one.spread / one.size for one in whole), default=0.0)
 
     def allowed(self, key: Key) -> float:
-        """Return how far an element of a value may be off."""
+        """Return the difference that is allowed in an element of a value."""
         return self.scales[key].allowed(self.tolerance, self._overall)
 
 
@@ -127,7 +127,7 @@ class Session(Observer):
 
     @property
     def looks_at_lines(self) -> bool:
-        """Whether the lines that led to each collective matter."""
+        """Return whether the lines that led to each collective matter."""
         return self.trace or (self.repair is not None and self.repair.node is not None)
 
     # -- what is seen -------------------------------------------------------------------------------------------
@@ -261,7 +261,7 @@ class Session(Observer):
         return torch.stack([one[1:] for one in every]).sum(0).reshape(tensor.shape)
 
     def _gathered(self, rank: int, kind: str, tensor: torch.Tensor) -> list[torch.Tensor]:
-        """Return what the members of a rank's group have, on a group of the repair's own."""
+        """Return the tensors of the members of a rank's group, on a group of the repair's own."""
         context = current_context()
         ranks = self.layout.kinds[kind].of(rank).ranks
         if context is None or len(ranks) == 1:

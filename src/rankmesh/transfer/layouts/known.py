@@ -166,7 +166,7 @@ def _sizes(config: Mapping[str, Any], model: Transformer) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class _Side:
-    """How a framework shards: for each group of roles the axes that cut it, and the view that has them.
+    """A framework's way to shard: for each group of roles the axes that cut it, and the view that has them.
 
     ``stages``   the pipeline stage of each layer
     ``padding``  the vocabulary is padded to a multiple of this
@@ -191,7 +191,7 @@ class _Side:
 
 
 def known(text: str, config: Mapping[str, Any], described: Described) -> Layout | None:
-    """Return how a side such as ``vllm:tp=8`` shards every tensor of a model; None if side or model is not known here.
+    """Return the sharding of every tensor of a model on a side such as ``vllm:tp=8``; None if one is not known here.
 
     ``described`` completes a config and returns its model: `rankmesh.readers.model.described`. Raises ``LayoutError``
     for sizes that the side refuses.

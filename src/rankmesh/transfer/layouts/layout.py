@@ -44,7 +44,7 @@ class Place(NamedTuple):
 
     @property
     def is_view(self) -> bool:
-        """Whether one strided view of the parameter is the whole shard."""
+        """Return whether one strided view of the parameter is the whole shard."""
         return len(self.pieces) == 1 and self.pieces[0].shape == self.shape
 
 

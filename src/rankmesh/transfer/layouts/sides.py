@@ -34,7 +34,7 @@ class Side(Protocol):
     """A framework with the sizes of its parallelism and a model."""
 
     def read(self) -> Layout:
-        """Return how the framework shards every tensor of the model."""
+        """Return the framework's sharding of every tensor of the model."""
 
 
 def side(text: str, config: Mapping[str, object]) -> Side:
@@ -69,7 +69,7 @@ def side(text: str, config: Mapping[str, object]) -> Side:
 
 
 def layout(text: str, config: Mapping[str, object]) -> Layout:
-    """Return how a side shards every tensor of a model's checkpoint: ``layout("vllm:tp=8", config)``."""
+    """Return a side's sharding of every tensor of a model's checkpoint: ``layout("vllm:tp=8", config)``."""
     return side(text, config).read()
 
 

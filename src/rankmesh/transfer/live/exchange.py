@@ -101,7 +101,7 @@ class P2PTransport(Protocol):
     """The calls of a process group that an exchange makes."""
 
     def staging(self, tensors: Sequence[Tensor]) -> torch.device:
-        """Return where buffers are: on the GPU of the tensors if messages are sent from there, else in main memory."""
+        """Return the buffers' device: the GPU of the tensors if messages are sent from there, else main memory."""
 
     def together(self, device: torch.device) -> bool:
         """Return whether the messages of a round start together, with buffers there, and may wait for each other."""
@@ -300,7 +300,7 @@ class Exchange:
     # -- memory -----------------------------------------------------------------------------------------------------
 
     def _place(self, message: Message, tensors: Mapping[str, Tensor], direct: bool) -> tuple[Tensor, Tensor | None]:
-        """Return what is sent or received: with ``direct`` bytes of a tensor if they are one stretch; else a buffer."""
+        """Return the bytes to send or receive: with ``direct`` a view of a contiguous tensor, otherwise a buffer."""
         if message in self._staged:
             return self._staged[message], None
         if len(message.pieces) == 1 and direct:

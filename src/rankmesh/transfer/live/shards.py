@@ -28,7 +28,7 @@ class Shards(dict[str, Tensor]):
 
     @property
     def complete(self) -> bool:
-        """Whether every tensor is written."""
+        """Return whether every tensor is written."""
         return not self.incomplete
 
 
@@ -78,7 +78,7 @@ def shards_of(shardings: Mapping[str, Sharding], rank: int) -> dict[str, Shard]:
 def problem_of(
     tensors: Mapping[str, object], shardings: Mapping[str, Sharding], shards: Mapping[str, Shard], what: str
 ) -> str:
-    """Return what is wrong with the tensors that a rank gives; an empty text if all fit their shardings."""
+    """Return the problem of the tensors that a rank gives; an empty text if all fit their shardings."""
     for name, shard in shards.items():
         dtype = getattr(torch, shardings[name].dtype)
         if name not in tensors:

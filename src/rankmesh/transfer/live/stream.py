@@ -47,7 +47,7 @@ class Message:
 
 
 def where(shard: Shard, box: Box) -> Slices:
-    """Return where a box of the whole tensor is in the rank's own tensor."""
+    """Return the place of a box of the whole tensor in the rank's own tensor."""
     return located({"": shard}, box)[1]
 
 

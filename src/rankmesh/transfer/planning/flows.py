@@ -122,7 +122,7 @@ class _Copies:
         self._blocks += int(blocks.max()) + 1
 
     def members(self, lost: Sequence[int]) -> tuple[IntArray, IntArray, IntArray]:
-        """Return where the members of each set start, the members except lost ones, and the block of each set."""
+        """Return the start of each set's members, the members except lost ones, and the block of each set."""
         blocks, sizes, ranks = (np.concatenate([_NONE, *of]) for of in (self._block_of, self._sizes, self._ranks))
         if lost:
             kept = ~np.isin(ranks, lost)
@@ -146,7 +146,7 @@ def _blocks(sets: Sequence[Sequence[int]]) -> list[int]:
 
 @dataclass(eq=False)
 class _Sequence:
-    """What is asked, in order: record r starts at byte ``at[r]``, the records of set s at record ``first[s]``.
+    """The requested bytes, in order: record r starts at byte ``at[r]``, the records of set s at record ``first[s]``.
 
     ``heads`` has the group, the level and the unit of each set, a row each. ``missing``: see `Flows`.
     """
@@ -182,7 +182,7 @@ class _Sequence:
 
 
 class Shares:
-    """What each member of each set sends, computed among the planned ranks; equal on every rank.
+    """The bytes that each member of each set sends, computed among the planned ranks; equal on every rank.
 
     ``bound`` and ``missing``: see `Flows`; ``lost`` ranks send nothing.
     """
@@ -282,7 +282,7 @@ class Shares:
 
 
 def _asked(number: int, one: TensorClass, groups: IntArray) -> _Asked:
-    """Return what the target ranks of a class do not hold as source ranks."""
+    """Return the requests of a class: the bytes that its target ranks do not hold as source ranks."""
     source, target, elements = one.pairs()
     ranks = one.receivers.ranks[target]
     away = one.away(source, ranks)
@@ -338,7 +338,7 @@ def _nearest(asked: _Asked, start: IntArray, ranks: IntArray, units: IntArray | 
 
 
 def _places(length: IntArray, new: IntArray, unit: int) -> IntArray:
-    """Return where each record starts in the sequence: one after the other, each rank's first at a whole unit."""
+    """Return the start of each record in the sequence: one after the other, each rank's first at a whole unit."""
     first = np.flatnonzero(new)
     totals = np.add.reduceat(length, first)
     starts = np.append(0, np.cumsum(-(-totals // unit) * unit)[:-1])

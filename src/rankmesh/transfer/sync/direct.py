@@ -192,11 +192,11 @@ class Member:
 
     @property
     def serves(self) -> bool:
-        """Whether this rank, the trainer's first one, serves a store that ends with it."""
+        """Return whether this rank, the trainer's first one, serves a store that ends with it."""
         return self.side.is_first and not isinstance(self._at, Store)
 
     def ask(self, call: Callable[[StoreChannel], _Result]) -> _Result:
-        """Return what a call of the shared store gives. Raises ``StoreLost`` where it does not answer."""
+        """Return the result of a call of the shared store. Raises ``StoreLost`` where it does not answer."""
         try:
             return self.reach().ask(call)
         except ChannelLost as error:

@@ -85,7 +85,7 @@ class Place(NamedTuple):
 
 
 def _places(shardings: Mapping[str, Sharding], rank: int) -> tuple[dict[str, Place], int]:
-    """Return where each tensor of a rank is in its file, and the file's length; equal on all ranks."""
+    """Return the place of each tensor of a rank in its file, and the file's length; equal on all ranks."""
     end, found = _ALIGNED, {}
     for name, sharding in shardings.items():
         if sharding.holds(rank):
