@@ -111,7 +111,7 @@ class Ranks:
             watch.close(last=rank == self.size - 1)
 
 
-@pytest.mark.parametrize("size", [16, 200])
+@pytest.mark.parametrize("size", [16, 80])
 def test_clocks_that_differ(monkeypatch, size):
     """All ranks are in all windows, 1 s after their end at most, whatever their clocks; nothing stays in the store."""
     ranks = Ranks(monkeypatch, size)
@@ -127,7 +127,7 @@ def test_clocks_that_differ(monkeypatch, size):
     assert ranks.store.left() == 0
 
 
-@pytest.mark.parametrize("size", [16, 200])
+@pytest.mark.parametrize("size", [16, 80])
 def test_stopped_ranks(monkeypatch, size):
     """A dead rank is left out after 2 s; one that was stopped misses windows, and its next summary is in the next."""
     ranks = Ranks(monkeypatch, size, seed=1)
