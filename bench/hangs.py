@@ -45,7 +45,7 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
             write(Path(folder), ranks, calls, form)
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
         load = os.getloadavg()[0]
-        before = resource.getrusage(resource.RUSAGE_CHILDREN)
+        before = _processor(resource.RUSAGE_CHILDREN)
         started = time.perf_counter()
         command = [sys.executable, "-m", "rankmesh", "doctor", folder, "--json"]
         with tempfile.TemporaryFile() as answer:
@@ -54,8 +54,7 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
             answer.seek(0)
             found = json.load(answer)
         seconds = time.perf_counter() - started
-        after = resource.getrusage(resource.RUSAGE_CHILDREN)
-    processor = after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime
+        processor = _processor(resource.RUSAGE_CHILDREN) - before
     if [cause["ranks"] for cause in found["causes"]] != [[ranks - 1]] or len(found["recordings"]) != ranks:
         raise RuntimeError(f"the doctor names another rank, or has not read them all: {found['verdict']}")
     result = {"size": size, "seconds": seconds, "processor": processor, "memory": peak, "load": load}
@@ -64,7 +63,10 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
 
 
 def request(ranks: str = "16384") -> dict[str, Any]:
-    """Read the recordings of all ranks from a store, as a watch does, and diagnose them."""
+    """Read the recordings of all ranks from a store, as a watch does, and diagnose them.
+
+    They have no calls of the world: where all ranks list its members, reading takes much longer.
+    """
     from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
     from rankmesh.debug.doctor import diagnose
@@ -76,12 +78,12 @@ def request(ranks: str = "16384") -> dict[str, Any]:
     recordings = Recordings("bench", None, BoundedChannel(StoreChannel(HashStore(), "bench")))
     for rank, document in documents(size, pace.calls):
         recordings.put(rank, 0, document, share=pace.calls)
-    before = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
+    both = (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)
+    before = [*map(_processor, both)]
     started = time.perf_counter()
     found = diagnose(recordings.read_all(range(size), 0))
     seconds = time.perf_counter() - started
-    after = [resource.getrusage(who) for who in (resource.RUSAGE_SELF, resource.RUSAGE_CHILDREN)]
-    processor = [b.ru_utime + b.ru_stime - a.ru_utime - a.ru_stime for a, b in zip(before, after, strict=True)]
+    processor = [_processor(who) - spent for who, spent in zip(both, before, strict=True)]
     if found.at_fault != (size - 1,):
         raise RuntimeError(f"another rank is named: {found.verdict}")
     result = {
@@ -93,6 +95,12 @@ def request(ranks: str = "16384") -> dict[str, Any]:
     }
     sys.stderr.write(f"{result}\n")
     return result
+
+
+def _processor(who: int) -> float:
+    """Return the processor time of this process or of its children until now, in seconds."""
+    usage = resource.getrusage(who)
+    return usage.ru_utime + usage.ru_stime
 
 
 def _peak(process: subprocess.Popen[bytes]) -> int:

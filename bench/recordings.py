@@ -32,25 +32,32 @@ _MARKS = {"tp": "<the rank's tp>", "dp": "<the rank's dp>"}
 
 def write(folder: Path, ranks: int, calls: int, form: str) -> None:
     """Write a file for each rank of a job of tp and dp, in which the last rank is one call behind along dp."""
-    for group, waiting in ((False, False), (True, False), (True, True)):
-        template = FORMS[form](_document(calls - (group and not waiting), hangs=waiting))
-        for rank in range(ranks):
-            if (rank % WIDTH == WIDTH - 1, rank % WIDTH == WIDTH - 1 and rank != ranks - 1) == (group, waiting):
-                (folder / f"nccl_trace_rank_{rank}").write_bytes(template(_values(rank, ranks)))
+    for rank, content in _contents(ranks, calls, FORMS[form]):
+        (folder / f"nccl_trace_rank_{rank}").write_bytes(content)
 
 
 def documents(ranks: int, calls: int) -> Iterator[tuple[int, dict[str, Any]]]:
     """Yield each rank of the same job with the document of its watch, in which stacks are numbered."""
-    for rank in range(ranks):
-        group = rank % WIDTH == WIDTH - 1
-        made = _document(calls - (rank == ranks - 1), hangs=group and rank != ranks - 1)
-        stacks = [entry["frames"] for entry in made["entries"][:2]]
-        entries = [{**entry, "frames": place % 2} for place, entry in enumerate(made["entries"])]
-        text = json.dumps({**made, "entries": entries, "stacks": stacks})
-        for mark, value in _values(rank, ranks).items():
-            text = text.replace(mark, value)
+
+    def numbered(document: dict[str, Any]) -> _Template:
+        stacks = [entry["frames"] for entry in document["entries"][:2]]
+        entries = [{**entry, "frames": place % 2} for place, entry in enumerate(document["entries"])]
+        return _text({**document, "entries": entries, "stacks": stacks})
+
+    for rank, content in _contents(ranks, calls, numbered):
         about = {"rank": rank, "world_size": ranks, "host": f"node{rank // WIDTH}"}
-        yield rank, {**json.loads(text), "rankmesh": about}
+        yield rank, {**json.loads(content), "rankmesh": about}
+
+
+def _contents(
+    ranks: int, calls: int, template_of: Callable[[dict[str, Any]], _Template]
+) -> Iterator[tuple[int, bytes]]:
+    """Yield each rank with its file, which is made of one of three templates."""
+    for group, waiting in ((False, False), (True, False), (True, True)):
+        template = template_of(_document(calls - (group and not waiting), hangs=waiting))
+        for rank in range(ranks):
+            if (rank % WIDTH == WIDTH - 1, rank % WIDTH == WIDTH - 1 and rank != ranks - 1) == (group, waiting):
+                yield rank, template(_values(rank, ranks))
 
 
 def _values(rank: int, ranks: int) -> dict[str, str]:
@@ -140,7 +147,11 @@ def _pickle(document: dict[str, Any]) -> _Template:
 
 def _json(document: dict[str, Any]) -> _Template:
     entries = [{name: value for name, value in entry.items() if name != "frames"} for entry in document["entries"]]
-    text = json.dumps({**document, "entries": entries}, separators=(",", ":"), sort_keys=True)
+    return _text({**document, "entries": entries})
+
+
+def _text(document: dict[str, Any]) -> _Template:
+    text = json.dumps(document, separators=(",", ":"), sort_keys=True)
     return _filled(text.encode(), lambda text: b'"' + text + b'"')
 
 

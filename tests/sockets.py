@@ -8,7 +8,7 @@ from pathlib import Path
 
 from bench.processes import free_port
 
-__all__ = ["connected", "descriptors", "free_port", "holdings", "kept", "named", "served_once"]
+__all__ = ["connected", "descriptors", "free_port", "holdings", "kept", "named", "served_once", "threads"]
 
 
 def descriptors():
@@ -22,8 +22,13 @@ def descriptors():
 
 def kept():
     """How many descriptors and threads this process has, but for the one that waits for the next bounded call."""
+    return len(descriptors()), threads()
+
+
+def threads():
+    """How many threads this process has, but for the one that waits for the next bounded call."""
     idle = any(one.name == "rankmesh-idle" for one in threading.enumerate())
-    return len(descriptors()), len(list(Path("/proc/self/task").iterdir())) - idle
+    return len(list(Path("/proc/self/task").iterdir())) - idle
 
 
 def holdings():

@@ -146,11 +146,17 @@ def _sharing(answer: Recording | str, known: dict[tuple[int, ...] | None, tuple[
 
 def read_here(source: Path | bytes, rank: int | None) -> Recording | str:
     """Return the recording in a file or a content, read in this process, or why there is none."""
-    name = source.name if isinstance(source, Path) else f"rank{rank}"
+    name = _name(source, rank)
     try:
         return recording_of(document(source, name), rank, name)
     except RecordingError as error:
         return str(error)
+    except Exception as error:  # noqa: BLE001 - whatever one file leads to, the others are read
+        return f"{name} is not a recording ({first_line(error)}): skipped"
+
+
+def _name(source: Path | bytes, rank: int | None) -> str:
+    return source.name if isinstance(source, Path) else f"rank{rank}"
 
 
 class _Reader:
@@ -177,7 +183,7 @@ class _Reader:
         self._lost = True
         if isinstance(source, bytes):
             return read_here(source, rank)
-        return f"{source.name} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
+        return f"{_name(source, rank)} takes more than {_MEMORY >> 20} MiB or {_SECONDS} s to read: skipped"
 
     def _started(self) -> subprocess.Popen[bytes]:
         if self._process is None:
@@ -230,8 +236,7 @@ def main(seconds: int) -> None:
         _alarm(seconds)
         answer = pickle.dumps(read_here(source, rank))
         if len(answer) > _LARGEST:
-            name = source.name if isinstance(source, Path) else f"rank{rank}"
-            answer = pickle.dumps(f"{name} holds more than any rank records: skipped")
+            answer = pickle.dumps(f"{_name(source, rank)} holds more than any rank records: skipped")
         _alarm(0)
         sys.stdout.buffer.write(answer)
         sys.stdout.buffer.flush()

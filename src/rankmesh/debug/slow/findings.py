@@ -178,8 +178,9 @@ class Period:
         return found
 
     def _name(self, column: str, rank: int, window: Window | None = None) -> str:
-        number = (window or self.last).by_rank(column)[rank]
-        return "" if math.isnan(number) else (window or self.last).summary.names[int(number)]
+        window = window or self.last
+        number = window.by_rank(column)[rank]
+        return "" if math.isnan(number) else window.summary.names[int(number)]
 
     def _hosts(self, ranks: Iterable[int]) -> tuple[str, ...]:
         return tuple(dict.fromkeys(self._name("host", rank) for rank in ranks))
@@ -240,8 +241,9 @@ class Period:
         columns = ([window.by_rank(name) / SHARE for window in self.windows] for name in ("reading", "queued"))
         reading, queued = (float(excess(self._parts(column), self.places).mean(axis=0)[rank]) for column in columns)
         if reading >= _THERE * share:
-            known = [site for window in self.windows if (site := self._site("data", rank, window))]
-            return "input", f"in {known[-1]}, which reads its data"
+            # The last window may have no sample there.
+            sites = (self._site("data", rank, window) for window in reversed(self.windows))
+            return "input", f"in {next(filter(None, sites), '')}, which reads its data"
         place = np.flatnonzero(self.places == self.places[rank])
         why = f"it computes for longer than the {len(place) - 1} other ranks in its place"
         site = self._site("site", rank)

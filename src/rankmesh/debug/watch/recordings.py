@@ -75,14 +75,14 @@ class Recordings:
             some = ranks[first : first + _AT_ONCE]
             for rank, text in zip(some, self._texts(some, request), strict=True):
                 if text:
-                    stored[rank] = text.encode()
+                    stored[rank] = _decoded(text)
                 elif (content := self._file(rank)) is not None:
                     left[rank] = content
         found = _read(left)
         for rank, recording in list(found.items()):
             if recording.session != self._session or not (recording.ended or recording.request == request):
                 del found[rank]
-        return found | _read({rank: _decoded(text) for rank, text in stored.items()})
+        return found | _read(stored)
 
     def read(self, rank: int, request: int) -> Recording | None:
         """Return a rank's recording for this dump request, or of the end of its program; None if there is neither."""
@@ -150,7 +150,7 @@ def _key(rank: int, request: int) -> str:
     return f"recording/{request}/{rank}"
 
 
-def _decoded(text: bytes) -> bytes:
+def _decoded(text: str) -> bytes:
     """Return the bytes that a text in the store encodes, none for a text that no rank has written."""
     with suppress(ValueError):
         return base64.b64decode(text)

@@ -71,15 +71,15 @@ def setting(environment: Mapping[str, str], ignored: list[str] | None = None) ->
 
 
 def _seconds(text: str) -> float:
-    if not 0 <= float(text) < 10**9:
+    if not 0 <= (seconds := float(text)) < 10**9:
         raise ValueError
-    return float(text)
+    return seconds
 
 
 def _after(text: str) -> float:
-    if not _seconds(text):
+    if not (seconds := _seconds(text)):
         raise ValueError
-    return float(text)
+    return seconds
 
 
 def _then(text: str) -> str:

@@ -44,8 +44,8 @@ class Sampler:
 
     def __init__(self, recorder: Recorder) -> None:
         self._recorder, self._program = recorder, threading.main_thread().ident or 0
-        # The numbers of the program are its own. In seconds: the step, 0 as long as it is not known.
-        self._random, self._step = random.Random(recorder.rank), 0.0  # noqa: S311 - when to look
+        # The numbers of the program are its own. Seconds between samples, 0 as long as the step is not known.
+        self._random, self._between = random.Random(recorder.rank), 0.0  # noqa: S311 - when to look
         self._groups, self._cycle = dict[str, Group](), Cycle({}, "")
         self._windows, self._next = 0, 1
         self._state = dict[tuple[int, str], tuple[int, int]]()
@@ -68,7 +68,7 @@ class Sampler:
     def resume(self) -> None:
         """Leave out the time until now, in which the watch did something else."""
         self._at = time.monotonic()
-        self._pause = spread(self._step) if self._step else _EACH * self._random.uniform(0.7, 1.3)
+        self._pause = self._between or _EACH * self._random.uniform(0.7, 1.3)
 
     @property
     def pause(self) -> float:
@@ -146,7 +146,7 @@ class Sampler:
         # By all samples: the first and the last alone are a step or two wrong.
         seconds, counts = np.array(self._counts).reshape(-1, 2).T
         slope = float(np.polyfit(seconds, counts, 1)[0]) if len(seconds) > 2 else 0.0
-        self._step = sum(self._cycle.calls.values()) / slope if slope > 0 else 0.0
+        self._between = spread(sum(self._cycle.calls.values()) / slope) if slope > 0 else 0.0
         row: dict[str, float | str] = {
             "rank": self._recorder.rank,
             "host": self._recorder.host,

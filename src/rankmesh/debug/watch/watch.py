@@ -267,7 +267,7 @@ class Watch:
 
 
 class SlowCall:
-    """Return whether this rank has a call under way for longer than ``patience`` (seconds).
+    """The call that this rank has under way, and whether that is for longer than ``patience`` (seconds).
 
     ``limited``: that holds for every call; else a call may take half of its own timeout. ``mark`` is where the program
     stands, ``reported`` the time until which calls have been reported.

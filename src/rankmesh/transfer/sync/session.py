@@ -191,7 +191,7 @@ class Sync:
 
 
 def _place_of(at: object) -> Path | tuple[str, int] | Store:
-    """Return the meeting point of the sides: a folder, an address, or a store."""
+    """Return the place where the sides find each other: a folder, an address, or a store."""
     if isinstance(at, Path | Store):
         return at
     if "/" in str(at):
