@@ -14,7 +14,8 @@ from typer.testing import CliRunner
 from rankmesh import PlanError
 from rankmesh.cli.app import app
 from rankmesh.core import recipes
-from rankmesh.readers.tools.lint import CODES, lint_files, lint_text
+from rankmesh.readers.tools.finding import CODES
+from rankmesh.readers.tools.lint import lint_files, lint_text
 
 FILES = ROOT / "tests" / "readers" / "files"
 RUN = "#!/bin/bash\n{before}\ntorchrun --nproc_per_node 8 {launcher} pretrain_gpt.py \\\n  {sizes}\n"

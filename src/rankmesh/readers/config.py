@@ -16,13 +16,38 @@ from rankmesh.readers.launches import read_flags, read_launch
 from rankmesh.readers.omegaconf import Interpolations, with_parents
 from rankmesh.readers.options import DOCUMENTS, NO_LAYOUT, Option, Options, line_error, place, run_it
 from rankmesh.readers.plans import fitting, is_plan, needs_world, plan_of, smaller, spelled
-from rankmesh.readers.table import Reading, Settled, Table
+from rankmesh.readers.table import Reading, Table
 from rankmesh.readers.tokens import Missing
 
-__all__ = ["NO_WORLD", "Config", "is_script", "made", "problem_of", "read_config"]
+__all__ = ["Config", "Layout", "is_script", "laid_out", "made", "no_world", "opened", "problem_of", "read_config"]
 
-# The code of an error: the file states sizes without the world size.
-NO_WORLD = "no-world"
+
+@dataclass(frozen=True)
+class Layout:
+    """What a text states of a layout, whether or not its sizes fit: a `Config` without its plan."""
+
+    format: str
+    title: str
+    path: str
+    readings: tuple[Reading, ...]
+    notes: tuple[tuple[int, str], ...]
+    arguments: Mapping[str, Any]
+    recipe: str
+    stated: tuple[Option, ...]
+    table: Table | None
+
+    @property
+    def known(self) -> bool:
+        """Whether the world size is stated, or follows from the sizes."""
+        return not needs_world(self.recipe, self.arguments)
+
+    def plan(self) -> Plan:
+        """Return the plan of the arguments. Raises ``RankmeshError`` for sizes that do not fit."""
+        return plan_of(self.recipe, self.arguments)
+
+    def spelled(self, argument: str, value: int) -> str | None:
+        """Return a setting of an argument as the file writes it, None if the format has no key for it."""
+        return spelled(argument, value, self.readings, self.table, self.path)
 
 
 @dataclass(frozen=True)
@@ -81,10 +106,11 @@ def read_config(
     ``variables``: the environment that a launch script runs in, or that a YAML names (``${oc.env:TP}``).
     """
     with refused_as(PlanError, path, f"{KNOWN}; give one of them", path=path):
-        return _read(text, path, world_size, variables or {})
+        return made(*opened(text, path, variables or {}), world_size=world_size)
 
 
-def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, str]) -> Config:
+def opened(text: str, path: str, variables: Mapping[str, str]) -> tuple[Options, str, str]:
+    """Return the options of a text, a title (``{}``: the format has its own), and the format if it is known."""
     script = is_script(text, path)
     found = [] if script else read_document(text, path)
     if found:
@@ -96,9 +122,9 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
                 "them; leave --set out",
                 path=path,
             )
-        return made(options, world_size)
+        return options, "{}", ""
     if (flags := read_flags(text, path)) is not None:
-        return made(flags, world_size, "a file of Megatron's arguments", "megatron")
+        return flags, "a file of Megatron's arguments", "megatron"
     launch = None
     if script or not path.endswith(DOCUMENTS):
         with refused_as(PlanError, path, run_it(path), path=path):
@@ -109,7 +135,7 @@ def _read(text: str, path: str, world_size: int | None, variables: Mapping[str, 
             problem = f"this script starts no training in a plain line; {run_it(path)}"
         raise PlanError(f"{path}: {problem}; {KNOWN}; give one of them", path=path, code=NO_LAYOUT)
     given = " ".join(f"{name}={value}" for name, value in variables.items())
-    return made(launch, world_size, "{}" + (f" with {given}" if given else ""))
+    return launch, "{}" + (f" with {given}" if given else ""), ""
 
 
 def is_script(text: str, path: str) -> bool:
@@ -123,8 +149,23 @@ def problem_of(error: BaseException | None) -> str:
     return str(error).partition("; ")[0]
 
 
-def made(options: Options, world_size: int | None = None, title: str = "{}", name: str = "") -> Config:
+def made(options: Options, title: str = "{}", name: str = "", *, world_size: int | None = None) -> Config:
     """Return the plan of options; ``title``: of the config, ``{}`` stands for the title of the format."""
+    layout = laid_out(options, title, name, world_size=world_size)
+    if not layout.known:
+        raise no_world(options, layout)
+    try:
+        plan = layout.plan()
+    except RankmeshError as error:
+        lines = ", ".join(f"line {each.line}: {each}" if each.line else str(each) for each in layout.readings)
+        problem = f"{layout.path}: {_with_fix(error, layout)} ({lines})"
+        raise PlanError(problem, **{**error.values, **vars(layout), "code": "sizes"}) from error
+    arguments = {**layout.arguments, "world_size": plan.world_size}
+    return Config(**{**vars(layout), "plan": plan, "arguments": arguments})
+
+
+def laid_out(options: Options, title: str = "{}", name: str = "", *, world_size: int | None = None) -> Layout:
+    """Return what options state of a layout. Raises ``PlanError`` for a size or a world that cannot be read."""
     path, name = options.path, name or recognised(options)
     form = FORMATS[name]
     title = title.replace("{}", form.command if options.is_command else form.title)
@@ -148,28 +189,16 @@ def made(options: Options, world_size: int | None = None, title: str = "{}", nam
             received=stated,
             world_size=world_size,
         )
-    world = world_size if stated is None else stated
-    if world is None and needs_world(recipe, arguments):
-        raise _no_world(options, title, arguments)
-    readings, stated_in_all = tuple(settled.readings), (*options.stated, *settled.of_file)
-    arguments = {"world_size": world, **arguments}
-    try:
-        plan = plan_of(recipe, arguments)
-    except RankmeshError as error:
-        lines = ", ".join(f"line {each.line}: {each}" if each.line else str(each) for each in readings)
-        layout = {"recipe": recipe, "arguments": arguments, "readings": readings, "path": path, "format": name}
-        layout |= {"stated": stated_in_all, "table": settled.table}
-        problem = _with_fix(error, recipe, arguments, settled, path)
-        raise PlanError(f"{path}: {problem} ({lines})", **{**error.values, **layout, "code": "sizes"}) from error
-    arguments["world_size"] = plan.world_size
-    notes = tuple(settled.notes)
-    return Config(name, title, path, plan, readings, notes, arguments, recipe, stated_in_all, settled.table)
+    arguments = {"world_size": world_size if stated is None else stated, **arguments}
+    readings, notes, of_all = tuple(settled.readings), tuple(settled.notes), (*options.stated, *settled.of_file)
+    return Layout(name, title, path, readings, notes, arguments, recipe, of_all, settled.table)
 
 
-def _with_fix(error: RankmeshError, recipe: str, arguments: Mapping[str, Any], settled: Settled, path: str) -> str:
+def _with_fix(error: RankmeshError, layout: Layout) -> str:
     """Return the problem of sizes that do not fit, with a size that does, as the file spells it."""
+    arguments, recipe = layout.arguments, layout.recipe
     found = fitting(arguments, lambda sizes: is_plan(recipe, sizes))
-    edit = spelled(*found, settled.readings, settled.table, path) if found else None
+    edit = layout.spelled(*found) if found else None
     if not found or edit is None:
         return str(error)
     name, value = found
@@ -181,8 +210,8 @@ def _with_fix(error: RankmeshError, recipe: str, arguments: Mapping[str, Any], s
     return f"{problem_of(error)}; set {edit}, which fits{fits}{more}"
 
 
-def _no_world(options: Options, title: str, arguments: dict[str, Any]) -> PlanError:
-    """Return the error for sizes without the world size, which their layout needs."""
+def no_world(options: Options, layout: Layout) -> PlanError:
+    """Return the error for sizes without the world size, which their layout needs; ``runs``: only a run states it."""
     missing = options.world.value if options.world is not None and isinstance(options.world.value, Missing) else None
     why = f"{missing.why}; " if missing else ""
     runs = missing is not None and missing.runs
@@ -190,8 +219,6 @@ def _no_world(options: Options, title: str, arguments: dict[str, Any]) -> PlanEr
     return line_error(
         options.path,
         options.command.line if options.is_command else None,
-        f"{title} does not state the world size, which the layout needs; {why}{fix}",
-        code=NO_WORLD,
-        arguments=arguments,
+        f"{layout.title} does not state the world size, which the layout needs; {why}{fix}",
         runs=runs,
     )

@@ -53,7 +53,7 @@ def run_config(
     if launch is not None:
         if not 1 <= launch <= len(runs):
             raise PlanError(f"{name}: launch {launch} of {len(runs)}; choose one of 1 to {len(runs)}", path=name)
-        config = made(runs[launch - 1][1], world_size, f"launch {launch} of {len(runs)}")
+        config = made(runs[launch - 1][1], f"launch {launch} of {len(runs)}", world_size=world_size)
     else:
         config = _the_one(runs, name, world_size)
     return replace(config, notes=(*config.notes, *_notes(found, runs, seconds)))
@@ -84,7 +84,7 @@ def _the_one(runs: Sequence[tuple[Launch, Options]], path: str, world_size: int 
 
 def _read(run: Options, world_size: int | None) -> Config | PlanError:
     try:
-        return made(run, world_size, "a run of this script")
+        return made(run, "a run of this script", world_size=world_size)
     except PlanError as error:
         return error
 

@@ -81,8 +81,9 @@ def is_plan(recipe: str, arguments: Mapping[str, object]) -> bool:
 
 
 def needs_world(recipe: str, arguments: Mapping[str, object]) -> bool:
-    """Return whether a recipe has no plan of these arguments without the world size."""
-    return _RECIPES[recipe][1] not in ("", *arguments)
+    """Return whether a recipe has no plan of these arguments, which lack the world size."""
+    stated, needed = {name for name, value in arguments.items() if value is not None}, _RECIPES[recipe][1]
+    return bool(needed) and stated.isdisjoint(("world_size", needed))
 
 
 # -- fixes ----------------------------------------------------------------------------------------------------------

@@ -13,7 +13,8 @@ from rankmesh.cli.console import json_text, note, write
 from rankmesh.cli.options import Json
 from rankmesh.cli.shell import ExitCode, Failed
 from rankmesh.errors import PlanError
-from rankmesh.readers.tools.lint import CODES, Finding, lint_files
+from rankmesh.readers.tools.finding import CODES, Finding
+from rankmesh.readers.tools.lint import lint_files
 
 __all__ = ["Format", "command", "shown"]
 
