@@ -63,10 +63,7 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
 
 
 def request(ranks: str = "16384") -> dict[str, Any]:
-    """Read the recordings of all ranks from a store, as a watch does, and diagnose them.
-
-    They have no calls of the world: where all ranks list its members, reading takes much longer.
-    """
+    """Read the recordings of all ranks from a store, as a watch does, and diagnose them."""
     from torch.distributed import HashStore  # type: ignore[attr-defined]  # torch does not list it
 
     from rankmesh.debug.doctor import diagnose

@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from rankmesh.core.ranges import ranges
+
 __all__ = ["FORMS", "WIDTH", "documents", "write"]
 
 # Ranks along tp.
@@ -37,16 +39,19 @@ def write(folder: Path, ranks: int, calls: int, form: str) -> None:
 
 
 def documents(ranks: int, calls: int) -> Iterator[tuple[int, dict[str, Any]]]:
-    """Yield each rank of the same job with the document of its watch, in which stacks are numbered."""
+    """Yield each rank of the same job with the document of its watch, which numbers stacks and lists the world."""
 
     def numbered(document: dict[str, Any]) -> _Template:
         stacks = [entry["frames"] for entry in document["entries"][:2]]
         entries = [{**entry, "frames": place % 2} for place, entry in enumerate(document["entries"])]
         return _text({**document, "entries": entries, "stacks": stacks})
 
+    world = {"0": {"name": "0", "desc": "default_pg", "ranges": [[0, ranks, 1]]}}
     for rank, content in _contents(ranks, calls, numbered):
         about = {"rank": rank, "world_size": ranks, "host": f"node{rank // WIDTH}"}
-        yield rank, {**json.loads(content), "rankmesh": about}
+        made = json.loads(content)
+        groups = {name: {**one, "ranges": ranges(json.loads(one.pop("ranks")))} for name, one in made["pg_config"].items()}
+        yield rank, {**made, "pg_config": world | groups, "rankmesh": about}
 
 
 def _contents(

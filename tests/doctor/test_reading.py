@@ -341,3 +341,24 @@ def sites_of(*files):
     one = recording_of(document([call(WORLD, 1, frames=frames)], {WORLD: (0,)}), 0)
     assert one.site.tolist() == [0 if one.sites else -1]
     return one.sites
+
+
+def test_members_as_ranges():
+    """A watch writes members as ranges: they are those of torch's text, and one object where equal."""
+    documents = {rank: document([call(WORLD, 1)], {WORLD: range(16)}) for rank in range(4)}
+    for rank in (1, 2):
+        documents[rank]["pg_config"]["0"] = {"desc": WORLD[1], "ranges": [[0, 8, 1], [8, 16, 1]]}
+    found = [one.groups[0].members for one in recordings(documents).values()]
+    assert found == [tuple(range(16))] * 4
+    assert found[1] is found[2]
+
+
+@pytest.mark.parametrize(
+    "ranges", [[[0, 2**40, 1]], [[0, 4, 0]], [[-4, 2, 1]], [[0, 2**20, 1]] * 3, [[0]] * 2, [["a"]]]
+)
+def test_ranges_of_no_world_are_refused(ranges):
+    """More ranks than any world has, no step, a negative rank: refused, and nothing as large is made."""
+    one = document([call(WORLD, 1)], {WORLD: RANKS})
+    one["pg_config"]["0"] = {"ranges": ranges}
+    with pytest.raises(RecordingError):
+        recording_of(one, 0, "rank0")

@@ -108,14 +108,16 @@ def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
     names, group = _numbered(map(tuple, table["process_group"]))
     calls = _Calls(entries, table)
     sites = Sites(stacks)
+    frames, stack = _once(table["frames"])
+    threads = list(map(sites.thread_of, frames))
     every = {
         "group": group,
         "number": _whole(table["collective_seq_id"], np.int32),
         "signature": calls.signature,
         "pending": ~_done(table, calls.on_device),
-        "site": np.array(list(map(sites.of, table["frames"])), dtype=np.int32),
+        "site": np.array(list(map(sites.of, frames)), dtype=np.int32)[stack],
         "created": _whole([time or 0 for time in table["time_created_ns"]], np.int64),
-        "thread": _threads(table, list(map(sites.thread_of, table["frames"]))),
+        "thread": _threads(table, [threads[number] for number in stack.tolist()]),
     }
     apart = calls.is_apart | np.array(list(map(bool, table["is_p2p"])), dtype=bool)
     entered = ~_queued(every, apart, calls.on_device, table["p2p_seq_id"])
@@ -176,6 +178,14 @@ def _numbered(keys: Iterable[_Key]) -> tuple[list[_Key], Ints]:
     each = list(keys)
     known = {key: number for number, key in enumerate(dict.fromkeys(each))}
     return list(known), np.fromiter(map(known.__getitem__, each), dtype=np.int32, count=len(each))
+
+
+def _once(stacks: Sequence[Any]) -> tuple[Sequence[Any], Ints]:
+    """Return each stack once, where calls have their numbers, and the place of each call's."""
+    try:
+        return _numbered(stacks)
+    except TypeError:  # lists of frames
+        return stacks, np.arange(len(stacks))
 
 
 def _whole(values: Sequence[Any], dtype: npt.DTypeLike) -> Ints:

@@ -14,6 +14,7 @@ from __future__ import annotations
 import re
 from collections.abc import Hashable, Iterable, Mapping
 from dataclasses import dataclass
+from functools import cached_property
 from itertools import pairwise
 
 from rankmesh.core.local import LocalGroup
@@ -22,7 +23,16 @@ from rankmesh.debug.doctor.columns import GroupName
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.errors import listed
 
-__all__ = ["DEFAULT", "KnownGroup", "group_at", "group_of_plan", "kinds_of_size", "known_group", "known_groups"]
+__all__ = [
+    "DEFAULT",
+    "KnownGroup",
+    "group_at",
+    "group_of_plan",
+    "kinds_of_size",
+    "known_group",
+    "known_groups",
+    "members_listed",
+]
 
 DEFAULT = "default_pg"
 # The kind of groups of which only the members are known.
@@ -40,7 +50,7 @@ class KnownGroup:
     label: str
     members: tuple[int, ...]
 
-    @property
+    @cached_property
     def family(self) -> Hashable:
         """What groups share that play the same part: the kind; without one, how many members, how far apart."""
         if self.kind != _UNNAMED or len(self.members) < 2:
@@ -63,29 +73,44 @@ def known_groups(
     for rank, recording in recordings.items():
         for group in recording.groups:
             seen.setdefault(group.name, set()).add(rank)
-    members_of, world = _listed_members(recordings, seen), tuple(range(world_size))
-    keys: dict[tuple[int, int], tuple[str, tuple[int, ...]]] = {}
-    described: dict[tuple[str, tuple[int, ...]], GroupName] = {}
+    # Equal members as one object, which is hashed once: all ranks list their world.
+    one_of: dict[tuple[int, ...], tuple[int, ...]] = {}
+    same = {number: one_of.setdefault(each, each) for number, each in members_listed(recordings.values()).items()}
+    members_of, world = _listed_members(recordings, seen, same), tuple(range(world_size))
+    guessed: dict[tuple[str, bool], tuple[int, ...]] = {}
+    keys: dict[tuple[int, int], tuple[str, int]] = {}
+    described: dict[tuple[str, int], tuple[GroupName, tuple[int, ...]]] = {}
     for rank, recording in sorted(recordings.items()):
         for index, group in enumerate(recording.groups):
-            members = group.members or members_of.get((group.name, rank))
-            members = members or _guess(group, seen[group.name], plan, world)
-            key = keys[rank, index] = group.name, members
-            if key not in described or (group.is_described and not described[key].is_described):
-                described[key] = group
-    made = {key: known_group(group, key[1], plan) for key, group in described.items()}
+            members = same[id(group.members)] if group.members else members_of.get((group.name, rank))
+            if members is None:
+                name = group.name, group.desc == DEFAULT
+                if name not in guessed:
+                    found = _guess(group, seen[group.name], plan, world)
+                    guessed[name] = one_of.setdefault(found, found)
+                members = guessed[name]
+            key = keys[rank, index] = group.name, id(members)
+            if key not in described or (group.is_described and not described[key][0].is_described):
+                described[key] = group, members
+    made = {key: known_group(group, members, plan) for key, (group, members) in described.items()}
     return {place: made[key] for place, key in keys.items()}
 
 
+def members_listed(recordings: Iterable[Recording]) -> dict[int, tuple[int, ...]]:
+    """Return the members that groups list, each object once, by its ``id``."""
+    return {id(group.members): group.members for one in recordings for group in one.groups if group.members}
+
+
 def _listed_members(
-    recordings: Mapping[int, Recording], seen: Mapping[str, set[int]]
+    recordings: Mapping[int, Recording], seen: Mapping[str, set[int]], same: Mapping[int, tuple[int, ...]]
 ) -> dict[tuple[str, int], tuple[int, ...]]:
     """Return the members by group and rank: members that list none have those that another member lists."""
-    given = {(group.name, group.members) for r in recordings.values() for group in r.groups if group.members}
+    listed = ((group.name, same[id(group.members)]) for r in recordings.values() for group in r.groups if group.members)
+    given = {(name, id(members)): (name, members) for name, members in listed}
     return {
         (name, rank): members
-        for name, members in sorted(given, key=str)
-        for rank in members or ()
+        for name, members in sorted(given.values(), key=str)
+        for rank in members
         if rank in seen[name]
     }
 

@@ -27,7 +27,7 @@ from __future__ import annotations
 from collections.abc import Collection, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
-from itertools import combinations
+from itertools import combinations, pairwise
 from operator import itemgetter
 
 import numpy as np
@@ -36,7 +36,7 @@ from rankmesh.core.grouped import grouped
 from rankmesh.core.plan import Plan
 from rankmesh.debug.doctor.calls import Signature
 from rankmesh.debug.doctor.columns import Bools, GroupName, Ints
-from rankmesh.debug.doctor.groups import KnownGroup, known_groups
+from rankmesh.debug.doctor.groups import KnownGroup, known_groups, members_listed
 from rankmesh.debug.doctor.recording import TRUST, Recording
 
 __all__ = ["History", "PendingCall", "Track", "history_of"]
@@ -130,8 +130,9 @@ class History:
 
         threads = []
         for rank, recording in self.recordings.items():
-            calls = ((t, recording.group[recording.thread == t]) for t in np.unique(recording.thread).tolist())
-            of_rank = [{self.group_of[rank, g].family for g in np.unique(groups).tolist()} for _, groups in calls]
+            made_on = recording.thread
+            calls = (recording.group[made_on == t] for t in sorted(set(made_on.tolist())))
+            of_rank = [{self.group_of[rank, g].family for g in set(groups.tolist())} for groups in calls]
             threads += [of_rank] if len(of_rank) > 1 else []
             for families in of_rank:
                 join(families)
@@ -145,6 +146,12 @@ class History:
             if frozenset((order[one], order[other])) not in apart:
                 join((one, other))
         return order
+
+    @cached_property
+    def ended(self) -> Mapping[KnownGroup, Sequence[Track]]:
+        """The tracks of ranks whose program has ended as it should, by group."""
+        ended = {rank for rank, one in self.recordings.items() if one.ended and not one.failure}
+        return {group: [track for r, track in tracks.items() if r in ended] for group, tracks in self.tracks.items()}
 
     @cached_property
     def families(self) -> Mapping[Hashable, Sequence[KnownGroup]]:
@@ -287,7 +294,7 @@ def _whole(recordings: Mapping[int, Recording], plan: Plan | None) -> History:
     exchanging = frozenset(
         group_of[rank, index]
         for rank, recording in recordings.items()
-        for index in np.unique(recording.exchanges["group"]).tolist()
+        for index in set(recording.exchanges["group"].tolist())
     )
     return History(recordings, size, tracks, tuple(signatures), group_of, known_as, exchanging)
 
@@ -298,19 +305,12 @@ def _tracks(recording: Recording, numbers: Ints) -> list[tuple[int, Track]]:
         return []
     rows = np.lexsort((recording.number, recording.group))
     groups = recording.group[rows]
-    cuts = np.flatnonzero(np.diff(groups)) + 1
+    # Tracks are views of one array for each column: of 16,384 ranks, arrays of their own take seconds.
+    number, signature, pending = recording.number[rows], numbers[recording.signature[rows]], recording.pending[rows]
+    cuts = [0, *((groups[1:] != groups[:-1]).nonzero()[0] + 1).tolist(), len(rows)]
     return [
-        (
-            int(recording.group[part[0]]),
-            Track(
-                recording.rank,
-                recording.number[part],
-                numbers[recording.signature[part]],
-                recording.pending[part],
-                part,
-            ),
-        )
-        for part in np.split(rows, cuts)
+        (int(groups[a]), Track(recording.rank, number[a:b], signature[a:b], pending[a:b], rows[a:b]))
+        for a, b in pairwise(cuts)
     ]
 
 
@@ -319,8 +319,7 @@ def _world_size(recordings: Mapping[int, Recording], plan: Plan | None) -> int:
     if plan is not None:
         return plan.world_size
     given = [recording.world_size for recording in recordings.values() if recording.world_size]
-    listed = {group.members for recording in recordings.values() for group in recording.groups if group.members}
-    last = max((max(members) for members in listed), default=0)
+    last = max((max(members) for members in members_listed(recordings.values()).values()), default=0)
     return max([*given, last + 1, max(recordings, default=0) + 1])
 
 

@@ -18,6 +18,7 @@ import re
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import lru_cache
+from itertools import chain
 from typing import Any
 
 from rankmesh.debug.doctor.columns import Columns, GroupName, columns_of
@@ -172,7 +173,8 @@ def _named(groups: Sequence[GroupName], data: Mapping[str, Any]) -> list[GroupNa
     members: dict[str, tuple[str, tuple[int, ...] | None]] = {}
     for name, about in (config if isinstance(config, Mapping) else {}).items():
         if isinstance(about, Mapping):
-            members[str(name)] = (str(about.get("desc", ""))[:400], _ranks(about.get("ranks")))
+            listed = about["ranges"] if "ranges" in about else about.get("ranks")
+            members[str(name)] = (str(about.get("desc", ""))[:400], _ranks(listed))
     found = []
     for group in groups:
         desc, ranks = members.get(group.name, ("", None))
@@ -208,17 +210,23 @@ def _counted(groups: list[GroupName], status: object) -> list[GroupName]:
 
 
 def _ranks(value: object) -> tuple[int, ...] | None:
-    """Return the members, which torch writes as a text: ``[0, 1]``."""
+    """Return the members, which torch writes as a text, ``[0, 1]``, and a watch as ranges, ``[[0, 2, 1]]``."""
     if isinstance(value, str):
-        ranks = _ranks_in(value[: 2**22])
-    else:
-        ranks = tuple(int(rank) for rank in value) if isinstance(value, list | tuple) else ()
-    if ranks and not 0 <= min(ranks) <= max(ranks) < _RANKS:
-        raise ValueError(f"a group with rank {max(ranks, key=abs)}, where a world has at most {_RANKS} ranks")
-    return ranks or None
+        return _members(value[: 2**22])
+    if not isinstance(value, list | tuple):
+        return None
+    if value and isinstance(value[0], list | tuple):
+        return _members(tuple(range(int(start), int(stop), int(step)) for start, stop, step in value))
+    return _members(tuple(map(int, value)))
 
 
 @lru_cache(maxsize=64)
-def _ranks_in(text: str) -> tuple[int, ...]:
-    """Return the numbers of a text; most recordings of a job have the same one for its world."""
-    return tuple(map(int, re.findall(r"\d{1,9}", text)))
+def _members(given: str | tuple[int, ...] | tuple[range, ...]) -> tuple[int, ...] | None:
+    """Return ranks; recordings of a job have the same ones for its world, which are one object then."""
+    if isinstance(given, str):
+        given = tuple(map(int, re.findall(r"\d{1,9}", given)))
+    ranges = [each if isinstance(each, range) else range(each, each + 1) for each in given]
+    ends = [end for each in ranges if each for end in (each[0], each[-1])]
+    if ends and not (0 <= min(ends) <= max(ends) < _RANKS and sum(map(len, ranges)) <= _RANKS):
+        raise ValueError(f"a group with rank {max(ends, key=abs)}, where a world has at most {_RANKS} ranks")
+    return tuple(chain.from_iterable(ranges)) or None

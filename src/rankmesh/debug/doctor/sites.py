@@ -44,7 +44,6 @@ class Sites:
     def __init__(self, stacks: Sequence[Any]) -> None:
         self._stacks = stacks
         self._numbers: dict[tuple[Any, Any, Any], int] = {}
-        self._threads: dict[int, str | None] = {}
 
     @property
     def listed(self) -> list[str]:
@@ -60,11 +59,7 @@ class Sites:
 
     def thread_of(self, frames: Any) -> str | None:
         """Return the function that the thread of a stack runs, "" for the main thread; None without a whole stack."""
-        if isinstance(frames, int):
-            if frames not in self._threads:
-                self._threads[frames] = self.thread_of(self._stacks[frames])
-            return self._threads[frames]
-        listed = frames or ()
+        listed = self._stack(frames)
         if not listed:
             return None
         if listed[-1]["name"] == "_bootstrap" and _FILE(listed[-1]).endswith("threading.py"):

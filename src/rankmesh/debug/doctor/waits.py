@@ -165,13 +165,10 @@ def _is_over(history: History, group: KnownGroup, number: int, waiting: Sequence
     The recordings of a job that was slow are of different moments: of the slow one, and of the end of each rank.
     """
     latest = max(history.recordings[rank].written for rank in waiting)
-    for rank, track in history.tracks[group].items() if latest else ():
-        recording = history.recordings[rank]
-        if recording.ended and not recording.failure and recording.written > latest:
-            place = track.at(number)
-            if place is None:
-                continue
-            return not track.pending[place] and _is_symmetric(history.operation(group, rank, number))
+    for track in history.ended[group] if latest else ():
+        place = track.at(number) if history.recordings[track.rank].written > latest else None
+        if place is not None:
+            return not track.pending[place] and _is_symmetric(history.operation(group, track.rank, number))
     return False
 
 

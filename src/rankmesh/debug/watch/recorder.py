@@ -23,6 +23,7 @@ import torch.distributed as dist
 
 from rankmesh.backend import recorder as calls
 from rankmesh.backend.registries import registered
+from rankmesh.core.ranges import ranges
 from rankmesh.debug.doctor.reader import parsed
 from rankmesh.debug.doctor.sites import innermost
 from rankmesh.debug.watch import stacks
@@ -94,7 +95,7 @@ class Recorder:
         known, kept = self.groups(), self._kept()
         table: dict[str, int] = {}
         entries = [_entry(entry, table) for entry in kept.get("entries", [])]
-        groups = {name: {"name": name, "desc": desc, "ranks": list(r)} for name, (desc, r) in known.items()}
+        groups = {name: {"name": name, "desc": desc, "ranges": ranges(r)} for name, (desc, r) in known.items()}
         about = self._about(reason) | ({"ended": True, "failure": self.failure()} if ended else self._now(mark))
         return {
             **kept,
