@@ -50,8 +50,9 @@ def documents(ranks: int, calls: int) -> Iterator[tuple[int, dict[str, Any]]]:
     for rank, content in _contents(ranks, calls, numbered):
         about = {"rank": rank, "world_size": ranks, "host": f"node{rank // WIDTH}"}
         made = json.loads(content)
-        groups = {name: {**one, "ranges": ranges(json.loads(one.pop("ranks")))} for name, one in made["pg_config"].items()}
-        yield rank, {**made, "pg_config": world | groups, "rankmesh": about}
+        for group in made["pg_config"].values():
+            group["ranges"] = ranges(json.loads(group.pop("ranks")))
+        yield rank, {**made, "pg_config": world | made["pg_config"], "rankmesh": about}
 
 
 def _contents(

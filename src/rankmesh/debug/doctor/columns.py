@@ -16,17 +16,19 @@ import marshal
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import repeat
+from functools import lru_cache
+from itertools import chain, repeat
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
+from rankmesh.core.ranges import ranges
 from rankmesh.debug.doctor.calls import Signature, merged, signature_of
 from rankmesh.debug.doctor.sites import Sites
 
-__all__ = ["Bools", "Columns", "GroupName", "Ints", "columns_of"]
+__all__ = ["Bools", "Columns", "GroupName", "Ints", "columns_of", "members_in"]
 
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _COMPARED = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
@@ -77,6 +79,26 @@ class GroupName:
     def is_described(self) -> bool:
         """Whether ``desc`` names the group: torch has ``undefined`` for one that was made without a description."""
         return self.desc not in ("", "undefined")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Go from one process to another with the members as ranges; there, equal members are one object."""
+        fields = vars(self) | {"members": None if self.members is None else _ranges(self.members)}
+        return _group_name, tuple(fields.values())
+
+
+def _group_name(name: str, desc: str, members: tuple[range, ...] | None, *others: Any) -> GroupName:
+    return GroupName(name, desc, None if members is None else members_in(members), *others)
+
+
+@lru_cache(maxsize=256)
+def _ranges(members: tuple[int, ...]) -> tuple[range, ...]:
+    return tuple(range(*each) for each in ranges(members))
+
+
+@lru_cache(maxsize=256)
+def members_in(ranges: tuple[range, ...]) -> tuple[int, ...]:
+    """Return the ranks in ranges, in their order: of many recordings' groups with equal members, one object."""
+    return tuple(chain.from_iterable(ranges))
 
 
 @dataclass(eq=False)
@@ -221,10 +243,9 @@ class _Calls:
         # One text for equal lists, which have no hash; version 2 has no references, so equal is equal.
         keys = map(marshal.dumps, compared, repeat(2))
         distinct, kind = _numbered(keys)
-        first = [entries[place] for place in _firsts(kind, len(distinct))]
+        called = [entries[place]["profiling_name"] for place in _firsts(kind, len(distinct))]
         self.signatures: dict[Signature, int] = {}
-        self.signature = self._each(kind, [self._number(signature_of(entry)) for entry in first], np.int32)
-        called = [entry["profiling_name"] for entry in first]
+        self.signature = self._each(kind, [self._number(_signature(key)) for key in distinct], np.int32)
         self.on_device = self._each(kind, [name.startswith(_DEVICES) for name in called], bool)
         self.is_apart = self._each(kind, [" " in name for name in called], bool)
         self.peers = self._each(kind, [_peers(name) for name in called], np.int32).reshape(-1, 3)
@@ -235,6 +256,12 @@ class _Calls:
     @staticmethod
     def _each(kind: Ints, of_kind: Sequence[object], dtype: npt.DTypeLike) -> npt.NDArray[Any]:
         return np.array(of_kind, dtype=dtype)[kind] if of_kind else np.empty(0, dtype=dtype)
+
+
+@lru_cache(maxsize=4096)
+def _signature(compared: bytes) -> Signature:
+    """Return the facts of a call by what is compared of it, which most ranks of a job have in common."""
+    return signature_of(dict(zip(("profiling_name", *_COMPARED), marshal.loads(compared), strict=True)))  # noqa: S302
 
 
 def _firsts(numbers: Column, count: int) -> list[int]:

@@ -29,7 +29,6 @@ import sys
 import zlib
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -130,18 +129,11 @@ def read_many(sources: Sequence[tuple[Path | bytes, int | None]]) -> list[Record
 
 def _answers(sources: Iterable[tuple[Path | bytes, int | None]]) -> list[Recording | str]:
     """Read these by one reader."""
-    reader, known = _Reader(), dict[tuple[int, ...] | None, tuple[int, ...] | None]()
+    reader = _Reader()
     try:
-        return [_sharing(reader.read(*source), known) for source in sources]
+        return [reader.read(*source) for source in sources]
     finally:
         reader.end()
-
-
-def _sharing(answer: Recording | str, known: dict[tuple[int, ...] | None, tuple[int, ...] | None]) -> Recording | str:
-    """Return an answer whose groups share their members with equal ones: of 16,384 worlds one is kept."""
-    if isinstance(answer, Recording):
-        answer.groups[:] = [replace(one, members=known.setdefault(one.members, one.members)) for one in answer.groups]
-    return answer
 
 
 def read_here(source: Path | bytes, rank: int | None) -> Recording | str:
