@@ -26,7 +26,7 @@ import rankmesh as rm
 from rankmesh import placement as topology, viz
 from rankmesh.core import communicators, difference, presets, with_nccl_config
 from rankmesh.readers import source
-for name in presets.names():
+for name in presets.PRESETS:
     rm.read(name).digest
 plan = rm.recipes.megatron(world_size=64, tp=2, cp=2, pp=2, ep=4, etp=1)
 assert rm.Plan.from_json(plan.to_json()).replace(rank_map=range(63, -1, -1)).groups("tp").tolist()

@@ -354,6 +354,15 @@ def first_of(names: Sequence[object], most: int = 3) -> str:
     return ", ".join(map(str, names[:most])) + more
 
 
+def counted(number: int, word: str) -> str:
+    """Return a number with its word.
+
+    >>> counted(1, "host"), counted(2, "host")
+    ('1 host', '2 hosts')
+    """
+    return f"{number} {word}{'' if number == 1 else 's'}"
+
+
 def in_words(ranks: Iterable[int]) -> str:
     """Ranks for a message, in order: ``rank 3``, or ``ranks 0, 1, ... and 62 more``.
 

@@ -195,9 +195,9 @@ def test_saved_plans_with_maps_levels_and_picks(page):
 
 def test_every_preset(page):
     """A preset is the layout that Python makes of it."""
-    names = [name for name in presets.names() if read(name).plan.world_size <= 1024]
+    names = [name for name in presets.PRESETS if read(name).plan.world_size <= 1024]
     _agree(page, [[name, None, 8] for name in names], [facts(read(name).plan, 8) for name in names])
-    assert page.evaluate("Object.keys(rankmesh.PRESETS)") == list(presets.names())
+    assert page.evaluate("Object.keys(rankmesh.PRESETS)") == list(presets.PRESETS)
 
 
 MISTAKES = [

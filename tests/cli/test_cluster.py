@@ -64,15 +64,13 @@ def test_no_cluster_is_refused(rankmesh) -> None:
 
 
 def test_place(rankmesh, tmp_path) -> None:
-    """The keys of the design; the constraint is met; the saved plan is a SPEC with the rank map."""
+    """The constraint is met; the saved plan is a SPEC with the rank map."""
     (tmp_path / "traffic.json").write_text('{"tp": [{"collective": "all-reduce", "bytes": 1048576, "times": 4}]}')
     saved = tmp_path / "placed.json"
     arguments = ("place", "dp=4,tp=2", "-c", "host=2,leaf=2,spine=2", "--within", "tp=host")
     ran = rankmesh(*arguments, "--traffic", tmp_path / "traffic.json", "--save", saved, "--json")
     data = json.loads(ran.out)
-    assert {"order", "rank_map", "cost", "before", "kinds", "within"} <= set(data)
     assert (data["order"], data["rank_map"], data["within"]) == ("tp-dp", [0, 2, 4, 6, 1, 3, 5, 7], {"tp": "host"})
-    assert {"name", "level", "cost", "before"} <= set(data["kinds"][0])
     assert data["cost"] < data["before"]
     assert rm.Plan.from_json(saved.read_text()).groups("tp").tolist()[0] == [0, 1]
     shown = rankmesh(*arguments)
@@ -112,8 +110,7 @@ def test_search(rankmesh, tmp_path) -> None:
     data = json.loads(ran.out)
     rows = data["rows"]
     assert "predicted, not measured" in ran.err
-    keys = {"tp", "cp", "pp", "dp", "ep", "etp", "order", "seconds", "memory", "parts"}
-    assert all(keys <= row.keys() and row["parts"].keys() == {"compute", "bubble", "communication"} for row in rows)
+    assert all(row["parts"].keys() == {"compute", "bubble", "communication"} for row in rows)
     assert [row["seconds"] for row in rows] == sorted(row["seconds"] for row in rows)
     assert all(row["tp"] * row["cp"] * row["pp"] * row["dp"] == 8 for row in rows)
     assert data["assumptions"]["recompute"] == "chosen for each layout"

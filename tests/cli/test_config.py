@@ -55,12 +55,3 @@ def test_check_reads_configs_too_and_one_rank_speaks(rankmesh, monkeypatch, rank
     result = rankmesh("check", FILES / "nanotron.yaml")
     assert verified == [read(str(FILES / "nanotron.yaml")).plan]
     assert ("read as a nanotron config" in result.err) is responds
-
-
-def test_a_refused_config_is_one_line_and_exit_3(rankmesh, tmp_path):
-    """File, line, rule and remedy on one line of stderr; nothing on stdout."""
-    path = tmp_path / "run.sh"
-    path.write_text("torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size $TP\n")
-    result = rankmesh("show", path)
-    assert (result.code, result.out, result.err.count("\n")) == (3, "", 1)
-    assert result.err.startswith(f"error: {path}:1: --tensor-model-parallel-size = $TP; ")

@@ -74,16 +74,6 @@ def test_wrong_usage_is_one_line_and_exit_2(rankmesh, arguments: tuple[object, .
     assert "--help)" in ran.err
 
 
-def test_a_newer_saved_plan_is_refused(rankmesh, tmp_path) -> None:
-    """A file of a newer schema says so and names the file."""
-    path = tmp_path / "plan.json"
-    path.write_text('{"schema": 99}', encoding="utf-8")
-    ran = rankmesh("show", path)
-    assert ran.code == 3
-    assert "upgrade rankmesh" in ran.err
-    assert str(path) in ran.err
-
-
 @pytest.mark.parametrize(
     ("problem", "code", "arguments"),
     [

@@ -166,7 +166,7 @@ def test_the_list(rankmesh):
     assert rankmesh("schema", "hosts").code == 2
 
 
-@pytest.mark.parametrize("spec", [*RECIPES, *presets.names()])
+@pytest.mark.parametrize("spec", [*RECIPES, *presets.PRESETS])
 def test_saved_plans(spec):
     """The plan of each recipe and preset is valid."""
     assert not problems("plan", json.loads(read(spec).plan.to_json()))

@@ -89,12 +89,6 @@ def test_where_the_ranks_meet(name, rendezvous):
     assert started_by({**RECORDED[name], "MASTER_ADDR": "fe80::1", "MASTER_PORT": "1"}).meeting == "[fe80::1]:1"
 
 
-def test_mpi_on_one_host():
-    """All ranks on this host: they meet here, without anything being set."""
-    result = started_by({**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"})
-    assert result.meeting == "127.0.0.1:29500"
-
-
 # -- precedence --------------------------------------------------------------------------------------------------------
 
 
@@ -177,10 +171,11 @@ def test_slurms_tasks_on_this_node(text, node, here):
 
 
 def test_steps_of_one_job_meet_at_ports_of_their_own():
-    """Two steps that run at once on the same first node do not meet each other, nor do two mpiruns on one host."""
+    """Two steps that run at once on the same first node do not meet each other, nor do two mpiruns on this host."""
     ports = {started_by({**SLURM, "SLURM_STEP_ID": str(step)}).port for step in range(4)}
     assert len(ports) == 4
     here = {**OPENMPI, "OMPI_COMM_WORLD_LOCAL_SIZE": "8", "OMPI_COMM_WORLD_LOCAL_RANK": "5"}
+    assert started_by(here).meeting == "127.0.0.1:29500"
     assert len({started_by({**here, "PMIX_NAMESPACE": f"193973452{job}"}).meeting for job in range(4)}) == 4
 
 

@@ -7,7 +7,7 @@ from rankmesh.core import presets
 from rankmesh.readers import source
 
 
-@pytest.mark.parametrize("name", presets.names())
+@pytest.mark.parametrize("name", presets.PRESETS)
 def test_every_kind_partitions(name):
     """Each preset builds for its first, middle and last rank, shares pp between its views, and saves."""
     preset, plan = presets.get(name), source.read(name).plan

@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -28,6 +28,11 @@ def _debug(value: bool) -> bool:
     if value:
         os.environ[DEBUG] = "1"
     return value
+
+
+def file_option(text: str) -> Any:
+    """Return the option of a file that a command reads or writes."""
+    return typer.Option(metavar="FILE", help=text)
 
 
 SPEC_HELP = (

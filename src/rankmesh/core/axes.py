@@ -10,10 +10,10 @@ from __future__ import annotations
 
 import operator
 from collections.abc import Iterable, Mapping, Sequence
-from math import prod
+from math import isfinite, prod
 from typing import Any, TypeVar
 
-from rankmesh.errors import LayoutError, UnknownAxis, quoted
+from rankmesh.errors import LayoutError, RankmeshError, UnknownAxis, quoted
 
 __all__ = [
     "RESERVED",
@@ -22,6 +22,7 @@ __all__ = [
     "axis_name",
     "axis_names",
     "axis_size",
+    "check_number",
     "fill",
     "find",
     "integer",
@@ -50,6 +51,19 @@ def integer(value: object, what: str, *, least: int) -> int:
             f"{what} is {quoted(value)}; give an integer of at least {least}", received=value, what=what, least=least
         )
     return number
+
+
+def check_number(value: object, what: str, error: type[RankmeshError], *, zero: bool = False, **values: object) -> None:
+    """Raise an error for anything but a finite number above 0, or of at least 0 with ``zero``.
+
+    >>> check_number(-1.0, "uplink", LayoutError)
+    Traceback (most recent call last):
+    rankmesh.errors.LayoutError: uplink is -1.0; give a number above 0
+    """
+    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
+    if not isfinite(number) or number < 0 or (number == 0 and not zero):
+        least = "of at least" if zero else "above"
+        raise error(f"{what} is {quoted(value)}; give a number {least} 0", received=value, **values)
 
 
 _Item = TypeVar("_Item")

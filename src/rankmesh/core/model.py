@@ -11,8 +11,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cache
-from math import isfinite
 
+from rankmesh.core.axes import check_number
 from rankmesh.errors import PlacementError, quoted
 
 __all__ = [
@@ -120,7 +120,7 @@ class Transformer:
 
     def __post_init__(self) -> None:
         for name in ("layers", "hidden", "heads", "ffn_hidden_size", "vocabulary", "expert_every"):
-            _positive(name, getattr(self, name))
+            check_number(getattr(self, name), name, PlacementError, name=name)
         if self.experts and not 1 <= self.top_k <= self.experts:
             raise PlacementError(
                 f"top_k is {quoted(self.top_k)}; give 1 to {self.experts}, as there are {self.experts} experts"
@@ -253,7 +253,7 @@ class Training:
     def __post_init__(self) -> None:
         for name in ("batch", "sequence", "microbatch", "virtual_stages", "replicate", "activation", "gradient",
                      "parameter", "scalar", "state"):  # fmt: skip
-            _positive(name, getattr(self, name))
+            check_number(getattr(self, name), name, PlacementError, name=name)
         for name, known in (("context", CONTEXT), ("recompute", RECOMPUTE), ("attention", ATTENTION),
                             ("precision", PRECISION), ("schedule", SCHEDULE), ("zero", (0, 1, 2, 3))):  # fmt: skip
             _one_of(name, getattr(self, name), known)
@@ -302,8 +302,3 @@ def _one_of(name: str, value: object, known: Iterable[object]) -> None:
         raise PlacementError(
             f"{name} is {quoted(value)}; give one of {', '.join(map(str, known))}", received=value, name=name
         )
-
-
-def _positive(name: str, value: object) -> None:
-    if not isinstance(value, int | float) or isinstance(value, bool) or not isfinite(value) or value <= 0:
-        raise PlacementError(f"{name} is {quoted(value)}; give a number above 0", received=value, name=name)

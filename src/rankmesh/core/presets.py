@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import json
 from dataclasses import dataclass
-from functools import cache
 from importlib.resources import files
+from typing import Any
 
 from rankmesh.errors import PlanError, quoted
 
-__all__ = ["Preset", "get", "names"]
+__all__ = ["PRESETS", "Preset", "get"]
 
 
 @dataclass(frozen=True)
@@ -33,19 +33,12 @@ class Preset:
     note: str = ""
 
 
-@cache
-def _all() -> dict[str, Preset]:
-    text = files("rankmesh.core").joinpath("presets.json").read_text(encoding="utf-8")
-    return {name: Preset(name=name, **fields) for name, fields in json.loads(text).items()}
-
-
-def names() -> tuple[str, ...]:
-    """Return the names of all presets."""
-    return tuple(_all())
+_DATA: dict[str, dict[str, Any]] = json.loads(files(__package__).joinpath("presets.json").read_text(encoding="utf-8"))
+PRESETS = {name: Preset(name=name, **fields) for name, fields in _DATA.items()}
 
 
 def get(name: str) -> Preset:
     """One preset by name."""
-    if name not in _all():
-        raise PlanError(f"unknown preset {quoted(name)}; the presets are {', '.join(_all())}", received=name)
-    return _all()[name]
+    if name not in PRESETS:
+        raise PlanError(f"unknown preset {quoted(name)}; the presets are {', '.join(PRESETS)}", received=name)
+    return PRESETS[name]

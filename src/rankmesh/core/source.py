@@ -132,7 +132,7 @@ def _preset(text: str) -> Preset | None:
         return None
     from rankmesh.core import presets
 
-    return presets.get(text) if text in presets.names() else None
+    return presets.PRESETS.get(text)
 
 
 def _is_file(text: str) -> bool:
@@ -147,7 +147,7 @@ def _near(name: str, text: str) -> str:
     from rankmesh.core import presets
 
     axes = _axes_meant(text)
-    near = [axes] if axes else get_close_matches(name if ":" in text else text, [*RECIPES, *presets.names()], n=1)
+    near = [axes] if axes else get_close_matches(name if ":" in text else text, [*RECIPES, *presets.PRESETS], n=1)
     return f"did you mean {quoted(near[0])}?" if near else ""
 
 

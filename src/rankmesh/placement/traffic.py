@@ -22,9 +22,9 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import asdict, dataclass
-from math import isfinite
 from pathlib import Path
 
+from rankmesh.core.axes import check_number
 from rankmesh.core.documents import parse, read_text, refused_as
 from rankmesh.errors import PlacementError, quoted, quoted_path
 
@@ -50,15 +50,8 @@ class Message:
                 received=self.collective,
             )
         for what, value in (("bytes", self.bytes), ("times", self.times)):
-            if not _is_amount(value):
-                raise PlacementError(
-                    f"{what} of {name} is {quoted(value)}; give a number of at least 0", received=value
-                )
+            check_number(value, f"{what} of {name}", PlacementError, zero=True)
         object.__setattr__(self, "collective", name)
-
-
-def _is_amount(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value) and value >= 0
 
 
 class Traffic(Mapping[str, tuple[Message, ...]]):

@@ -23,6 +23,7 @@ from xml.etree.ElementTree import Element, SubElement, tostring
 
 from rankmesh.core.groups import Groups
 from rankmesh.core.plan import Plan
+from rankmesh.errors import counted
 from rankmesh.viz.sheet import Block, Part, Sheet, colours, part_of, sheet
 
 if TYPE_CHECKING:
@@ -142,7 +143,7 @@ def _panel(plan: Plan, name: str, cluster: Cluster | None, part: Part) -> _Panel
     )
     root = Element("g")
     view = plan.spec(name).view
-    words = f"{name}: {_count(len(groups), 'group')} of {groups.size}" + (f", view {view}" if view else "")
+    words = f"{name}: {counted(len(groups), 'group')} of {groups.size}" + (f", view {view}" if view else "")
     _put(root, "text", words, x=0, y=12, style="kind")
     width, y = len(words) * 8, 24
     margin = max(len(row.label) for row in drawn.blocks[0].rows) * _LETTER + 6
@@ -163,10 +164,6 @@ def _groups_of(groups: Groups, part: Part) -> dict[int, int]:
     if not part.left_out:
         return {rank: index for index, ranks in enumerate(groups.tolist()) for rank in ranks}
     return {rank: groups.index_of(rank) for rank in part.ranks.tolist() if groups.has(rank)}
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" + ("" if number == 1 else "s")
 
 
 @dataclass(frozen=True)
@@ -238,7 +235,7 @@ def _legend(root: Element, groups: Groups, paint: _Paint, y: int) -> tuple[int, 
         _put(root, "text", text, x=x + 18, y=line + 10, style="label")
     left = len(groups) - len(numbers)
     if left:
-        _put(root, "text", f"and {_count(left, 'more group')}", x=18, y=y + lines * _LINE + 10, style="label")
+        _put(root, "text", f"and {counted(left, 'more group')}", x=18, y=y + lines * _LINE + 10, style="label")
     return column * (2 if len(words) > 1 else 1), (lines + (1 if left else 0)) * _LINE
 
 

@@ -8,7 +8,7 @@ from typing import Annotated, Any
 import typer
 
 from rankmesh.cli.console import note, write_json
-from rankmesh.cli.options import Cluster, GpusPerNode, Json, Reading, Spec, cluster_of, source_of
+from rankmesh.cli.options import Cluster, GpusPerNode, Json, Reading, Spec, cluster_of, file_option, source_of
 from rankmesh.cli.outputs import check_outputs, write_output
 from rankmesh.core.clusters.cluster import Cluster as Machine
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
@@ -71,10 +71,8 @@ def command(
     spec: Spec,
     gpus_per_node: GpusPerNode = None,
     cluster: Cluster = None,
-    html: Annotated[str, typer.Option(metavar="FILE", help="File for the page; - is stdout.")] = "explore.html",
-    measured: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Also show bandwidths: what rankmesh measure --json printed.")
-    ] = None,
+    html: Annotated[str, file_option("File for the page; - is stdout.")] = "explore.html",
+    measured: Annotated[Path | None, file_option("Also show bandwidths: what rankmesh measure --json printed.")] = None,
     recordings: Annotated[
         Path | None,
         typer.Option(metavar="DIR", help="Also show which ranks hang or are slow, from the files here."),

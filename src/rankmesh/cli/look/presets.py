@@ -35,7 +35,7 @@ def command(
     $ rankmesh presets
     $ rankmesh presets llama3-405b
     """
-    rows = list(map(preset_row, presets.names() if name is None else [name]))
+    rows = list(map(preset_row, presets.PRESETS if name is None else [name]))
     if name is not None:
         return Answer(lambda: rows[0], lambda: _print_one(rows[0]))
     heads = ("name", ">world", "spec", "title", "source")

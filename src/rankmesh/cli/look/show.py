@@ -20,6 +20,7 @@ from rankmesh.cli.options import (
     Spec,
     cluster_of,
     config_of,
+    file_option,
     words_of,
 )
 from rankmesh.cli.outputs import check_outputs, write_output
@@ -56,15 +57,9 @@ def command(
     hosts: Hosts = None,
     members: Annotated[int, typer.Option(min=1, metavar="K", help="List up to K members of a group.")] = 8,
     groups: Kinds = None,
-    svg: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Also write a picture; of a large world, one part. - is stdout.")
-    ] = None,
-    html: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Also write the page of rankmesh explore. - is stdout.")
-    ] = None,
-    save: Annotated[
-        str | None, typer.Option(metavar="FILE", help="Also write the plan as JSON, usable as SPEC. - is stdout.")
-    ] = None,
+    svg: Annotated[str | None, file_option("Also write a picture; of a large world, one part. - is stdout.")] = None,
+    html: Annotated[str | None, file_option("Also write the page of rankmesh explore. - is stdout.")] = None,
+    save: Annotated[str | None, file_option("Also write the plan as JSON, usable as SPEC. - is stdout.")] = None,
     *,
     reading: Reading,
     json: Json = False,

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from rankmesh.cli.console import note, write
-from rankmesh.cli.options import GpusPerNode, Hosts, Reading, RequiredCluster, Spec, cluster_of, words_of
+from rankmesh.cli.options import GpusPerNode, Hosts, Reading, RequiredCluster, Spec, cluster_of, file_option, words_of
 from rankmesh.cli.shell import Answer
 from rankmesh.cli.shell import save as write_file
 from rankmesh.cli.training import MODEL_HELP, Trained, TrainingOptions, trained
@@ -51,9 +51,7 @@ def command(
             metavar="KIND=LEVEL", help="Keep every group of a kind inside a level (tp=host); may be repeated."
         ),
     ] = None,
-    traffic: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="What a step sends: {kind: [{collective, bytes, times}]}.")
-    ] = None,
+    traffic: Annotated[Path | None, file_option("What a step sends: {kind: [{collective, bytes, times}]}.")] = None,
     model: Annotated[
         str | None, typer.Option("--model", "-m", metavar="FILE", help=f"{MODEL_HELP} Default: a usual transformer.")
     ] = None,
@@ -64,11 +62,9 @@ def command(
     backend: Annotated[
         str, typer.Option("--backend", "-b", metavar="NAME", help="Predict the collectives of nccl or gloo.")
     ] = "nccl",
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the plan with its rank map, usable as SPEC.")
-    ] = None,
+    save: Annotated[Path | None, file_option("Write the plan with its rank map, usable as SPEC.")] = None,
     hostfile: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the host of each rank in this order, for SLURM_HOSTFILE.")
+        Path | None, file_option("Write the host of each rank in this order, for SLURM_HOSTFILE.")
     ] = None,
     reading: Reading,
 ) -> Answer:
@@ -105,9 +101,7 @@ def command(
 
 def _work(plan: Plan, machine: Cluster, given: Trained) -> dict[str, Any]:
     """Return the arguments of ``place`` for a model; what is not given of its training is chosen as ``search`` does."""
-    how = settled(
-        plan, machine, given.model, given.training, device=given.device, free=given.free
-    )  # fmt: skip
+    how = settled(plan, machine, given.model, given.training, device=given.device, free=given.free)
     if how is None:
         note(
             f"note: this layout fits into a device with no microbatch and recomputation that is known; it is placed "

@@ -39,9 +39,7 @@ def command(
     with progress_bar("searching", "layouts") as (progress, _):
         rows = search(world, machine, given.model, how, top=max(top, explain), device=given.device,
                       free=given.free, progress=progress)  # fmt: skip
-    assumed = assumptions(
-        given.model, how, given.device, machine, speed_from=given.speed_from, free=given.free
-    )  # fmt: skip
+    assumed = assumptions(given.model, how, given.device, machine, speed_from=given.speed_from, free=given.free)
     if explain > len(rows):
         raise typer.BadParameter(f"--explain {explain} is beyond the {len(rows)} layouts that fit")
     return Answer(

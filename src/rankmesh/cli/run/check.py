@@ -19,7 +19,7 @@ from rankmesh.cli.columns import print_table
 from rankmesh.cli.console import error, note, progress_bar, write, write_json
 from rankmesh.cli.options import Backend, Json, Reading, Spec, Timeout, config_of, noted, source_of
 from rankmesh.cli.shell import ExitCode, Failed
-from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, extra, in_words
+from rankmesh.errors import AgreementError, ConnectError, ProofError, RankmeshError, counted, extra, in_words
 from rankmesh.launch.started import Launch, started_by
 from rankmesh.launch.table import NO_LAUNCHER
 from rankmesh.readers.source import Source
@@ -27,7 +27,7 @@ from rankmesh.readers.source import Source
 if TYPE_CHECKING:
     from rankmesh.debug.verification.results import CheckResult
 
-__all__ = ["ask_no_name_server", "command", "source_in_job"]
+__all__ = ["command", "source_in_job"]
 
 _SHOWN = 8
 
@@ -48,12 +48,8 @@ def command(
     """
     if backend not in (None, "gloo", "nccl", "cpu:gloo,cuda:nccl"):
         raise typer.BadParameter(f"--backend {backend!r} is unknown; use gloo, nccl or cpu:gloo,cuda:nccl")
-    launch = started_by()
-    source = source_in_job(spec, reading, launch)
+    source, _ = source_in_job(spec, reading)
     plan = source.plan
-    if launch.rank == 0:
-        noted(source)
-    ask_no_name_server(launch)
     with progress_bar(f"proving {plan.world_size} ranks", "proofs") as (progress, stop):
 
         def show(result: CheckResult) -> None:
@@ -86,18 +82,25 @@ def _failed(message: str, code: ExitCode) -> Failed:
     return Failed(message, code)
 
 
-def ask_no_name_server(launch: Launch) -> None:
-    """Ask no name server in this process, if it starts all ranks on this machine itself."""
-    from rankmesh.debug.verification.ranks import NO_NAME_SERVER
+def source_in_job(spec: str, reading: Reading) -> tuple[Source, Launch]:
+    """Return the plan that the user means, and what started this process: the job fills a size that SPEC leaves open.
 
+    A process that starts all ranks on this machine itself asks no name server from now on.
+    """
+    launch = started_by()
+    source = _filled(spec, reading, launch)
+    if launch.rank == 0:
+        noted(source)
     if launch.launcher == NO_LAUNCHER:
+        from rankmesh.debug.verification.ranks import NO_NAME_SERVER
+
         os.environ.update(NO_NAME_SERVER)
         # torch, which is loaded later, warns of each name that it does not find.
         os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")
+    return source, launch
 
 
-def source_in_job(spec: str, reading: Reading, launch: Launch) -> Source:
-    """Return the plan that the user means; the job fills a size that SPEC leaves open."""
+def _filled(spec: str, reading: Reading, launch: Launch) -> Source:
     try:
         return source_of(spec, reading.world_size, reading.variables)
     except RankmeshError:
@@ -133,15 +136,9 @@ def _print(result: CheckResult) -> None:
         for kind in kinds
     ]
     print_table(("group", ">size", ">proved", ">ranks", ">slowest", "by"), rows)
-    groups, proved = sum(kind.groups for kind in kinds), sum(kind.proved for kind in kinds)
-    write("")
-    if result.ok:
-        write(
-            f"every group was proved: {_count(groups, 'group')} of {_count(len(kinds), 'kind')} "
-            f"on {_count(result.world_size, 'rank')} ({result.backend})"
-        )
-    else:
-        write(f"{proved} of {_count(groups, 'group')} proved on {_count(result.world_size, 'rank')} ({result.backend})")
+    groups, proved = counted(sum(kind.groups for kind in kinds), "group"), sum(kind.proved for kind in kinds)
+    every, part = f"every group was proved: {groups} of {counted(len(kinds), 'kind')}", f"{proved} of {groups} proved"
+    write(f"\n{every if result.ok else part} on {counted(result.world_size, 'rank')} ({result.backend})")
     note(f"connected in {result.connect:.2f} s, {result.seconds:.1f} s in all")
     for failure in result.failures[:_SHOWN]:
         at = f" at group {failure.group}" if failure.group else ""
@@ -149,7 +146,7 @@ def _print(result: CheckResult) -> None:
     if len(result.failures) > _SHOWN:
         note(f"and {len(result.failures) - _SHOWN} more ranks; --json lists them")
     if result.followed:
-        note(f"{_count(len(result.followed), 'rank')} failed because of that; --json lists what they saw")
+        note(f"{counted(len(result.followed), 'rank')} failed because of that; --json lists what they saw")
 
 
 def _outcome(result: CheckResult) -> str:
@@ -158,7 +155,3 @@ def _outcome(result: CheckResult) -> str:
     if result.lost:
         return f"lost {in_words(ranks)}: {it} {first.message}; look at the end of its log"
     return f"{in_words(ranks)} failed: {first.kind}: {first.message}"
-
-
-def _count(number: int, word: str) -> str:
-    return f"{number} {word}" if number == 1 else f"{number} {word}s"

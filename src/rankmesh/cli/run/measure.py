@@ -12,15 +12,14 @@ import typer
 
 from rankmesh.cli.columns import print_table, ranks_text
 from rankmesh.cli.console import progress_bar, write
-from rankmesh.cli.options import CLUSTER_HELP, Backend, Kinds, Reading, Spec, Timeout, cluster_of, noted, words_of
-from rankmesh.cli.run.check import ask_no_name_server, source_in_job
+from rankmesh.cli.options import CLUSTER_HELP, Backend, Kinds, Reading, Spec, Timeout, cluster_of, file_option, words_of
+from rankmesh.cli.run.check import source_in_job
 from rankmesh.cli.shell import Answer
 from rankmesh.cli.shell import save as write_file
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.measured import Measurement
 from rankmesh.core.plan import Plan
 from rankmesh.errors import extra, quoted
-from rankmesh.launch.started import started_by
 from rankmesh.placement.calibrated import calibrated
 from rankmesh.placement.report import duration, speed
 
@@ -51,9 +50,7 @@ def command(
     cluster: Annotated[
         str | None, typer.Option("--cluster", "-c", metavar="CLUSTER", help=f"With --save. {CLUSTER_HELP}")
     ] = None,
-    save: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="Write the cluster with measured levels, for place.")
-    ] = None,
+    save: Annotated[Path | None, file_option("Write the cluster with measured levels, for place.")] = None,
     backend: Backend = None,
     timeout: Timeout = 120.0,
     *,
@@ -66,11 +63,7 @@ def command(
     $ torchrun --nproc-per-node 8 -m rankmesh measure tp=8 --json
     $ srun rankmesh measure 'tp=8,dp=*' --cluster cluster.json --save measured-cluster.json
     """
-    launch = started_by()
-    source = source_in_job(spec, reading, launch)
-    if launch.rank == 0:
-        noted(source)
-    ask_no_name_server(launch)
+    source, launch = source_in_job(spec, reading)
     with progress_bar(f"measuring {source.plan.world_size} ranks", "cases") as (progress, stop):
         with extra("torch"):
             from rankmesh.debug.verification.measure import measure

@@ -10,10 +10,10 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import takewhile
-from math import isfinite
 
+from rankmesh.core.axes import check_number
 from rankmesh.core.clusters.hardware import DEVICES, SHARE, Device
-from rankmesh.errors import ClusterError, quoted
+from rankmesh.errors import ClusterError, counted, quoted
 
 __all__ = [
     "BUS",
@@ -73,10 +73,10 @@ class Level:
                 f"{quoted(self.name)} cannot name a level; use letters, digits and underscores, such as leaf",
                 received=self.name,
             )
-        _number(self.latency, f"latency of level {quoted(self.name)}, in seconds", zero=True)
-        _number(self.bandwidth, f"bandwidth of level {quoted(self.name)}, in bytes/s")
+        check_number(self.latency, f"latency of level {quoted(self.name)}, in seconds", ClusterError, zero=True)
+        check_number(self.bandwidth, f"bandwidth of level {quoted(self.name)}, in bytes/s", ClusterError)
         if self.uplink is not None:
-            _number(self.uplink, f"uplink of level {quoted(self.name)}, in bytes/s")
+            check_number(self.uplink, f"uplink of level {quoted(self.name)}, in bytes/s", ClusterError)
 
     @classmethod
     def all_unmeasured(cls, names: Iterable[str]) -> tuple[Level, ...]:
@@ -165,7 +165,7 @@ def in_words(levels: Sequence[Level], devices: int, device: Device) -> str:
         outer = levels[last + 1]
         line = device.port if outer.assumed else outer.bandwidth
         ports = devices if outer.uplink is None else max(1, round(outer.uplink / outer.bandwidth))
-        parts.append(f"{ports} port{'s' if ports > 1 else ''} of {line / 1e9:.4g} GB/s")
+        parts.append(f"{counted(ports, 'port')} of {line / 1e9:.4g} GB/s")
         parts += ["SHARP"] if any(level.sharp for level in levels) else []
     return f"{device.name}: {', '.join(parts)}"
 
@@ -200,11 +200,3 @@ def rate(text: str, level: str) -> float:
 def is_word(value: object) -> bool:
     """Return whether a value is a text that is not empty."""
     return isinstance(value, str) and bool(value)
-
-
-def _number(value: object, what: str, *, zero: bool = False) -> None:
-    number = value if isinstance(value, int | float) and not isinstance(value, bool) else -1
-    if not isfinite(number) or number < 0 or (number == 0 and not zero):
-        raise ClusterError(
-            f"{what} is {quoted(value)}; give a number {'of at least' if zero else 'above'} 0", received=value
-        )
