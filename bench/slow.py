@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-SECONDS, BLOCK, STEP = 64.0, 8.0, 0.1
+SECONDS, BLOCK, STEP = 112.0, 8.0, 0.1
 
 
 def main() -> None:

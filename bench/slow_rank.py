@@ -6,6 +6,7 @@ import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
@@ -36,6 +37,15 @@ class Rankmesh:
     def step(self, train: Callable[[], None]) -> None:
         """Train one step."""
         train()
+
+    def reading(self) -> float:
+        """Processor time, of each second, of reading the recorder once in so many windows."""
+        from rankmesh.backend.recorder import calls_kept
+        from rankmesh.debug.watch import slow_watch, speed
+
+        began = time.thread_time()
+        self.slow._sampler._learn(calls_kept(0))
+        return (time.thread_time() - began) / speed._READ / slow_watch.window_seconds(dist.get_world_size())
 
 
 class Nvidia:
@@ -76,6 +86,10 @@ class Nvidia:
             train()
         self.detector.generate_report_if_interval_elapsed()
 
+    def reading(self) -> float:
+        """Nothing: it has no recorder."""
+        return 0.0
+
 
 def main() -> None:
     """Train, in turns with and without the detector."""
@@ -93,7 +107,7 @@ def main() -> None:
         optimizer.step()
         optimizer.zero_grad()
 
-    end, spent = torch.zeros(1), {True: [0.0, 0.0, 0.0, 0], False: [0.0, 0.0, 0.0, 0]}
+    end, spent = torch.zeros(1), {True: list[list[float]](), False: list[list[float]]()}
     for _ in range(20):
         train()
     for block in range(int(SECONDS / BLOCK)):
@@ -109,14 +123,15 @@ def main() -> None:
                 dist.broadcast(end, 0)
                 if end.item():
                     break
-        now = (time.monotonic() - began, time.process_time() - cpu, detector.seconds() - thread, steps)
-        spent[on] = [before + more for before, more in zip(spent[on], now, strict=True)]
-    cost = {on: [value / values[3] for value in values] for on, values in spent.items()}
+        now = (time.monotonic() - began, time.process_time() - cpu, detector.seconds() - thread)
+        spent[on].append([value / steps for value in now])
+    # Of the median block: in some of the first ones the watch reads the recorder, which it does more rarely later.
+    cost = {on: [median(values) for values in zip(*blocks, strict=True)] for on, blocks in spent.items()}
     found = {
         "on": cost[True][1],
         "off": cost[False][1],
         "step": cost[False][0],
-        "thread": cost[True][2] - cost[False][2],
+        "thread": cost[True][2] - cost[False][2] + detector.reading() * cost[False][0],
     }
     (Path(folder) / f"bench{dist.get_rank()}.json").write_text(json.dumps(found))
     detector.switch(on=True)

@@ -86,7 +86,10 @@ class Watch:
         self._number = next(_sessions)
         self._recordings: Recordings | None = None
         self._world = World.current()
-        self._stop, self._started = threading.Event(), threading.Event()
+        self._closed, self._started = False, threading.Event()
+        # Held until the watch is closed.
+        self._open = threading.Lock()
+        self._open.acquire()
         self._requests_over = 0
         self._responding = self._hung = False
         self._responded = threading.Condition()
@@ -138,15 +141,22 @@ class Watch:
         """Wait until the next look, and see meanwhile how fast this rank is; return whether the watch is closed."""
         end, slow = time.monotonic() + self._pace.tick, self._slow
         if slow is None:
-            return self._stop.wait(self._pace.tick)
+            return self._closes_within(self._pace.tick)
         if not slow.pause:  # the last look took until after the next sample
             slow.resume()
         while (left := end - time.monotonic()) > 0:
-            if self._stop.wait(min(left, slow.pause)):
+            if self._closes_within(min(left, slow.pause)):
                 return True
             if not slow.pause:
                 slow.look()
-        return self._stop.is_set()
+        return self._closed
+
+    def _closes_within(self, seconds: float) -> bool:
+        """Wait for the watch to be closed; return whether it is."""
+        # An event would cost a third of a sample: its Python code is cold each time, a lock is one call.
+        if self._open.acquire(timeout=seconds):
+            self._open.release()
+        return self._closed
 
     @property
     def slow(self) -> SlowReport | None:
@@ -157,13 +167,14 @@ class Watch:
 
     def close(self) -> None:
         """End the watch; the recording of a rank that has ended stays in the folder."""
-        if self._stop.is_set() or os.getpid() != self._process:
+        if self._closed or os.getpid() != self._process:
             # A process that was forked off is not a rank, whatever ends it.
             return
         if not self._hung and self._diagnosed is None and self._recorder.failure(RuntimeError):
             self.ask("a call failed")
         self._settle(ended=not self._recorder.failure())
-        self._stop.set()
+        self._closed = True
+        self._open.release()
         self._world.diagnosing.remove(self.ask)
         self._thread.join(_MOMENT)
         if self._responding:
@@ -216,7 +227,7 @@ class Watch:
             self._responded.notify_all()
         # The rank that logs the diagnosis is ended by its launcher as soon as another one ends. A program that ends
         # meanwhile has a status of its own.
-        if requests.overdue and self._then is not None and not self._stop.wait(_MOMENT):
+        if requests.overdue and self._then is not None and not self._closes_within(_MOMENT):
             self._then()
 
     def _report(self, message: str, at_fault: tuple[int, ...], diagnosis: Diagnosis | None) -> None:
