@@ -229,6 +229,22 @@ def test_a_late_sample(sampler, made, computes):
     assert found.column("computes")[0] == computes
 
 
+def test_a_change_is_sampled_closer(sampler):
+    """A rank that computes for longer, or waits for one that does, is sampled twice as often, until that is usual."""
+    sampler, state = sampler
+    pauses = []
+    for window, computes in enumerate([5] * 4 + [8] * 20):
+        for step in range(4 * window, 4 * window + 4):
+            for _ in range(computes):
+                _sample(sampler, state, (step, step), stands=("", ""))
+            for _ in range(5):
+                _sample(sampler, state, (step, step + 1), stands=("waits", ""))
+        _taken(sampler, window)
+        pauses.append(sampler._between)
+    assert min(pauses[:4]) > 0.15 > pauses[5]
+    assert pauses[-1] > 0.15
+
+
 def _taken(sampler, number):
     found = sampler.window(number)
     sampler.begin()

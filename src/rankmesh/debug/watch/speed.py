@@ -1,5 +1,7 @@
 """The speed of this rank: its state, sampled five times a second, and a summary of the samples for each window.
 
+While it computes for another part of the time than usual, because it is late or waits for one that is, ten times.
+
 ```
 gloo     a collective is under way while torch's counters differ; torch records no duration of its calls
 NCCL     the recorded duration of each collective, with TORCH_NCCL_ENABLE_TIMING, which the watch sets
@@ -14,11 +16,11 @@ import os
 import random
 import threading
 import time
-from collections import Counter, defaultdict
+from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
 from pathlib import Path
-from statistics import linear_regression
+from statistics import fmean, linear_regression
 from typing import Any
 
 from rankmesh.backend import recorder as calls
@@ -30,9 +32,11 @@ from rankmesh.debug.watch.recorder import Recorder
 
 __all__ = ["Sampler", "spread"]
 
-# Seconds between two samples, on average; by which a sample was late that could not be taken at its time; and those
-# after which the line between two calls is worth knowing.
-_EACH, _LATE, _LONG = 0.2, 0.02, 0.35
+# Seconds between two samples, on average, and once something has changed; by which a sample was late that could not be
+# taken at its time; and those after which the line between two calls is worth knowing.
+_EACH, _CLOSER, _LATE, _LONG = 0.2, 0.1, 0.02, 0.35
+# A change of the share that this rank computes, and the windows before with whose mean it is compared.
+_CHANGE, _USUAL = 0.04, 15
 # Windows after which the recorder is read again, at most, as that takes long; and after which it is for durations.
 _READ, _TIMED = 60, 5
 _GLOO, _NCCL = 0, 1
@@ -47,6 +51,7 @@ class Sampler:
         self._random, self._between = random.Random(recorder.rank), 0.0  # noqa: S311 - when to look
         self._groups, self._cycle = dict[str, Group](), Cycle({}, "")
         self._windows, self._next = 0, 1
+        self._shares = deque[float](maxlen=_USUAL)
         self._state = dict[tuple[int, str], tuple[int, int]]()
         self._made, self._beside = dict[tuple[int, str], int](), dict[str, tuple[int, int]]()
         self._queued, self._stretch, self._idle = _queued(), 0.0, False
@@ -144,13 +149,16 @@ class Sampler:
         steps = new / (sum(self._cycle.calls[number] for _, number in made) or 1)
         # By all samples: the first and the last alone are a step or two wrong.
         slope = linear_regression(*zip(*self._counts, strict=True)).slope if len(self._counts) > 2 else 0.0
-        self._between = spread(sum(self._cycle.calls.values()) / slope) if slope > 0 else 0.0
+        share = computes / self._seconds
+        each = _CLOSER if self._shares and abs(share - fmean(self._shares)) > _CHANGE else _EACH
+        self._shares.append(share)
+        self._between = spread(sum(self._cycle.calls.values()) / slope, each) if slope > 0 else 0.0
         row: dict[str, float | str] = {
             "rank": self._recorder.rank,
             "host": self._recorder.host,
             "place": self._cycle.place,
             "step": 1e6 * self._seconds / steps if steps else 0,
-            "computes": SHARE * computes / self._seconds,
+            "computes": SHARE * share,
             "stretch": 1000 * self._longest,
             "queued": SHARE * (_queued() - self._queued) / self._seconds,
             "reading": SHARE * self._reading / self._seconds,
@@ -181,19 +189,19 @@ class Sampler:
         return group.kind, len(group.ranks), entry["profiling_name"], str(entry.get("input_sizes"))
 
 
-def spread(step: float) -> float:
-    """Return the seconds between two samples by which they see each moment of a step equally often, about ``_EACH``.
+def spread(step: float, each: float = _EACH) -> float:
+    """Return the seconds between two samples by which they see each moment of a step equally often, about ``each``.
 
     From one sample to the next, a golden part of a step passes, or several steps and that part: however many samples
     there are, they lie nearly evenly on the step. Samples at random times scatter as twice to four times fewer.
 
     >>> [round(spread(step), 3) for step in (0.05, 0.34, 5.0)]
-    [0.181, 0.21, 0.163]
+    [0.181, 0.21, 0.203]
     """
     golden = (5**0.5 - 1) / 2
-    if step > _EACH:
-        return step / (max(0, round(step / _EACH - golden)) + golden)
-    return step * (round(_EACH / step - golden) + golden)
+    if step > each:
+        return step / (max(0, round(step / each - golden)) + golden)
+    return step * (round(each / step - golden) + golden)
 
 
 def _queued() -> float:
