@@ -21,6 +21,8 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, wait
+from concurrent.futures import TimeoutError as TimedOut
+from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from queue import SimpleQueue
@@ -126,11 +128,11 @@ def submit(call: Callable[[], _Result], name: str) -> Future[_Result]:
     return worker.submit(make)
 
 
-def answered_within(made: Future[_Result], seconds: float, *, unless: Future[None] | None = None) -> _Result:
+def answered_within(made: Future[_Result], seconds: float, *, unless: Future[Any] | None = None) -> _Result:
     """Wait for a submitted call; return its result, or raise its error, or ``ChannelLost`` after the limit."""
     # Not the time-out of `result`: the call may raise one of its own, or come back just after it.
-    futures: list[Future[Any]] = [made] if unless is None else [made, unless]
-    wait(futures, seconds, FIRST_COMPLETED)
+    with suppress(TimedOut):
+        made.exception(seconds) if unless is None else wait((made, unless), seconds, FIRST_COMPLETED)
     if not made.done():
         leave_behind(made)
         raise ChannelLost(f"no answer within {seconds:.3g} s")

@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import time
 from collections import Counter, deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
@@ -166,7 +166,7 @@ class Exchange:
     ) -> None:
         self._direct, self._write = write is None, write or Tensor.copy_
         self._transport, self._tensors, self._into, self._timeout = transport, tensors, into, timeout
-        self._advance, self._progress = advance, progress
+        self._advance, self._progress = advance or (lambda: None), progress
         self._device = transport.staging((*tensors.values(), *into.values()))
         self._together = transport.together(self._device)
         self._ahead = 2 if self._together else _AHEAD
@@ -174,8 +174,7 @@ class Exchange:
         self._lost: dict[int, str] = {}
         self._error = ""
         self.received: set[Message] = set()
-        self.copied = False
-        self.memory = 0
+        self.copied, self.memory, self._arrived = False, 0, 0
         self.staging, self._staged = staging, dict[Message, Tensor]()
 
     def all(self, schedule: MessageSchedule) -> None:
@@ -183,23 +182,19 @@ class Exchange:
         sends, receives, copies = schedule.sends, schedule.receives, schedule.copies
         self._total = sum(message.payload for row in receives for message in row)
         self._longest = max((message.bytes for row in (*sends, *receives) for message in row), default=0)
-        self._arrived = 0
         if self.staging is not None:
             self._stage([message for row in receives for message in row], self.staging)
-        rows: deque[list[PendingMessage]] = deque()
-        buffered = 0
-        for number in range(len(sends)):
+        rows, buffered = deque[list[PendingMessage]](), 0
+        for number, sent_received in enumerate([*zip(sends, receives, strict=True)] or [((), ())]):
             while buffered >= 2 or len(rows) >= self._ahead:
                 buffered -= _has_buffer(rows[0])
                 self._finish(rows.popleft())
-            rows.append(self._post(sends[number], receives[number]))
+            rows.append(self._post(*sent_received))
             buffered += _has_buffer(rows[-1])
             if number == 0:
                 self.attempt(self._copy, copies)
         for row in rows:
             self._finish(row)
-        if not sends:
-            self.attempt(self._copy, copies)
         # What was unpacked and copied counts once the GPU has done it.
         for device in {tensor.device for tensor in self._into.values()}:
             self.attempt(device_done_within, device, self._timeout)
@@ -255,8 +250,7 @@ class Exchange:
                 self._arrived += one.message.payload
             if one.buffer is not None:
                 self._free.append(one.buffer)
-        if self._advance is not None:
-            self._advance()
+        self._advance()
         if self._progress is not None and row:
             self.attempt(self._progress, self._arrived, self._total)
 
@@ -319,14 +313,12 @@ class Exchange:
         return torch.empty(self._longest, dtype=torch.uint8, device=self._device)
 
     def _pack(self, message: Message, buffer: Tensor) -> None:
-        for piece in message.pieces:
-            part = self._tensors[piece.name][piece.here]
-            buffer[piece.offset : piece.offset + piece.bytes].view(part.dtype).view(part.shape).copy_(part)
+        for part, elements in _parts(message, self._tensors, buffer):
+            elements.copy_(part)
 
     def _unpack(self, message: Message, buffer: Tensor) -> None:
-        for piece in message.pieces:
-            part = self._into[piece.name][piece.here]
-            self._write(part, buffer[piece.offset : piece.offset + piece.bytes].view(part.dtype).view(part.shape))
+        for part, elements in _parts(message, self._into, buffer):
+            self._write(part, elements)
 
     def _copy(self, copies: Sequence[Copy]) -> None:
         for name, here, into, there in copies:
@@ -334,6 +326,16 @@ class Exchange:
             if not same_place(part, place):
                 self._write(place, part)
         self.copied = True
+
+
+def _parts(message: Message, tensors: Mapping[str, Tensor], buffer: Tensor) -> Iterator[tuple[Tensor, Tensor]]:
+    """Yield the part of a tensor that each piece of a message is, and its elements in the buffer."""
+    typed = buffer
+    for name, here, offset, size in message.pieces:
+        part = tensors[name][here]
+        width = part.element_size()
+        typed = typed if typed.dtype == part.dtype else buffer[: len(buffer) // width * width].view(part.dtype)
+        yield part, typed[offset // width : (offset + size) // width].view_as(part)
 
 
 def _has_buffer(row: Sequence[PendingMessage]) -> bool:

@@ -189,12 +189,11 @@ class _Side:
 
     def failed(self, exchange: Exchange, schedule: MessageSchedule, outcome: Outcome) -> TransferError:
         """Return the error of a transfer that failed: what is incomplete came from ranks that failed, or not at all."""
-        ranks = outcome.ranks
         missing = {
             piece.name
             for row in schedule.receives
             for message in row
-            if message.peer in ranks or message not in exchange.received
+            if message.peer in outcome.ranks or message not in exchange.received
             for piece in message.pieces
         }
         if not exchange.copied:
@@ -205,7 +204,7 @@ class _Side:
             f"the transfer did not complete, since {outcome.message}; {len(incomplete)} of {len(self.into)} target "
             f"tensors of rank {self.rank} are incomplete; do not use them before another run",
             rank=self.rank,
-            ranks=ranks,
+            ranks=outcome.ranks,
             incomplete=incomplete,
         )
 

@@ -86,13 +86,11 @@ def messages(
         if large or end + move.bytes + itemsize > limit:
             close()
         for box in _fitting(move.box, limit // itemsize):
-            if large:
-                close()
             begin = -(-end // itemsize) * itemsize
             end = begin + size(box) * itemsize
             pieces.append(Piece(*located(shards[move.name], box), begin, end - begin))
-        if large:
-            close()
+            if large:
+                close()
     close()
     return done
 

@@ -58,10 +58,10 @@ class Weights:
         return known or torch.device("cpu")
 
     @contextmanager
-    def changed(self, version: int) -> Iterator[dict[str, Tensor]]:
+    def changed(self, version: int) -> Iterator[None]:
         """Write into the tensors, under the lock: they are of this version at the end of the block."""
         with self.lock:
-            yield {name: local(tensor) for name, tensor in self.tensors.items()}
+            yield
             self.version = version
         if any(tensor.is_cuda for tensor in self.tensors.values()):
             torch.cuda.synchronize()
@@ -89,10 +89,8 @@ class Announced:
 
 def other_layouts(digest: str, where: str = "") -> AgreementError:
     """Return the error of an engine whose trainer has other layouts, by their digest."""
-    message = (
-        f"the trainer{where} publishes another pair of layouts (digest {digest[:12]}); give both sides the same two"
-    )
-    return AgreementError(f"{message} layouts", digest=digest)
+    problem = f"the trainer{where} publishes another pair of layouts (digest {digest[:12]})"
+    return AgreementError(f"{problem}; give both sides the same two layouts", digest=digest)
 
 
 class Side:

@@ -301,7 +301,8 @@ class Reader:
             return None
         parts = self._whole if announced.delta is None else self._parts(restricted(self._local, announced.delta))
         try:
-            with self._side.weights.changed(announced.version) as into:
+            with self._side.weights.changed(announced.version):
+                into = {name: local(tensor) for name, tensor in self._side.weights.tensors.items()}
                 for part in parts:
                     tensor = announced.files[part.source].tensors[part.name]
                     into[part.name][part.there].copy_(tensor[part.here])
