@@ -76,17 +76,14 @@ def lines(placed: Placed, saved: str | None = None, hostfile: str | None = None)
 def saving(placed: Placed) -> str:
     """Return the cost of a step's communication before and after, and the predicted step, in one sentence."""
     before, after = placed.before, placed.cost
-    step = ""
+    words = "predicted communication of a step: "
     if placed.step is not None and placed.step_before is not None:
-        step = (
-            f"predicted step: {_change(placed.step_before.seconds, placed.step.seconds)}; of which communication adds "
-        )
+        step = _change(placed.step_before.seconds, placed.step.seconds)
+        words = f"predicted step: {step}; of which communication adds "
     if before == after:
-        added = duration(before) if step else f"predicted communication of a step: {duration(before)}"
-        return f"{step}{added}; no other order is at least 0.5% cheaper"
+        return f"{words}{duration(before)}; no other order is at least 0.5% cheaper"
     share = f"{abs(before - after) / before:.1%} {'less' if after < before else 'more'}"
-    words = step or "predicted communication of a step: "
-    return f"{words}{duration(before)} before, {duration(after)} after, {share}"
+    return f"{words}{_change(before, after)}, {share}"
 
 
 def _change(before: float, after: float) -> str:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 from rankmesh.core.documents import refused_as
@@ -41,7 +41,7 @@ class Layout:
         """Whether the world size is stated, or follows from the sizes."""
         return not needs_world(self.recipe, self.arguments)
 
-    def plan(self) -> Plan:
+    def planned(self) -> Plan:
         """Return the plan of the arguments. Raises ``RankmeshError`` for sizes that do not fit."""
         return plan_of(self.recipe, self.arguments)
 
@@ -51,22 +51,13 @@ class Layout:
 
 
 @dataclass(frozen=True)
-class Config:
+class Config(Layout):
     """A plan and the lines of the file that determine it; ``notes`` list other lines that were seen and not used.
 
     ``arguments``: what the ``recipe`` is given, with the world size; ``stated``: all that the file or command states.
     """
 
-    format: str
-    title: str
-    path: str
     plan: Plan
-    readings: tuple[Reading, ...]
-    notes: tuple[tuple[int, str], ...]
-    arguments: Mapping[str, Any] = field(default_factory=dict)
-    recipe: str = ""
-    stated: tuple[Option, ...] = ()
-    table: Table | None = None
 
     def __str__(self) -> str:
         lines = [(reading.line, f"{reading} ({_source(reading)})") for reading in self.readings]
@@ -155,13 +146,12 @@ def made(options: Options, title: str = "{}", name: str = "", *, world_size: int
     if not layout.known:
         raise no_world(options, layout)
     try:
-        plan = layout.plan()
+        plan = layout.planned()
     except RankmeshError as error:
         lines = ", ".join(f"line {each.line}: {each}" if each.line else str(each) for each in layout.readings)
         problem = f"{layout.path}: {_with_fix(error, layout)} ({lines})"
         raise PlanError(problem, **{**error.values, **vars(layout), "code": "sizes"}) from error
-    arguments = {**layout.arguments, "world_size": plan.world_size}
-    return Config(**{**vars(layout), "plan": plan, "arguments": arguments})
+    return Config(**{**vars(layout), "arguments": {**layout.arguments, "world_size": plan.world_size}}, plan=plan)
 
 
 def laid_out(options: Options, title: str = "{}", name: str = "", *, world_size: int | None = None) -> Layout:

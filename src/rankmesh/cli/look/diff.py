@@ -39,13 +39,10 @@ def command(
     $ rankmesh diff tp=2,dp=4 dp=4,tp=2
     $ rankmesh diff train.sh megatron:world=64,tp=4,pp=2 --set TP=4
     """
-    both = variables or []
-    sources = (
-        noted(source_of(left, world_size, [*both, *(variables_left or [])])),
-        noted(source_of(right, world_size, [*both, *(variables_right or [])])),
-    )
-    found = difference(sources[0].plan, sources[1].plan, examples=examples, members=8)
-    configs = {**config_of(sources[0], "left_config"), **config_of(sources[1], "right_config")}
+    sides = ((left, variables_left), (right, variables_right))
+    one, other = (noted(source_of(spec, world_size, [*(variables or ()), *(given or ())])) for spec, given in sides)
+    found = difference(one.plan, other.plan, examples=examples, members=8)
+    configs = config_of(one, "left_config") | config_of(other, "right_config")
     return Answer(
         lambda: {"different": found.different, "left": left, "right": right, **asdict(found), **configs},
         lambda: _print(found),

@@ -93,11 +93,9 @@ def command(
     source, names = reading.source(given), words_of(groups)
     if hosts is not None and cluster is None:
         raise typer.BadParameter("--hosts is of a cluster; add --cluster, or leave it out")
-    machine = (
-        None
-        if cluster is None
-        else cluster_of(cluster, source.plan.world_size, hosts, gpus_per_node, placed_on=source.hosts)
-    )
+    machine = None
+    if cluster is not None:
+        machine = cluster_of(cluster, source.plan.world_size, hosts, gpus_per_node, placed_on=source.hosts)
     facts = overview(source, cluster=machine, gpus_per_node=gpus_per_node, members=members, kinds=names)
     paths = {"--svg": svg, "--html": html, "--save": save}
     taken = check_outputs(paths, json=json)

@@ -217,7 +217,7 @@ def _laid_out(given: Options | str, path: str, problems: Sequence[PlanError]) ->
         unknown = no_world(options, layout)
         return Linted(notes=(str(unknown),) if unknown.runs else ()), Checked(layout)
     try:
-        plan = layout.plan()
+        plan = layout.planned()
     except RankmeshError as error:
         return Linted(), Checked(layout, "" if problems else problem_of(error))
     layout = replace(layout, arguments={**layout.arguments, "world_size": plan.world_size})
