@@ -351,6 +351,14 @@ def _sync(found: Found) -> dict[str, Any]:
         for name, words in _SYNCED.items()
     )
     rates = llama["rates"] | {f"{_RATES[name]} / socket": values for name, values in llama["to_socket"].items()}
+    limits = (
+        (
+            f"{row['bytes'] / 1e6:.1f}",
+            *(f"{1e3 * row['processor'][name][0]:.0f}" for name in ("socket", *_RATES)),
+            *(_spread(row["to_socket"][name], 2) for name in _RATES),
+        )
+        for row in found["limits"]
+    )
     over_link = (
         (
             _SYNCED[name],
@@ -367,6 +375,7 @@ def _sync(found: Found) -> dict[str, Any]:
         "megabytes": f"{llama['bytes'] / 1e6:.0f}",
         "methods": table("method|milliseconds|peak memory of a rank, MB", methods),
         "rates": table("rate in the same round|times", ((name, _spread(each, 2)) for name, each in rates.items())),
+        "limits": table("MB|socket, ms|gloo's own, ms|rankmesh, ms|gloo's own / socket|rankmesh / socket", limits),
         "gigabits": linked["link"] // 1000,
         "linked": table("method|milliseconds|of the socket's rate", over_link),
         "parameters": f"{kimi['parameters'] / 1e12:.2f}",

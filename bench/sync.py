@@ -2,12 +2,13 @@
 
 ```
 python -m bench.sync
+python -m bench.sync --limits      processor time beside the socket's at other sizes, and nothing else
 ```
 
 Two trainer ranks (FSDP: rows) and two engine ranks (tensor parallel), with the shapes of Llama 3 8B at a tenth of the
 width. Each round every method brings a version once, and its result is checked; a first round does not count. A rate is
 taken in one round: a method's to the plain copy's, or to the raw socket's, with as many bytes. Socket and
-gloo are measured again between two emulated hosts, over a link of 10 Gbit/s (as root).
+gloo are measured again at other sizes, and between two emulated hosts, over a link of 10 Gbit/s (as root).
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -39,11 +41,11 @@ TRAINER, ENGINE = rm.Mesh(dp=2), rm.Mesh(tp=2, offset=2)
 Method = Callable[[], object]
 
 
-def llama(width: int = 10) -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
-    """Return both layouts of Llama 3 8B at 1/``width`` of its width, its layers and its vocabulary."""
-    hidden, ffn, kv = (round(n / width / 16) * 16 for n in (4096, 14336, 1024))
+def llama(width: int = 10, words: int = 128256) -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
+    """Return both layouts of Llama 3 8B at 1/``width`` of its width, with its layers and a vocabulary of ``words``."""
+    hidden, ffn, kv = (max(1, round(n / width / 16)) * 16 for n in (4096, 14336, 1024))
     shapes: dict[str, tuple[tuple[int, int], tuple[str | None, str | None]]]
-    shapes = {"embedding": ((128256, hidden), ("tp", None)), "head": ((128256, hidden), ("tp", None))}
+    shapes = {"embedding": ((words, hidden), ("tp", None)), "head": ((words, hidden), ("tp", None))}
     for layer in range(32):
         for name, shape, cut in (
             ("q", (hidden, hidden), ("tp", None)),
@@ -111,11 +113,11 @@ def planned() -> dict[str, Any]:
 class Side:
     """One rank's part: its shards, and what a version must be."""
 
-    def __init__(self, rank: int, store: Any, address: str = "127.0.0.1") -> None:
+    def __init__(self, rank: int, store: Any, address: str = "127.0.0.1", sizes: Sequence[int] = ()) -> None:
         import torch
 
         self.rank, self.store, self.address, self.trains = rank, store, address, rank < 2
-        self.layouts = llama()
+        self.layouts = llama(*sizes)
         self.moves = rm.Transfer(*self.layouts)
         mine = self.layouts[0 if self.trains else 1]
         self.tensors = {n: torch.zeros(s.of(rank).shape, dtype=torch.bfloat16) for n, s in mine.items()}
@@ -265,6 +267,8 @@ METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
 
 LINK = 10_000
 LINKED = ("socket", "gloo_plain", "gloo")
+# Parts of the width and vocabularies with which a version has about 1, 64, 356 and 480 MB.
+SIZES = ((256, 12_800), (32, 96_000), (10, 128_256), (8, 128_256))
 
 
 def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]:
@@ -350,6 +354,23 @@ def run(rounds: int) -> dict[str, Any]:
     }
 
 
+def limits(rounds: int) -> dict[str, Any]:
+    """Measure the processor time of all ranks beside the socket's, at all sizes."""
+    rows = []
+    for sizes in SIZES:
+        side = partial(Side, sizes=sizes)
+        outcome = run_world(4, lambda rank, store: measured(side(rank, store), LINKED, rounds), limit=280)  # noqa: B023
+        if outcome.failure:
+            raise SystemExit(f"{sizes}: {outcome.failure}")
+        used = {
+            name: [sum(one["found"][name][i][2] for one in outcome.reports) for i in range(rounds)] for name in LINKED
+        }
+        size = sum(one["bytes_in"] for one in outcome.reports)
+        processor = {name: spread(values) for name, values in used.items()}
+        rows.append({"bytes": size, "processor": processor, "to_socket": _to_socket(used)})
+    return {"limits": rows, "limits_load": os.getloadavg()[0]}
+
+
 def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return the rates over gloo, its own and ours, to the raw socket's, by method."""
     return {name: spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)]) for name in LINKED[1:]}
@@ -360,14 +381,19 @@ def main() -> None:
     parser = argparse.ArgumentParser(description="Sync against a plain copy, a raw socket and others, in one run.")
     parser.add_argument("--rounds", type=int, default=7)
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name("sync.json"))
+    parser.add_argument("--limits", action="store_true", help="measure processor time beside the socket's alone")
     given = parser.parse_args()
     import torch
 
     import rankmesh.transfer.sync  # noqa: F401  - loaded once, before the ranks are forked
 
+    if given.limits:
+        record(given.json, {**json.loads(given.json.read_text(encoding="utf-8")), **limits(given.rounds)})
+        return
     document = {
         "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__},
         "llama": run(given.rounds),
+        **limits(given.rounds),
         "linked": linked(given.rounds),
         "kimi": planned(),
     }
