@@ -111,10 +111,7 @@ def _usage(placed: Placed, saved: str | None, hostfile: str | None) -> Iterator[
             if len(order) == len(set(order)):
                 nodes = ", ".join(f"{name} {number}" for number, name in enumerate(order[:_NODES]))
                 yield f"or the same by torchrun's --node-rank: {nodes}{', ...' if len(order) > _NODES else ''}"
-    segment = _segment(placed)
-    if segment is not None:
-        hosts = len(np.unique(placed.cluster.hosts_of(np.asarray(placed.rank_map))))
-        yield f"ask Slurm for whole sets of hosts: sbatch --nodes={hosts} --segment={segment}"
+    yield from _segment(placed)
 
 
 # The views of plans of vLLM and SGLang, which read no rank map: a rank's device follows from its number.
@@ -179,15 +176,16 @@ def _runs(hosts: Iterable[str]) -> list[str]:
     return [name for name, _ in groupby(hosts)]
 
 
-def _segment(placed: Placed) -> int | None:
-    """Return the number of hosts for one block of Slurm: the most hosts of a group within a block; None if 1."""
+def _segment(placed: Placed) -> Iterator[str]:
+    """Yield how many hosts to ask for in one block of Slurm: the most of a group within a block, unless that is 1."""
     cluster = placed.cluster
     within = [kind.name for kind in placed.kinds if kind.level == SEGMENTS]
     if not within or cluster.level(SEGMENTS) <= cluster.host_level:
-        return None
+        return
     most = max(crossings(placed.plan.groups(name), cluster).nodes for name in within)
     hosts = len(np.unique(cluster.hosts_of(np.asarray(placed.rank_map))))
-    return most if most > 1 and hosts % most == 0 else None
+    if most > 1 and hosts % most == 0:
+        yield f"ask Slurm for whole sets of hosts: sbatch --nodes={hosts} --segment={most}"
 
 
 def searched(placed: Placed) -> str:

@@ -17,7 +17,7 @@ from rankmesh.cli.patterns import patterns, reasons
 from rankmesh.cli.shell import Answer
 from rankmesh.cli.weights.layout import config_of, cut_text
 from rankmesh.core.documents import INDEX, parse_json, read_text, refused_as
-from rankmesh.core.mesh import Mesh, MeshData
+from rankmesh.core.mesh import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.errors import LayoutError, MissingExtra, quoted, quoted_path
 from rankmesh.placement.transfer_cost import links, seconds
@@ -135,10 +135,7 @@ def _shifted(mesh: Mesh, offset: int) -> Mesh:
         raise LayoutError(
             f"--offset {offset} contradicts the target's plan, which begins at rank {mesh.offset}; leave --offset out"
         )
-    data: MeshData = {**mesh.to_dict(), "offset": offset}
-    if mesh.rank_map:
-        data["rank_map"] = [rank + offset for rank in mesh.rank_map]
-    return Mesh.from_dict(data)
+    return mesh.replace(offset=offset)
 
 
 def _as_data(moves: Transfer) -> dict[str, Any]:
