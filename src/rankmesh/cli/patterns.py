@@ -7,7 +7,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from itertools import product
 
 from rankmesh.core.grouped import grouped
@@ -44,14 +44,12 @@ def reasons(by_name: Mapping[str, str]) -> list[str]:
     return [f"{pattern}: {why}" for why, found in names.items() for pattern in patterns(found)]
 
 
-def _products(tuples: Iterable[tuple[int, ...]]) -> Iterator[list[Sequence[int]]]:
+def _products(tuples: Collection[tuple[int, ...]]) -> Iterator[list[Sequence[int]]]:
     """Yield products of sets that make up a set of tuples: equal rests share a set of first numbers."""
-    rests: dict[int, list[tuple[int, ...]]] = {}
-    for one in sorted(tuples):
-        if not one:
-            yield []
-            return
-        rests.setdefault(one[0], []).append(one[1:])
+    if () in tuples:
+        yield []
+        return
+    rests = grouped((one[0], one[1:]) for one in sorted(tuples))
     firsts = grouped((tuple(rest), first) for first, rest in rests.items())
     for rest_of, values in firsts.items():
         for others in _products(rest_of):

@@ -150,14 +150,13 @@ def _read(text: str, path: str) -> Linted:
         findings_here = (*found_here.findings, *(() if checked is None else of_model(checked)))
         return Linted(findings_here, tuple(notes), () if findings_here else found_here.valid)
     asked = slurm.counts(text) if len(runs) == 1 and "hetjob" not in text else {}
-    found = [_of_run(run, container, asked, path) for run, container in runs]
+    found = Linted.joined(_of_run(run, container, asked, path) for run, container in runs)
     # What leaders and workers share is found once.
     findings: dict[tuple[int | None, str], Finding] = {}
-    for finding in (finding for each in found for finding in each.findings):
+    for finding in found.findings:
         findings.setdefault((finding.line, finding.code), finding)
-    notes += [note for each in found for note in each.notes]
-    lines = tuple(dict.fromkeys(line for each in found if not each.findings for line in each.valid))
-    return Linted(tuple(findings.values()), tuple(dict.fromkeys(notes)), lines)
+    notes_once, valid_once = dict.fromkeys([*notes, *found.notes]), dict.fromkeys(found.valid)
+    return Linted(tuple(findings.values()), tuple(notes_once), tuple(valid_once))
 
 
 def _ignored_options(container: Container, path: str) -> Iterator[str]:
@@ -186,7 +185,8 @@ def _of_run(run: Options, container: Container | None, asked: Mapping[str, tuple
         findings += of_engine(run, machine, checked) if checked.layout.format in ("vllm", "sglang") else ()
     left_open = [each for each in findings if container and each.code == "unset-variable" and "$(" not in each.message]
     notes = tuple(str(each) for each in left_open)
-    return Linted(tuple(each for each in findings if each not in left_open), found.notes + notes, found.valid)
+    certain = tuple(each for each in findings if each not in left_open)
+    return Linted(certain, found.notes + notes, () if certain else found.valid)
 
 
 def _of_layout(given: Options | str, path: str) -> tuple[Linted, Checked | None]:
