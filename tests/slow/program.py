@@ -45,6 +45,14 @@ def made(kind, place, ranks, rank):
     return {kind: group} if rank in ranks else {}
 
 
+def now(file):
+    """The rank and the fault in the file, which is made and removed meanwhile."""
+    try:
+        return file.read_text().split() or ("-1", "")
+    except FileNotFoundError:
+        return "-1", ""
+
+
 def burn(seconds):
     """Compute for real."""
     end = time.process_time() + seconds
@@ -65,7 +73,7 @@ def main():
     sys.stdout.write(f"rank {rank} is {os.getpid()}\n")
     sys.stdout.flush()
     while go_on.item():
-        late, fault = file.read_text().split() if file.exists() else ("-1", "")
+        late, fault = now(file)
         mine = rank // 4 == int(late) if fault == "host" else rank == int(late)
         loader.next_batch(late=mine and fault == "input")
         layers = LAYERS * 2 if mine and fault == "layers" else LAYERS
