@@ -130,8 +130,10 @@ def _rank_main(rank, request, port, socket_fd, folder, release):
 
 
 def _supervise(request, connection):
-    """Fork the ranks, wait, end those that hang, and send what each said."""
+    """Send this process's id, fork the ranks, wait, end those that hang, and send the result of each."""
     os.setsid()
+    # From here, not from the server, which a busy machine may hold up until after the results.
+    connection.send(os.getpid())
     folder = Path(tempfile.mkdtemp(prefix="ranks-"))
     listener = socket.socket()
     listener.bind(("127.0.0.1", 0))
@@ -208,7 +210,6 @@ def serve(connection):
                 code = 0
             finally:
                 os._exit(code)
-        connection.send(pid)
         os.waitpid(pid, 0)
 
 
