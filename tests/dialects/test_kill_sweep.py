@@ -92,7 +92,7 @@ def _begin(initialise):
 
 def _survive(me, dialect, where, nth):
     """A rank of a world that loses one there; the victim says so where there was nothing to be killed at."""
-    connect.__kwdefaults__["timeout"] = lifecycle.DEFAULT_TIMEOUT = TIMEOUT  # what every dialect waits for
+    connect.__wrapped__.__kwdefaults__["timeout"] = lifecycle.DEFAULT_TIMEOUT = TIMEOUT  # what every dialect waits for
     initialise = DIALECTS[dialect]
     dist.barrier()
     if me.rank == VICTIM and where == "store":

@@ -60,22 +60,6 @@ def test_a_rank_that_is_not_through_in_time_is_named(ranks):
     assert all("rank 1 did not finish creating its groups within 5 s" in error for error in ranks(4, _one_is_late))
 
 
-def _slow_member(me):
-    """A collective that takes longer than connecting was allowed to."""
-    with rm.connect(PLAN, timeout=5) as groups:
-        one = torch.ones(1)
-        if me.rank == 0:
-            time.sleep(7)
-        dist.all_reduce(one, group=groups["all"].pg)
-        dist.all_reduce(one, group=groups["tp"].pg)
-        return one.item()
-
-
-def test_the_timeout_of_connect_is_not_that_of_the_groups(ranks):
-    """4 ranks: connected within 5 s, then a collective that waits for 7 s."""
-    assert ranks(4, _slow_member) == [8.0] * 4
-
-
 def _leave_at_once(me):
     for _ in range(10):
         rm.connect(PLAN, timeout=20).close()

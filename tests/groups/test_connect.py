@@ -276,15 +276,6 @@ def test_a_rank_that_cannot_serve_the_plan_proposes_its_reason(ranks):
         assert error["seconds"] < limits.AT_ONCE
 
 
-@kept_order
-def test_epochs_follow_each_other(ranks):
-    """8 ranks: three connects of one plan on one store, each right."""
-    plan = _cube()
-    for rank, rounds in enumerate(ranks(8, _connect, [plan] * 3)):
-        for seen in rounds:
-            _check(plan, rank, seen)
-
-
 def _twice(me, plan):
     with rm.connect(plan) as groups:
         with rm.connect(plan) as others:

@@ -229,27 +229,6 @@ def _wrong_world(me):
 # -- options --------------------------------------------------------------------------------------
 
 
-def _short_timeout(me):
-    """Rank 3 does not come to tp, and late to dp."""
-    kinds = [rm.GroupSpec("tp", timeout=2), rm.GroupSpec("dp", backend="gloo")]
-    with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), kinds)) as groups:
-        use(groups)
-        seconds = None
-        if me.rank == 2:
-            seconds = me.error(RuntimeError, dist.all_reduce, torch.ones(1), group=groups["tp"].pg)["seconds"]
-            me.store.set("late", "yes")
-        if me.rank == 3:
-            me.store.wait(["late"])
-        use({"dp": groups["dp"]})
-        me.meet("end")
-        return seconds
-
-
-def test_a_timeout_of_two_seconds_fires(ranks):
-    """4 ranks, rank 3 does not take part in tp: rank 2 hears of it after 2 s; dp waits longer than that."""
-    assert 1.8 < ranks(4, _short_timeout)[2] < limits.AT_ONCE
-
-
 def _lazy(me):
     kinds = [rm.GroupSpec("tp", lazy=True), rm.GroupSpec("dp"), rm.GroupSpec("pp", lazy=True)]
     with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), kinds)) as groups:
@@ -268,22 +247,6 @@ def test_lazy_groups_are_made_at_first_use_by_their_members(ranks):
     for rank, (first, made, more) in enumerate(ranks(4, _lazy)):
         assert (first, made) == (2, {"tp": False, "dp": True, "pp": False})
         assert more == (1 if rank < 2 else 0)
-
-
-def _member_absent(me):
-    """A rank that dies between agreeing and its first collective."""
-    with rm.connect(rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp", timeout=2)])) as groups:
-        use(groups)
-        if me.rank == 1:
-            return None
-        return me.error(ConnectError, groups.warm_up, timeout=1)
-
-
-def test_a_warm_up_that_is_not_through_names_the_group(ranks):
-    """2 ranks, one does not warm up: the other is told which group, and who is in it, in a bounded time."""
-    error, _ = ranks(2, _member_absent)
-    assert error["group"] == "tp"
-    assert error["seconds"] < limits.AT_ONCE
 
 
 def _warmed():

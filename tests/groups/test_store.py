@@ -38,28 +38,6 @@ def test_nothing_stays_in_the_store(ranks):
         assert hundred == ten
 
 
-def _thousand(me):
-    store, before = dist.PrefixStore("own", me.store), None
-    for number in range(1000):
-        proposal = PlanProposal(me.rank, RankRange(0, me.size), {"plan": number})
-        agreement = agree(store, proposal, 20)
-        agreement.complete(20, 20)
-        if number == 9:
-            me.meet("ten")
-            before = [key for key in me.store.list_keys() if "own/" in key]
-            me.meet("counted")
-    me.meet("thousand")
-    return before, [key for key in me.store.list_keys() if "own/" in key]
-
-
-@listed_keys
-@pytest.mark.nightly
-def test_a_thousand_rounds_leave_what_ten_leave(ranks):
-    """2 ranks, 1,000 meetings of different plans: one key, the number of the next meeting."""
-    for ten, thousand in ranks(2, _thousand, world=None):
-        assert ten == thousand == ["own/rankmesh/job/0-2/epoch"]
-
-
 def _after_failures(me):
     store = dist.PrefixStore("own", me.store)
     for number in range(3):

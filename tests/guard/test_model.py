@@ -247,18 +247,7 @@ def test_one_element_of_any_stride():
 
     def program(groups):
         weight = torch.full((2,), float(groups.rank == 0))[::2]
-        with pytest.raises(rm.Diverged, match=r"rank 1 has 0.0 and rank 0 1.0 at \[0\]"):
+        with pytest.raises(rm.Diverged, match=r"rank 1 has 0.0 and rank 0 1.0 at \[0\].*; either may be wrong"):
             rm.Guard(groups, {"w": weight}, {"w": rm.Sharding(groups.plan.mesh, shape=(1,))}).check()
-
-    sim.run(program, "dp=2")
-
-
-def test_of_two_replicas_neither_is_right():
-    """The error has both values, and does not name one side as the expected one."""
-
-    def program(groups):
-        weight = torch.full((2,), float(groups.rank == 0))
-        with pytest.raises(rm.Diverged, match=r"rank 1 has 0.0 and rank 0 1.0 at \[0\] .*; either may be wrong"):
-            rm.Guard(groups, {"w": weight}, {"w": rm.Sharding(groups.plan.mesh, shape=(2,))}).check()
 
     sim.run(program, "dp=2")

@@ -198,19 +198,6 @@ def test_a_rank_that_cannot_make_the_world_is_named_on_all(outcomes, odd):
 # -- one rank ----------------------------------------------------------------------------------------------------------
 
 
-def _single(_):
-    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name, None)
-    with rm.init() as me, rm.connect("dp=*") as groups:
-        result = [me.rank, me.world_size, me.launcher, groups["dp"].size]
-    return result, dist.is_initialized()
-
-
-def test_started_alone(ranks):
-    """1 rank that nobody started: a world of one."""
-    assert ranks(1, _single, world=None) == [[[0, 1, "none", 1], False]]
-
-
 def _nowhere(_, variables):
     os.environ.update({"RANK": "1", "WORLD_SIZE": "2", **variables})
     started = time.monotonic()
@@ -255,20 +242,23 @@ def test_hosts_that_listen_at_a_loopback_address_are_named(ranks):
 
 def _without_launcher(_):
     """What is said of plans of several ranks, and the size of a group of a plan of one."""
+    for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        os.environ.pop(name, None)
     sys.argv, messages = ["/work/job.py"], []
-    with rm.init():
+    with rm.init() as me:
         for plan in ("tp=2,dp=2,pp=2", "tp=2,dp=*", rm.Mesh(tp=8, dp=4), {"a": "dp=2", "b": rm.read("dp=6")}):
             with pytest.raises(rm.ConnectError) as refused:
                 rm.connect(plan)
             messages.append(str(refused.value).partition("start them all: ")[2])
         with rm.connect("tp=1,dp=*") as groups:
-            return messages, groups["dp"].size
+            seen = [me.rank, me.world_size, me.launcher, groups["dp"].size]
+    return messages, seen, dist.is_initialized()
 
 
 def test_a_job_that_is_started_alone_says_how_to_start_it(ranks):
-    """Plain python with a plan of several ranks names torchrun with their number; a plan of one rank connects."""
-    ((messages, size),) = ranks(1, _without_launcher, world=None)
-    assert size == 1
+    """Plain python is a world of one; a plan of several ranks names torchrun with their number, one of one connects."""
+    ((messages, seen, is_left),) = ranks(1, _without_launcher, world=None)
+    assert (seen, is_left) == ([0, 1, "none", 1], False)
     assert messages == [
         "torchrun --nproc-per-node 8 job.py",
         "torchrun --nproc-per-node 2 job.py",

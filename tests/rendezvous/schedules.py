@@ -160,9 +160,6 @@ class Memory:
 
         return self._do(work)
 
-    def number(self, key):
-        return self._do(lambda data: data.get(key, 0))
-
     def advance(self, key, number):
         def work(data):
             if data.get(key, 0) == number:

@@ -106,17 +106,6 @@ def test_participants_in_any_order(place):
     assert answers == [(0, Outcome(value=texts("x")))] * 3
 
 
-def test_one_is_late(real):
-    """3 participants, one of which arrives a little later: nothing is wrong."""
-
-    def program(rank, channel):
-        if rank == 1:
-            after(channel, (0, 2))
-        return attempt(channel, rank, f"x {rank}", seconds=60)
-
-    assert real.run(program, THREE) == [(0, Outcome(value=texts("x")))] * 3
-
-
 def test_an_outcome_is_received_at_once_by_those_that_wait_long(real):
     """3 participants with a minute of patience and more, one of which arrives later: none waits for its end."""
 

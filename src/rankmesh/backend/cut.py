@@ -68,7 +68,7 @@ def cut(published: Collection[bytes], drain: Drain) -> None:
 
 
 class _Polled(NamedTuple):
-    """A descriptor that an epoll descriptor polls, what it is by its inode, and whether to write there."""
+    """A descriptor that an epoll descriptor polls, the inode of its file, and whether it waits to write."""
 
     descriptor: int
     inode: int
@@ -118,7 +118,7 @@ def _listens_at(polled: _Polled, published: Collection[bytes]) -> bool:
 
 
 def _end_receives(found: Mapping[int, _Polled], waited: float, still: float) -> tuple[bool, dict[int, socket.socket]]:
-    """End what arrives on connections, except on those in use after these seconds; whether there are such."""
+    """Shut connections for reading, but for those in use after these seconds; return whether any is, and those shut."""
     in_use, ended = False, {}
     for inode, polled in found.items():
         one = duplicate_of(polled.descriptor, inode)
@@ -149,7 +149,7 @@ def _is_in_use(one: socket.socket, waits_to_write: bool, waited: float, still: f
 
 
 class Drain:
-    """Reads for a while what members send on connections of which their peer has cut its end."""
+    """Reads for a while from connections that were cut here, so that members who still send are through."""
 
     def __init__(self) -> None:
         self._over = threading.Event()
@@ -184,7 +184,7 @@ class Drain:
 
 
 def _is_emptied(one: socket.socket, into: bytearray) -> bool:
-    """Read what a connection has now; whether that was all."""
+    """Read the bytes that a connection has now; return whether none are left."""
     with suppress(OSError):
         return not one.recv_into(into, flags=socket.MSG_DONTWAIT)
     return True

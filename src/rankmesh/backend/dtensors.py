@@ -108,7 +108,7 @@ def _dim(placement: Placement, dimensions: int) -> int:
 
 
 def _place(axes: Sequence[str], sizes: Mapping[str, int], placement: Placement) -> int:
-    """Return how many of the placed axes cut before a placement: those that its split factor counts."""
+    """Return the number of placed axes that cut before a placement: those that its split factor counts."""
     factor, passed = getattr(placement, "split_factor", 1), 1
     for place in range(len(axes) + 1):
         if passed == factor:

@@ -50,7 +50,7 @@ def outlive_errors(backend: str) -> None:
 
 
 def device_done(device: torch.device, check: Callable[[], object]) -> None:
-    """Wait until a GPU has done what it was given; ``check`` is called meanwhile and after it, and may raise."""
+    """Wait until a GPU has finished its work; ``check`` is called meanwhile and afterwards, and may raise."""
     if device.type == "cuda":
         event = torch.cuda.Event()
         event.record(torch.cuda.current_stream(device))
@@ -128,7 +128,7 @@ class Batch:
 
 
 def device_done_within(device: torch.device, timeout: timedelta) -> None:
-    """Wait until a GPU has done what it was given. Raises ``RuntimeError`` where it has not within ``timeout``."""
+    """Wait until a GPU has finished its work. Raises ``RuntimeError`` if it has not within ``timeout``."""
     end = time.monotonic() + timeout.total_seconds()
 
     def check() -> None:

@@ -1,4 +1,4 @@
-"""Backends and NCCL's options: what this torch knows of them."""
+"""Backends and NCCL's options, as this torch defines them."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The protocol: what a backend does with process groups, and the request that it is given.
+"""The protocol of backends: how they make and destroy process groups, and the request for one.
 
 ```
 create     a group that this rank is in

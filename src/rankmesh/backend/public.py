@@ -36,7 +36,7 @@ class PublicBackend(Backend):
         self._default = default
 
     def check(self, kind: Kind) -> None:
-        """Raise ``PlanError`` or ``ConnectError`` for what this torch lacks, such as another order of members."""
+        """Raise ``PlanError`` or ``ConnectError`` for a backend, option or order of members that this torch lacks."""
         check_backend(kind.backend)
         nccl_options(kind.options, kind.backend)
         odd = next((ranks for ranks in kind if list(ranks) != sorted(ranks)), None)

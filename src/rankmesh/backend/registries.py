@@ -1,4 +1,4 @@
-"""Torch's registries of process groups: entering, leaving, counting, and what they hold of a group."""
+"""Torch's registries of process groups: entering, leaving, counting and reading them."""
 
 from __future__ import annotations
 

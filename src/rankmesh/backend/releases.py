@@ -85,7 +85,7 @@ def missing() -> str | None:
 
 
 def _misbehaves() -> str | None:
-    """Make, use and destroy a single-rank group on a release that is not known; return what goes wrong."""
+    """Make, use and destroy a single-rank group on a release that is not known; return the problem, or None."""
     try:
         before, one = registries(), torch.ones(1)
         pg = single_rank_group(rank=dist.get_rank(), name=_PROBE, desc=_PROBE, backend="gloo")

@@ -81,7 +81,7 @@ _IN_GLOBALS = ("pg_map", "pg_names", "pg_group_ranks", "pg_backend_config", "tag
 
 
 class Rank(Protocol):
-    """A thread that is a rank, and what torch.distributed answers it; ``world`` has its registrations."""
+    """A thread that is a rank, and the answers of torch.distributed to it; ``world`` has its registrations."""
 
     world: RankWorld
 
@@ -143,7 +143,7 @@ def answer_threads(current: Callable[[], Rank | None]) -> Callable[[], None]:
 
 @contextmanager
 def registries_by_thread() -> Iterator[None]:
-    """Inside, torch finds process groups by name for each thread alone; after it, what else a world sets is undone."""
+    """Inside, torch finds process groups by name for each thread alone; the process's own state is back after it."""
     hook = sys.excepthook
     _set_thread_isolation_mode(True)
     try:

@@ -123,7 +123,7 @@ class WorldGroup:
         return made
 
     def leave(self) -> None:
-        """Leave what torch makes of groups alone; calling it again is nothing."""
+        """Put torch's own functions back; calling it again does nothing."""
         while self._replaced:
             self._replaced.pop().restore()
 

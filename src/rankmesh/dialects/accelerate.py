@@ -85,7 +85,7 @@ def _sizes(config: object, given: Mapping[str, int | None]) -> dict[str, int]:
 
 
 def _size(name: str, size: int | None) -> int:
-    """Return the size itself; for None, what accelerate's launcher put into the environment."""
+    """Return the size; for None, the one that accelerate's launcher put into the environment."""
     if size is not None:
         return size
     variable = f"PARALLELISM_CONFIG_{name.upper()}"

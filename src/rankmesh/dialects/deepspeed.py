@@ -154,7 +154,7 @@ class Mpu(Getters, AbstractContextManager["Mpu"]):
 
     @classmethod
     def connect(cls, *, tp: int = 1, sp: int = 1, pp: int = 1) -> Mpu:
-        """Make the groups of this rank in the initialised world; what the sizes leave of it is data parallel."""
+        """Make the groups of this rank in the initialised world; the rest of it is data parallel."""
         world = world_size("Mpu.connect()")
         with refusing_sizes():
             wanted = plan(world, tp=tp, sp=sp, pp=pp)

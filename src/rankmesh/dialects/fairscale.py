@@ -67,7 +67,7 @@ class ModelParallel(SharedGetters):
         ddp_backend: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        """Make the groups of this rank; what the sizes leave of the world is data parallel.
+        """Make the groups of this rank; the rest of the world is data parallel.
 
         A backend or timeout that is None is the world's. ``AlreadyInitialized`` the second time, ``SizesError`` for
         sizes whose product does not divide the world, ``NotInitialized`` without a world; each an ``AssertionError``.

@@ -270,7 +270,7 @@ class ParallelContext04(ParallelContext):
 
 
 def _start_world(backend: str, timeout: timedelta) -> LiveRank | None:
-    """Join the world of the launcher where there is none yet; what leaves it again."""
+    """Join the launcher's world unless there is one already; return the rank that leaves it again."""
     if dist.is_initialized():
         _check_backend(backend, default_group())
         return None

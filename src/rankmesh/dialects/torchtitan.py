@@ -308,7 +308,7 @@ class ParallelDims(AbstractContextManager["ParallelDims"]):
 
 
 def _concrete(names: Iterable[str]) -> Iterator[str]:
-    """Yield the axes of storage: dp is replicas and shards; what data loading and losses go over is none."""
+    """Yield the axes of storage: dp is replicas and shards; batch and loss are not axes of storage."""
     for name in names:
         if name in ("batch", "loss"):
             raise PlanError(f"{name!r} is not an axis of a layout, since no tensor is sharded along it; name dp and cp")

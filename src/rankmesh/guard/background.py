@@ -31,6 +31,7 @@ from pathlib import Path
 from queue import Empty, SimpleQueue
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.optim.optimizer import register_optimizer_step_pre_hook
@@ -70,7 +71,7 @@ _LOOKS, _KEPT, _NAMES = 4000, 2, 64
 
 @dataclass
 class _Check:
-    """What was read before a step, after ``step`` others."""
+    """Sums and digests of the tensors before a step, after ``step`` other steps."""
 
     step: int
     about: dict[str, tuple[list[int], torch.dtype, str]]  # shapes, dtypes and kinds of devices: memory is not kept
@@ -121,7 +122,7 @@ class BackgroundGuard:
         atexit.register(self.close)
 
     def close(self) -> None:
-        """End the guard; what was given is compared within a second, a difference explained within some."""
+        """End the guard: the last digests are compared within a second, a difference is explained within 20 seconds."""
         if self._stop.is_set() or os.getpid() != self._process:
             return
         self._hook.remove()
@@ -236,7 +237,7 @@ class BackgroundGuard:
             self._warn("no two ranks hold equal tensors that change: nothing to compare")
 
     def _look(self) -> None:
-        """Read what the roots have written."""
+        """Read the messages of the roots."""
         for window, names in list(self._given.items()):
             if text := self._channel.read(f"kinds/{window}"):
                 del self._given[window]
@@ -357,11 +358,8 @@ def _where(right: dict[str, Any], check: _Check) -> dict[str, Any]:
     if sums:
         theirs = torch.frombuffer(bytearray(base64.b64decode(sums)), dtype=torch.int64)
         byte, change, single = first_difference(check.sums[name].cpu(), theirs, prod(shape) * dtype.itemsize, device)
-        right["count"], place, at = int(single), byte // dtype.itemsize, []
-        for length in reversed(shape):
-            at.append(place % length)
-            place //= length
-        right["box"] = [(low, low + 1) for low in reversed(at)]
+        right["count"] = int(single)
+        right["box"] = [(int(low), int(low) + 1) for low in np.unravel_index(byte // dtype.itemsize, shape)]
         powers = [one.bit_length() - 1 for one in (change, 2**64 - change) if one & (one - 1) == 0]
         right["bit"] = powers[0] % (8 * dtype.itemsize) if single and powers else None
     return right

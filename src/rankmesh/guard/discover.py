@@ -1,4 +1,4 @@
-"""Discover: which ranks hold replicas, by what they hold; no torch, no communication.
+"""Discover: find the ranks that hold replicas, by the digests of their tensors; no torch, no communication.
 
 ```
 step        0    2    3    5        a tensor's digest on two ranks, after these steps of the optimizer
@@ -74,7 +74,7 @@ def entry(
     owners: Mapping[str, str],
     before: Mapping[str, int],
 ) -> tuple[dict[str, str], dict[str, list[str]]]:
-    """Return what a rank gives at the end of a window, by item, and the names of each item that this has.
+    """Return the values that a rank gives at the end of a window, by item, and the names in each of these items.
 
     ``window`` has the digests at its checks, ``before`` those before the first step, ``described`` the names of items,
     ``owners`` the parameter of each state of an optimizer. A parameter whose states do not change gets no gradient: it
@@ -136,6 +136,6 @@ def parted(given: Merged) -> tuple[tuple[int, ...], int]:
 
 
 def differing(given: Merged) -> dict[str, dict[int, str]]:
-    """Return what each rank has of the kinds in which not all ranks have the same."""
+    """Return each rank's value of the kinds in which the values differ."""
     several = ((kind, values.items()) for kind, values in given.items() if len(values) > 1)
     return {kind: dict(sorted((rank, one) for one, at in values for rank in ranks_in(at))) for kind, values in several}

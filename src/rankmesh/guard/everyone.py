@@ -75,7 +75,7 @@ def gathered(groups: LiveGroups, data: object, what: str = "guard.step()") -> di
 
 
 def results(groups: LiveGroups, work: Callable[[], object], what: str) -> dict[int, Any]:
-    """Return what ``work`` returns on each rank, as ``gathered``. Raises ``PlanError`` on every rank if it fails."""
+    """Call ``work`` on each rank, and return the results as ``gathered`` does; ``PlanError`` on all if one fails."""
     ranks = groups.plan.mesh.rank_range.ascending.tolist()
     among = groups.world.round(f"guard/{groups.plan.digest[:16]}/{groups.key}/{groups.epoch}", ranks)
     seconds = groups.world.default.timeout.total_seconds()

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+import numpy as np
 import torch
 import torch.distributed as dist
 from torch import Tensor
@@ -102,11 +103,7 @@ def _first(everyone: Everyone, tensor: Tensor, sharding: Sharding | None, right:
 def _place(position: int, sharding: Sharding, rank: int) -> list[int] | None:
     """Where an element of a rank's shard is in the whole tensor; None in padding."""
     shard = sharding.of(rank)
-    at = []
-    for length in reversed(shard.shape):
-        at.append(position % length)
-        position //= length
-    at.reverse()
+    at = [int(index) for index in np.unravel_index(position, shard.shape)]
     for box, place in zip(shard.boxes, shard.places, strict=True):
         inside = [low + here - first for (low, _), here, first in zip(box, at, place, strict=True)]
         if all(low <= here < high for (low, high), here in zip(box, inside, strict=True)):
@@ -119,7 +116,7 @@ def _plain(value: object) -> object:
 
 
 def _called(name: str, tensors: Mapping[str, Tensor]) -> str:
-    """Return the quoted name of a tensor, and what it is if that is the state of an optimizer."""
+    """Return the quoted name of a tensor, with a note if it is the state of an optimizer."""
     return quoted(name) + (" (optimizer state)" if name in getattr(tensors, "states", ()) else "")
 
 

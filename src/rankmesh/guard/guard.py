@@ -1,4 +1,4 @@
-"""Guard: compares at run time what ranks must hold alike, and reports where it differs first.
+"""Guard: compares replicas at run time, and reports the first difference.
 
 ```
 step 100      each rank makes one digest a set of replicas; one reduction over all ranks starts
@@ -43,7 +43,7 @@ _log = logging.getLogger("rankmesh.guard")
 
 @dataclass
 class _Values:
-    """What ``sum`` and ``finite`` were given in one step, by name: axes and value; the origin of a value.
+    """The arguments of ``sum`` and ``finite`` in one step, by name: axes and value; the origin of a value.
 
     The origin is 0 for a finite value; for another one 1, or, where this rank's input is known, 2 if that is finite, 3
     if it is not.

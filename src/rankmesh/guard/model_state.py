@@ -78,7 +78,7 @@ def model_state(
     groups: LiveGroups,
     replicated: str | None = None,
 ) -> tuple[CurrentTensors, dict[str, Sharding]]:
-    """Return the parameters and persistent buffers of a model, and what its optimizer keeps, with their shardings.
+    """Return the parameters and persistent buffers of a model, and the state of its optimizer, with their shardings.
 
     State that an optimizer makes at its first step is made now. Plain tensors are replicated over the axes
     ``replicated`` (``"dp-cp"``), None: over all; along the others each is a tensor of its own. Every rank calls it.
@@ -139,7 +139,7 @@ def _unreplicated(mesh: Mesh, replicated: str | None) -> dict[str, int]:
 
 
 def _tensors(model: torch.nn.Module, optimizer: torch.optim.Optimizer | None) -> Iterator[tuple[str, _Read, bool]]:
-    """Each tensor by name: what reads it, and whether it may differ along an axis that its kind is not replicated over.
+    """Yield each tensor's name, a function that reads it, and whether it may differ along axes without replicas.
 
     FSDP2 replaces a module's parameter by a gathered one for some time, so a parameter is not looked up in its module.
     """

@@ -44,7 +44,7 @@ class ReplicaKind:
 
 
 def replica_kinds(shardings: Mapping[str, Sharding]) -> list[ReplicaKind]:
-    """Return the kinds of replicas in a job, the same on every rank; what only one rank holds is in none of them."""
+    """Return the kinds of replicas in a job, the same on every rank; a shard that only one rank holds is in none."""
     names = grouped((sharding.shard_map.copies, name) for name, sharding in shardings.items())
     sets = {tuple(same): shardings[same[0]].shard_map.ranks for same in names.values()}
     return kinds_of({same: ranks for same, ranks in sets.items() if ranks.shape[1] > 1})
@@ -60,7 +60,7 @@ def kinds_of(sets: Mapping[tuple[str, ...], IntArray]) -> list[ReplicaKind]:
 
 
 def group_of(plan: Plan, ranks: Sequence[int]) -> str:
-    """Return how a plan calls the group of these ranks, else its axes and coordinate: ``dp@pp1,tp0``, ``dp-pp@tp0``."""
+    """Return the plan's name of a group of these ranks, else axes and coordinate: ``dp@pp1,tp0``, ``dp-pp@tp0``."""
     for local in plan.of(ranks[0]).values():
         if sorted(local.ranks) == sorted(ranks):
             return str(local)

@@ -27,50 +27,6 @@ def members(group):
     return dist.get_process_group_ranks(group)
 
 
-def _seed_table(me):
-    expected = {
-        "tp": [[r, r + 1] for r in range(0, 16, 2)],
-        "pp": [[r, r + 4, r + 8, r + 12] for r in range(4)],
-        "dp": [[0, 2], [1, 3], [4, 6], [5, 7], [8, 10], [9, 11], [12, 14], [13, 15]],
-    }
-    for rank in range(16):
-        ps = start(rank, 16, tensor_model_parallel_size=2, pipeline_model_parallel_size=4)
-        for kind, getter in (
-            ("tp", ps.get_tensor_model_parallel_group),
-            ("pp", ps.get_pipeline_model_parallel_group),
-            ("dp", ps.get_data_parallel_group),
-        ):
-            assert members(getter()) == next(group for group in expected[kind] if rank in group)
-        ps.destroy_model_parallel()
-        dist.destroy_process_group()
-    return True
-
-
-def test_the_documented_example(ranks):
-    """16 ranks, TP 2, PP 4: the groups that Megatron's documentation prints, on every rank."""
-    assert ranks(1, _seed_table, world=None) == [True]
-
-
-def _hierarchy(me):
-    """The documented levels [2, 2, 4] of 16 ranks."""
-    found = []
-    for rank in range(16):
-        ps = start(rank, 16, context_parallel_size=16, hierarchical_context_parallel_sizes=[2, 2, 4])
-        found.append([members(group) for group in ps.get_hierarchical_context_parallel_groups()])
-        ps.destroy_model_parallel()
-        dist.destroy_process_group()
-    return found
-
-
-def test_the_documented_hierarchy(ranks):
-    """Levels [2, 2, 4] of 16 ranks: pairs, pairs at distance 2, fours at distance 4."""
-    (found,) = ranks(1, _hierarchy, world=None)
-    for rank, (inner, middle, outer) in enumerate(found):
-        assert inner == [rank - rank % 2, rank - rank % 2 + 1]
-        assert middle == sorted({rank, rank ^ 2})
-        assert outer == [rank % 4 + 4 * step for step in range(4)]
-
-
 def _written(me):
     ps = start(5, 16, tensor_model_parallel_size=2, pipeline_model_parallel_size=4)
     found = {"first": [ps.get_tensor_model_parallel_rank(), ps.is_pipeline_first_stage()]}

@@ -17,7 +17,7 @@ __all__ = ["Quantised", "default_dtype", "model_folder", "quiet"]
 
 @contextmanager
 def model_folder(config: Mapping[str, Any], architecture: str) -> Iterator[str]:
-    """Yield a folder with a ``config.json``, from which an engine reads what it constructs."""
+    """Yield a folder with a ``config.json``, from which an engine constructs a model."""
     data = {**config, "architectures": config.get("architectures") or [architecture]}
     with tempfile.TemporaryDirectory() as folder:
         (Path(folder) / "config.json").write_text(json.dumps(data), encoding="utf-8")

@@ -121,7 +121,8 @@ def side(
 
     def load(_rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
         device = next(iter(tensors.values())).device
-        with _quiet(), _state(tp, cp, pp, vpp, ep, etp or tp), _without_gpu(device):
+        # What Megatron prints goes to stderr: stdout is for data.
+        with redirect_stdout(sys.stderr), _state(tp, cp, pp, vpp, ep, etp or tp), _without_gpu(device):
             # mbridge reads on the first rank of tp and scatters: each rank reads, and takes the part of its own.
             known = ParallelStates.get_parallel_state()
             known.vpp_size = vpp or None
@@ -238,11 +239,4 @@ def _without_gpu(device: torch.device) -> Iterator[None]:
         mock.patch.object(Tensor, "cuda", lambda tensor, *_, **__: tensor),  # of embeddings that two stages share
         mock.patch.dict(os.environ),
     ):
-        yield
-
-
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """Print to stderr inside this block: stdout is for data."""
-    with redirect_stdout(sys.stderr):
         yield

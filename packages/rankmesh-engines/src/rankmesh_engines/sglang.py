@@ -136,7 +136,7 @@ def _engine(asked: Any, model_config: Any, rank: int) -> Iterator[None]:
 
 @contextmanager
 def _unchanged(**variables: str) -> Iterator[None]:
-    """SGLang sets variables of the environment, and keeps rotary embeddings: what was there is back after it."""
+    """Restore the environment and the rotary embeddings, which SGLang changes, at the end of this block."""
     with (
         mock.patch.dict(os.environ, variables),
         mock.patch.dict(factory._ROPE_DICT, clear=True),

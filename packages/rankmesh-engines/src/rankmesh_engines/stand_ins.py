@@ -86,7 +86,7 @@ class _Anything(ModuleType):
     __version__ = "0"
 
     def __call__(self, *given: Any, **_options: Any) -> Any:
-        """Return what it decorates, or itself if it got only options."""
+        """Return the decorated object, or itself if it got only options."""
         return given[0] if len(given) == 1 and callable(given[0]) else self
 
     def __getattr__(self, name: str) -> Any:

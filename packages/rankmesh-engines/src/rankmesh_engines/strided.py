@@ -114,7 +114,7 @@ def compose(first: Copy, then: Copy) -> list[Copy]:
 
 
 def outside(copy: Copy, written: Copy) -> list[Copy]:
-    """Return what is left of a copy after another has written to the memory that both write."""
+    """Return the parts of a copy that are left after another copy to the same memory."""
     if _apart(copy, written):
         return [copy]
     units = _units([dim[1] for dim in copy.dims], [dim[1] for dim in written.dims])

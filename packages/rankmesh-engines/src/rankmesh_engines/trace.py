@@ -141,12 +141,12 @@ class Trace(TorchDispatchMode):
         return memory.pieces if memory else []
 
     def _read(self, tensor: Tensor) -> list[tuple[str, Copy]]:
-        """Return where the elements of a view, counted row by row, are in sources."""
+        """Return the places in sources of the elements of a view, counted row by row."""
         where = view(int(tensor.storage_offset()), tensor.shape, tensor.stride())
         return [(name, met) for name, piece in self._pieces(tensor) for met in compose(piece, where)]
 
     def _write(self, into: Tensor, pieces: list[tuple[str, Copy]], *, over: bool = True) -> None:
-        """Write elements, counted row by row, over what a view holds, if it holds something."""
+        """Write elements, counted row by row, over the elements of a view."""
         memory, numbers = self._memory(into), contiguous(into.shape)
         there = Copy(
             int(into.storage_offset()),

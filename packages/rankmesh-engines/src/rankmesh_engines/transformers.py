@@ -79,7 +79,7 @@ def side(
     asked = {names[axis]: size for axis, size in axes.items()} | {"ep_size": ep}
 
     def load(_rank: int, tensors: Mapping[str, Tensor]) -> Mapping[str, Tensor]:
-        with _one_thread(), _once():
+        with _loading():
             model = kind.from_pretrained(
                 None,
                 config=made,
@@ -150,15 +150,11 @@ def _empty(config: Any) -> Any:
 
 
 @contextmanager
-def _once() -> Iterator[None]:
-    """Compute where a rank's shards of one shape begin once, and not for each expert of each layer."""
+def _loading() -> Iterator[None]:
+    """Load on this thread, which is traced; compute where a rank's shards of one shape begin once, not by expert."""
     computed = functools.cache(sharding_utils.compute_local_shape_and_global_offset)
-    with mock.patch.object(sharding_utils, "compute_local_shape_and_global_offset", computed):
-        yield
-
-
-@contextmanager
-def _one_thread() -> Iterator[None]:
-    """Load on this thread, which is the one that is traced."""
-    with mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"):
+    with (
+        mock.patch.dict(os.environ, HF_DEACTIVATE_ASYNC_LOAD="1"),
+        mock.patch.object(sharding_utils, "compute_local_shape_and_global_offset", computed),
+    ):
         yield

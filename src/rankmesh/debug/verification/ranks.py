@@ -52,7 +52,7 @@ Work = Callable[[Launch, Progress, Callable[[_Found], None]], object]
 
 
 def check_size(plan: Plan) -> int:
-    """Return how many ranks a plan starts on this machine; ``PlanError`` for more than one machine runs."""
+    """Return the number of ranks that a plan starts on this machine; raise ``PlanError`` for too many."""
     size = plan.world_size
     if size > LIMIT:
         raise PlanError(
@@ -175,5 +175,5 @@ def _run(place: Path, size: int, work: Work[_Found], progress: Progress | None) 
 
 
 def _end(number: int, _: object) -> None:
-    """Raise, so that what was begun is cleaned up."""
+    """Raise, so that the ranks are ended and their folder is removed."""
     raise SystemExit(128 + number)

@@ -1,4 +1,4 @@
-"""What a check found out: every kind of group, and the ranks that are to blame.
+"""The result of a check: every kind of group, and the ranks that are to blame.
 
 ```
 a rank that died, or does not answer      lost          alone to blame; what the others then saw follows from it
@@ -21,7 +21,7 @@ __all__ = ["CheckResult", "KindResult", "RankFailure", "collect"]
 
 @dataclass(frozen=True)
 class RankFailure:
-    """What went wrong on one rank: ``kind`` is the error's name.
+    """The failure of one rank: ``kind`` is the error's name.
 
     ``lost`` is a rank that died or does not answer, ``stuck`` one that answers and makes no progress, ``stopped`` one
     that was ended because another had failed.
@@ -78,7 +78,7 @@ class CheckResult:
 def collect(
     plan: Plan, reports: Mapping[int, Report], seconds: float, lost: Mapping[int, str], verdict: str = ""
 ) -> CheckResult:
-    """Return the result, from the reports of the ranks that have ended and what is known of those that are ``lost``.
+    """Return the result, from the reports of the ranks that have ended, and the ends of those that are ``lost``.
 
     Others were stopped because of what happened elsewhere; where nothing did, they are stuck.
     """

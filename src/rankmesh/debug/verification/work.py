@@ -1,4 +1,4 @@
-"""What one rank does in a check, on a thread of its own, and what it reports at its end.
+"""The work of one rank in a check, on a thread of its own, and its report.
 
 ```
 join the world ──> connect ──> verify each group ──> leave           the report: what was verified, or what failed
@@ -30,7 +30,7 @@ WORKER = "rankmesh-check"
 
 @dataclass
 class Report:
-    """What one rank has seen: its backend, the seconds that it took to connect, and each group that it has verified.
+    """The report of one rank: its backend, the seconds that it took to connect, and each group that it has verified.
 
     ``verified`` has the operations and the seconds by group. ``kind`` and ``message`` are of the error that ended it,
     empty where none did, ``group`` is the group that it was at then.
@@ -45,7 +45,7 @@ class Report:
 
 
 class Work:
-    """The work of this rank: ``report`` has what it has seen, ``over`` is set at its end, or as soon as it has failed.
+    """The work of this rank: ``over`` is set at its end, or as soon as it has failed.
 
     ``moved`` is when it last made progress, ``diagnosis`` what the watch of this rank found.
     """

@@ -104,7 +104,7 @@ class TensorParallel(SharedGetters):
         data_parallel_backend: str | None = None,
         timeout: timedelta | None = None,
     ) -> None:
-        """Make the groups of this rank; what the sizes leave of the world is data parallel.
+        """Make the groups of this rank; the rest of the world is data parallel.
 
         A backend or timeout that is None is the world's. ``AlreadyInitialized`` the second time, ``SizesError`` for
         sizes whose product does not divide the world, ``NotInitialized`` without a world; each an ``AssertionError``.
@@ -184,7 +184,7 @@ default = TensorParallel()
 
 
 class _Global:
-    """One of ezpz's globals: what a program assigned to it, else what the default state made."""
+    """One of ezpz's globals: the value that a program assigned to it, else the default state's value."""
 
     def __init__(self, kind: str, field: str) -> None:
         self._kind, self._field = kind, field

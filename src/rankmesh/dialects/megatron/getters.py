@@ -42,15 +42,15 @@ class Getters:
         return _described(getter, f"Return the {BY_KIND[kind].what}; None if absent and not checked.")
 
     def rank(self, kind: str, written: str = "_UNWRITTEN", *, absent: str = "0 outside a world") -> Getter:
-        """Return a getter of this rank's place in a group, or of what a program has ``written``."""
+        """Return a getter of this rank's place in a group, or of the place that a program has ``written``."""
         return self._number("_rank_in", "this rank's place in the", kind, written, absent)
 
     def size(self, kind: str, written: str = "_UNWRITTEN", *, absent: str = "0 outside a world") -> Getter:
-        """Return a getter of the size of a group, or of what a program has ``written``."""
+        """Return a getter of the size of a group, or of the size that a program has ``written``."""
         return self._number("_size_of", "the size of the", kind, written, absent)
 
     def _number(self, of_groups: str, what: str, kind: str, written: str, absent: str) -> Getter:
-        """Return a getter of a number; ``absent``: what it returns without the group, also another global."""
+        """Return a getter of a number; ``absent`` is its value without the group, which may be another global's."""
         names, name, given = self._names, BY_KIND[kind].group, self._state.given
 
         def getter():

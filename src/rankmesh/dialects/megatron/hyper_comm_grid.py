@@ -265,7 +265,7 @@ def _check_named(shape: Sequence[object], dim_names: list[str], what: str) -> No
 
 
 def _check_view(name: str, shape: list[int], dim_names: list[str], shared: list[str], base: _RankViewSpec) -> None:
-    """Refuse a view of other ranks than the base has, or one that shares what not both have."""
+    """Refuse a view of another size than the base, and a shared dimension that not both have."""
     if prod(shape) != prod(base.shape):
         raise LayoutError(
             f"view {name!r} of {shape} has {prod(shape)} ranks, but the grid size is {prod(base.shape)}, and both "

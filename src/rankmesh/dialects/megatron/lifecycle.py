@@ -81,7 +81,7 @@ def initialize(state: State, request: Request) -> None:
 
 
 def _heeding(state: State, request: Request) -> Request:
-    """Return the request with what a program has put in place of the functions that choose ranks."""
+    """Return the request with the functions by which a program has replaced those that choose ranks."""
     names = vars(state.module)
     used = {
         "RankGenerator": names["RankGenerator"] in (RankGenerator, WithPieces),

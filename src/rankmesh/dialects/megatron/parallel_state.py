@@ -46,7 +46,7 @@ from rankmesh.dialects.megatron.rank_generator import (  # noqa: F401
     default_position_embedding_ranks,
     generate_masked_orthogonal_rank_groups,
 )
-from rankmesh.dialects.megatron.refusals import no_stage_named, unknown_group_size
+from rankmesh.dialects.megatron.refusals import NotInitialized, UnknownName
 from rankmesh.dialects.megatron.request import Request
 from rankmesh.dialects.megatron.state import RankIn, SizeOf, State
 from rankmesh.dialects.megatron.table import GLOBALS
@@ -127,7 +127,7 @@ def initialize_model_parallel(
 
 
 def destroy_model_parallel():
-    """Destroy the process groups and set every global to what it was before initialisation.
+    """Destroy the process groups and set every global to its value before initialisation.
 
     Megatron-Core forgets its groups without destroying them, and leaves 13 globals set. Calling it again, or
     before initialisation, clears the globals only.
@@ -235,22 +235,23 @@ def get_pipeline_model_parallel_prev_rank():
 
 def is_pipeline_first_stage(ignore_virtual=True, vp_stage=None):
     """Return whether this rank is the first stage, and with virtual stages heeded vp_stage the first as well."""
-    if not ignore_virtual and get_virtual_pipeline_model_parallel_world_size() is not None:
-        if vp_stage is None:
-            raise no_stage_named()
-        if vp_stage != 0:
-            return False
-    return get_pipeline_model_parallel_rank() == 0
+    return _is_virtual_stage(0, ignore_virtual, vp_stage) and get_pipeline_model_parallel_rank() == 0
 
 
 def is_pipeline_last_stage(ignore_virtual=True, vp_stage=None):
     """Return whether this rank is the last stage, and with virtual stages heeded vp_stage the last as well."""
-    if not ignore_virtual and get_virtual_pipeline_model_parallel_world_size() is not None:
-        if vp_stage is None:
-            raise no_stage_named()
-        if vp_stage != get_virtual_pipeline_model_parallel_world_size() - 1:
-            return False
+    if not _is_virtual_stage(-1, ignore_virtual, vp_stage):
+        return False
     return get_pipeline_model_parallel_rank() == get_pipeline_model_parallel_world_size() - 1
+
+
+def _is_virtual_stage(number, ignore_virtual, vp_stage):
+    stages = get_virtual_pipeline_model_parallel_world_size()
+    if ignore_virtual or stages is None:
+        return True
+    if vp_stage is None:
+        raise NotInitialized("vp_stage is not given in an interleaved pipeline; name the virtual stage: vp_stage=0")
+    return vp_stage == number % stages
 
 
 def is_rank_in_embedding_group(ignore_virtual=True, vp_stage=None):
@@ -291,7 +292,13 @@ def get_hybrid_data_context_parallel_groups(check_initialized=True, group_size=N
     if get_data_parallel_world_size(with_context_parallel=True) == group_size:
         return rankmesh_state.given("dp_cp", check_initialized)
     if group_size not in _HYBRID_DP_CP_GROUPS:
-        raise unknown_group_size(group_size, sorted(_HYBRID_DP_CP_GROUPS))
+        known = sorted(_HYBRID_DP_CP_GROUPS)
+        raise UnknownName(
+            f"group_size is {group_size!r}, but the hybrid groups of this rank have {known} ranks; use one of these, "
+            "and hybrid_context_parallel=True at initialisation",
+            received=group_size,
+            known=known,
+        )
     return _HYBRID_DP_CP_GROUPS[group_size]
 
 

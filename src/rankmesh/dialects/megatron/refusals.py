@@ -10,15 +10,7 @@ from contextlib import contextmanager
 
 from rankmesh.errors import LayoutError, NotAMember, NotInitialized, PlanError, UnknownAxis, UnknownGroup
 
-__all__ = [
-    "NotHere",
-    "NotInitialized",
-    "Refused",
-    "UnknownName",
-    "no_stage_named",
-    "refusals",
-    "unknown_group_size",
-]
+__all__ = ["NotHere", "NotInitialized", "Refused", "UnknownName", "refusals"]
 
 
 class NotHere(NotAMember, AssertionError):
@@ -35,7 +27,7 @@ class UnknownName(Refused, KeyError):
 
 @contextmanager
 def refusals() -> Iterator[None]:
-    """Whatever the plan refuses is refused with Megatron's types, in the plan's words."""
+    """Turn the errors of a plan that are raised inside into Megatron's types, with the same message."""
     try:
         yield
     except Refused:
@@ -44,18 +36,3 @@ def refusals() -> Iterator[None]:
         raise UnknownName(error.message, **error.values) from error
     except (LayoutError, PlanError) as error:
         raise Refused(error.message, **error.values) from error
-
-
-def no_stage_named() -> NotInitialized:
-    """Return the error of a question about an interleaved pipeline without the virtual stage."""
-    return NotInitialized("vp_stage is not given in an interleaved pipeline; name the virtual stage: vp_stage=0")
-
-
-def unknown_group_size(received: object, known: list[int]) -> UnknownName:
-    """Return the error of a size that no hybrid group of this rank has."""
-    return UnknownName(
-        f"group_size is {received!r}, but the hybrid groups of this rank have {known} ranks; use one of these, and "
-        "hybrid_context_parallel=True at initialisation",
-        received=received,
-        known=known,
-    )

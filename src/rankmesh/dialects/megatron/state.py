@@ -110,7 +110,7 @@ class State:
         return ranks
 
     def absent(self, kind: str) -> NotInitialized | NotHere:
-        """Return why there is no group of this kind."""
+        """Return the error for a group of this kind that is absent."""
         live = self.live
         if live is not None and not live.closed and kind in live.plan.kinds:
             try:
@@ -125,7 +125,7 @@ class State:
         )
 
     def without_context(self, kind: str) -> NotInitialized | NotHere:
-        """Return why there is no part of a data-parallel group without context parallelism."""
+        """Return the error for a part of a data-parallel group without context parallelism."""
         if vars(self.module)[BY_KIND[kind].group] is None:
             return self.absent(kind)
         return NotInitialized(

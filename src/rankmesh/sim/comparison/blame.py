@@ -196,12 +196,9 @@ def _phases(search: _Search, states: dict[_Nodes, str]) -> Iterator[Iterable[Rep
     # Coarse nodes first, then finer ones.
     for depth in depths:
         yield [repair for nodes in plain for node in nodes[depth : depth + 1] for repair in regroupings(node, layouts)]
-    together = _together([nodes[0] for nodes in plain], plain, layouts)
-    yield together
+    yield _together([nodes[0] for nodes in plain], plain, layouts)
     if search.stuck:
         return
-    regrouped = [*(repair for nodes in plain for repair in regroupings(nodes[0], layouts)), *together]
-    yield [replace(repair, factor=divided) for repair in regrouped if (divided := _divided(repair, layouts))]
     yield reductions(layouts)
     for depth in depths:
         for nodes in plain:
@@ -222,14 +219,8 @@ def _scalings(node: Node, states: dict[_Nodes, str], nodes: _Nodes, layouts: Seq
         return []
     made = {one for other, one in states.items() if other[0].sites[0] == node.sites[0]}
     innermost = [replace(node, sites=node.sites[:1])] if made == {state} else []
-    factors = [Factor(under=node.kind), *([Factor(node.kind)] if state != _CARRIED else [])]
+    factors = [Factor(node.kind, divides=True), *([Factor(node.kind)] if state != _CARRIED else [])]
     return [Repair("scale", "", one, factor) for one in (*innermost, node) for factor in factors]
-
-
-def _divided(repair: Repair, layouts: Sequence[Layout]) -> Factor | None:
-    """Return the factor that divides by the size of the new group, not by the size of the former one."""
-    former = "" if repair.node is None else repair.node.kind
-    return Factor(former, repair.kind) if former in layouts[0].kinds else None
 
 
 def _together(likely: list[Node], every: list[_Nodes], layouts: Sequence[Layout]) -> list[Repair]:

@@ -2,7 +2,6 @@
 
 ```
 Repair("group", "dp_cp", node)                  these collectives are made on dp_cp instead
-Repair("group", "dp_cp", node, dp/dp_cp)        and what they sum is divided by the size of dp_cp instead of dp
 Repair("scale", "", node, 1/tp)                 their results are divided by the size of tp
 Repair("scale", "", None, 1/tp)                 what is seen and differs is divided by it
 Repair("all-reduce", "tp")                      what is seen and differs is summed over tp first
@@ -27,22 +26,22 @@ _CLOSE = 1e-3
 
 
 class Factor(NamedTuple):
-    """The size of one kind of group, or over the size of another.
+    """The size of one kind of group, or one over it.
 
-    >>> str(Factor("dp", "dp_cp")), str(Factor(under="dp")), str(Factor("tp"))
-    ('dp/dp_cp', '1/dp', 'tp')
+    >>> str(Factor("tp")), str(Factor("dp", divides=True))
+    ('tp', '1/dp')
     """
 
-    over: str = ""
-    under: str = ""
+    kind: str
+    divides: bool = False
 
     def __str__(self) -> str:
-        return f"{self.over or 1}/{self.under}" if self.under else self.over
+        return f"1/{self.kind}" if self.divides else self.kind
 
     def value(self, layout: Layout) -> float:
         """Return the number under a layout."""
-        over, under = (layout.kinds[kind].size if kind else 1 for kind in self)
-        return over / under
+        size = layout.kinds[self.kind].size
+        return 1 / size if self.divides else size
 
 
 @dataclass(frozen=True)
@@ -107,7 +106,7 @@ def equally_large(kind: str, layouts: Sequence[Layout]) -> list[str]:
 def factor_of(factors: Mapping[Layout, float]) -> Factor | None:
     """Return the size of a kind of group, or one over it, that has these values under these layouts."""
     for kind in _distinct(list(factors)):
-        for one in (Factor(under=kind), Factor(kind)):
+        for one in (Factor(kind, divides=True), Factor(kind)):
             if all(isclose(one.value(layout), factor, rel_tol=_CLOSE) for layout, factor in factors.items()):
                 return one
     return None
@@ -118,6 +117,5 @@ def scalings(factors: Mapping[Layout, float]) -> list[Repair]:
     found = factor_of(factors)
     if found is None:
         return []
-    others = equally_large(found.over or found.under, list(factors))
-    fit = [Factor(kind) if found.over else Factor(under=kind) for kind in others]
+    fit = (found._replace(kind=other) for other in equally_large(found.kind, list(factors)))
     return [Repair("scale", factor=found, others_fit=tuple(fit))]

@@ -10,6 +10,7 @@ import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 
+import numpy as np
 import torch
 
 from rankmesh.errors import in_words
@@ -32,9 +33,8 @@ class Difference:
     ``site``                ``"train.py:41"``: the collective that made it differ; ``sim.see`` where no line is known
                             to be wrong
     ``operation, group``    ``"all-reduce"``, ``"dp"``; None where no collective is known to be wrong
-    ``repair``              ``("group", "dp_cp")``, or ``("group", "dp_cp", "dp/dp_cp")`` with a factor of its result;
-                            ``("scale", "1/dp")``, or with other factors that the layouts do not tell apart;
-                            ``("all-reduce", "tp")`` of what is seen; None
+    ``repair``              ``("group", "dp_cp")``; ``("scale", "1/dp")``, or with other factors that the layouts do not
+                            tell apart; ``("all-reduce", "tp")`` of what is seen; None
     ``settles``             whether with the repair everything seen is right, under every layout but the ``untried``
     ``lines``               from the collective to ``site``, as ``file:line in function``, innermost first
     ``others``              the lines of the calls that the repair changes as well
@@ -73,8 +73,7 @@ class Difference:
         if form == "all-reduce":
             return f"sum {self.name} over {what}"
         others = "".join(f", and {line} with it" for line in dict.fromkeys(self.others) if line != self.site)
-        divided = f", and divide by the size of {what}, not of {self.group}" if more else ""
-        return f"make it on {what}{others}{divided}"
+        return f"make it on {what}{others}"
 
     def __str__(self) -> str:
         nth = f" (its value {self.number})" if self.number else ""
@@ -115,7 +114,7 @@ class Difference:
         left, right = expected.double().flatten(), got.double().flatten()
         apart = (left - right).abs().nan_to_num(nan=torch.inf)
         index = int((apart >= apart.max() * (1 - _EQUALLY)).to(torch.uint8).argmax())
-        where = list(map(int, torch.unravel_index(torch.tensor(index), expected.shape))) if expected.dim() else []
+        where = [int(place) for place in np.unravel_index(index, expected.shape)]
         return where, float(left[index]), float(right[index])
 
     def _plain(self) -> dict[str, object]:

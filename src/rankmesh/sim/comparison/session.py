@@ -316,7 +316,7 @@ class Session(Observer):
         repair = self.repair
         if repair is None or self.chosen.keys().isdisjoint(calls):
             return
-        if repair.factor is not None and (repair.form == "scale" or calls[0].reduction is not None):
+        if repair.factor is not None:
             factor = repair.factor.value(self.layout)
             for call in calls:
                 call.results = [_scaled(result, factor) for result in call.results or ()]
