@@ -145,7 +145,8 @@ class Channel:
 
     def settle(self, pending: PendingOperation, failure: Failure | None = None) -> None:
         """Settle a call that is done, or failed, so that the rank that waits for it goes on."""
-        pending.settled, pending.failure = True, failure
+        # With its collective a call would be a cycle, which keeps the tensors of all members.
+        pending.settled, pending.failure, pending.collective = True, failure, None
         self._settled(pending.call.rank, pending)
 
     def fail(self, operations: Sequence[PendingOperation], kind: str, text: str) -> None:

@@ -140,7 +140,7 @@ class Scheduler:
                 self.progress = time.monotonic()
             if after == rank and rank is not None:
                 return
-            self._changed(rank, after)
+            self._changed(None if rank in self.ended else rank, after)
             self.holder = after
             if after is None:
                 self.finished.set()

@@ -107,6 +107,8 @@ class Simulation:
         self.ends: dict[int, str] = {}
         self.values: dict[int, object] = {}
         self.failures: dict[int, BaseException] = {}
+        # Whole tensors that ranks have drawn and others will draw, by name (``sim.random``).
+        self.drawn: dict[str, tuple[object, Any]] = {}
         self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
         # Who waits for each key of a store.
         self._awaited: dict[str, dict[int, Keys]] = {}

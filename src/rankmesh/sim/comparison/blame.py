@@ -18,13 +18,12 @@ from __future__ import annotations
 import time
 from collections import defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import chain
 
 import torch
 
-from rankmesh.sim.calls import Call, Site
+from rankmesh.sim.calls import Site
 from rankmesh.sim.comparison.aligned import DIFFERENT, SAME, UNKNOWN, match
 from rankmesh.sim.comparison.layouts import Layout
 from rankmesh.sim.comparison.noise import proportion
@@ -32,8 +31,7 @@ from rankmesh.sim.comparison.repairs import Factor, Repair, equally_large, reduc
 from rankmesh.sim.comparison.result import Difference
 from rankmesh.sim.comparison.runner import Runner
 from rankmesh.sim.comparison.session import SAME_SHAPE, Key, Record, Reference, Session
-from rankmesh.sim.comparison.stacks import Node, Stack, nodes_of
-from rankmesh.sim.failures import RanksFailed
+from rankmesh.sim.comparison.stacks import Node, nodes_of
 
 __all__ = ["find"]
 
@@ -93,7 +91,7 @@ class _Search:
             outcome = self.runner.tried(session)
             if layout is not self.layout and (
                 (outcome == "failed" and _sized(repair))
-                or (key in session.deviations and not session.chosen and _single(repair, layout))
+                or (key in session.deviations and not session.changed and _single(repair, layout))
             ):
                 untried.append(layout.name)
                 continue
@@ -133,11 +131,8 @@ def find(
     seconds: float,
 ) -> Difference:
     """Return the first difference with its cause, after at most about ``seconds`` of trials."""
-    single, key = Session(runner.reference, None, trace=True), (first.name, first.number)
-    runner.run(single)
-    layout, record = _looked_into(runs, layout, key, reference, runner)
-    nodes = nodes_of((one.stack, one.kind, one.call.operation) for ranks in record.records.values() for one in ranks)
-    states = _states(layout, record, single, key, nodes)
+    key = (first.name, first.number)
+    layout, states = _looked_into(runs, layout, key, reference, runner)
     search = _Search(runs, layout, first, key, reference, runner, time.monotonic() + seconds, _STUCK in states.values())
     found = search.cause(_phases(search, states))
     if found is not None:
@@ -157,30 +152,31 @@ def _blamed(first: Difference, node: Node) -> Difference:
 
 def _looked_into(
     runs: Mapping[Layout, Session], layout: Layout, key: Key, reference: Reference, runner: Runner
-) -> tuple[Layout, Session]:
-    """Return the layout whose collectives are searched, and its run.
+) -> tuple[Layout, dict[_Nodes, str]]:
+    """Return the layout whose collectives are searched, and how each of these is.
 
     Programs make no collective on a group of one rank: then the layout with the most axes that has the same first
     difference, where one makes more of them.
     """
 
     def traced(layout: Layout) -> Session:
-        session = Session(layout, reference, trace=True)
-        with suppress(RanksFailed):
-            runner.run(session)
+        session = Session(layout, reference, trace=key)
+        runner.tried(session)
         return session
 
+    single = Session(runner.reference, None, trace=key)
+    runner.run(single)
     simple = traced(layout)
     same = [one for one, run in runs.items() if min(run.deviations, key=reference.place, default=None) == key]
     richest = max(same, key=lambda one: sum(size > 1 for size in one.mesh.axes.values()))
     if richest is layout or runs[layout].failure is not None:
-        return layout, simple
+        return layout, _states(layout, simple, single)
     session = traced(richest)
     made = {(one.stack.sites, one.kind) for ranks in simple.records.values() for one in ranks}
     more = {one.kind for ranks in session.records.values() for one in ranks if (one.stack.sites, one.kind) not in made}
     if all(layout.kinds[kind].size > 1 for kind in more if kind in layout.kinds):
-        return layout, simple
-    return richest, session
+        return layout, _states(layout, simple, single)
+    return richest, _states(richest, session, single)
 
 
 def _phases(search: _Search, states: dict[_Nodes, str]) -> Iterator[Iterable[Repair]]:
@@ -269,44 +265,35 @@ _CARRIED = "carried"  # right but for a factor, which the inputs have as well
 _SUSPECT = {_STUCK: 0, _WRONG: 0, _DIFFERENT: 1, _LATE: 1, _SCALED: 2, _CARRIED: 2}
 
 
-def _states(
-    layout: Layout, record: Session, single: Session, key: Key, nodes: dict[tuple[Stack, str], list[Node]]
-) -> dict[_Nodes, str]:
+def _states(layout: Layout, record: Session, single: Session) -> dict[_Nodes, str]:
     """Compare the collectives before a value with the reference, in the order of the program.
 
     Of the calls of one node the most suspect one counts.
     """
+    nodes = nodes_of((one.stack, one.kind, one.operation) for ranks in record.records.values() for one in ranks)
     references = _by_line(single.records)
     found: dict[_Nodes, str] = {}
     order = [*_SUSPECT, _UNKNOWN, _RIGHT]
-    for lines, calls in _by_line(record.records, record.seen_at.get(key, {})).items():
+    for lines, calls in _by_line(record.records).items():
         wholes = references.get(lines, {})
+        every = [one for ranks in wholes.values() for one in ranks.values()]
         for number, ranks in calls.items():
-            waits = any(one.call.results is None for one in ranks.values())
-            state = (
-                _STUCK
-                if waits
-                else _state(layout, ranks, [*wholes.get(number, {}).values()] or _all(wholes), _all(wholes))
-            )
+            waits = any(one.results is None for one in ranks.values())
+            likely = [*wholes.get(number, {}).values()] or every
+            state = _STUCK if waits else _state(layout, ranks, likely, every)
             one = next(iter(ranks.values()))
             known = tuple(nodes[one.stack, one.kind])
             found[known] = min(state, found.get(known, state), key=order.index)
     return found
 
 
-def _all(wholes: dict[int, dict[int, Record]]) -> list[Record]:
-    return [one for ranks in wholes.values() for one in ranks.values()]
-
-
-def _by_line(
-    records: dict[int, list[Record]], ends: dict[int, int] | None = None
-) -> dict[tuple[Site, ...], dict[int, dict[int, Record]]]:
-    """Return the calls of each stack by their number on each rank; with ``ends``, the calls before it."""
+def _by_line(records: dict[int, list[Record]]) -> dict[tuple[Site, ...], dict[int, dict[int, Record]]]:
+    """Return the calls of each stack whose tensors are kept, by their number on each rank."""
     found: dict[tuple[Site, ...], dict[int, dict[int, Record]]] = {}
     for rank, calls in records.items():
         numbers: dict[tuple[Site, ...], int] = defaultdict(int)
         for one in calls:
-            if one.stack.sites and (ends is None or one.order < ends.get(rank, one.order + 1)):
+            if one.stack.sites and one.given is not None:
                 lines = one.stack.sites
                 found.setdefault(lines, {}).setdefault(numbers[lines], {})[rank] = one
                 numbers[lines] += 1
@@ -315,25 +302,25 @@ def _by_line(
 
 def _state(layout: Layout, ranks: dict[int, Record], likely: list[Record], every: list[Record]) -> str:
     """Compare the results of one collective, and its inputs if those differ, with the reference."""
-    factors = {_compared(layout, ranks, whole.call, _results) for whole in likely}
+    factors = {_compared(layout, ranks, whole, _results) for whole in likely}
     if SAME in factors:
         return _RIGHT
     # Stages of a pipeline number their calls differently.
-    factors |= {_compared(layout, ranks, whole.call, _results) for whole in every}
+    factors |= {_compared(layout, ranks, whole, _results) for whole in every}
     if not factors or factors & {SAME, UNKNOWN}:
         return _UNKNOWN
-    given = {_compared(layout, ranks, whole.call, _given) for whole in likely}
+    given = {_compared(layout, ranks, whole, _given) for whole in likely}
     if factors != {DIFFERENT}:
         return _CARRIED if factors & given - {DIFFERENT} else _SCALED
     return _LATE if given == {DIFFERENT} else _WRONG if given - {DIFFERENT, UNKNOWN} else _DIFFERENT
 
 
 def _compared(
-    layout: Layout, ranks: dict[int, Record], whole: Call, tensors: Callable[[Call], list[torch.Tensor]]
+    layout: Layout, ranks: dict[int, Record], whole: Record, tensors: Callable[[Record], list[torch.Tensor]]
 ) -> float:
     """Return the factor that the tensors of a call have in common; DIFFERENT or UNKNOWN where one of them is."""
     expected = tensors(whole)
-    local = {rank: tensors(one.call) for rank, one in ranks.items()}
+    local = {rank: tensors(one) for rank, one in ranks.items()}
     if not expected or any(len(one) != len(expected) for one in local.values()):
         return UNKNOWN
     factors = [
@@ -345,17 +332,15 @@ def _compared(
     return next((factor for factor in factors if factor != SAME), SAME)
 
 
-def _given(call: Call) -> list[torch.Tensor]:
+def _given(call: Record) -> list[torch.Tensor]:
     """Return the inputs of a call; the parts of one tensor are joined."""
-    return [torch.cat(call.given)] if call.operation.endswith("_single") and call.given else call.given
+    given = call.given or []
+    return [torch.cat(given)] if call.operation.endswith("_single") and given else given
 
 
-def _results(call: Call) -> list[torch.Tensor]:
-    """Return the results in the shapes of the output tensors; gathered parts are joined."""
-    results = call.results or []
-    if len(results) != len(call.outputs):
-        return []
-    shaped = [result.reshape(output.shape) for result, output in zip(results, call.outputs, strict=True)]
+def _results(call: Record) -> list[torch.Tensor]:
+    """Return the results, in the shapes of the output tensors; gathered parts are joined."""
+    shaped = call.results or []
     if shaped and (call.operation in ("all_gather", "gather") or call.operation.endswith("_single")):
         # One tensor, as the rows of all members are.
         return [torch.cat(shaped)] if shaped[0].dim() else []

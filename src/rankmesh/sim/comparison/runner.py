@@ -12,7 +12,7 @@ import torch
 from rankmesh.errors import UnknownAxis, UnknownGroup
 from rankmesh.runtime.live import LiveGroups
 from rankmesh.sim.comparison.layouts import Layout
-from rankmesh.sim.comparison.noise import PermutedReductions
+from rankmesh.sim.comparison.noise import PermutedReductions, Scale
 from rankmesh.sim.comparison.session import Reference, Session, Stopped
 from rankmesh.sim.comparison.stacks import forward_passes_recorded
 from rankmesh.sim.failures import RanksFailed
@@ -53,6 +53,8 @@ class Runner:
         try:
             self.run(session)
         except RanksFailed as failed:
+            for error in failed.failures.values():
+                error.__traceback__ = None  # whose frames keep the ranks' tensors, in a cycle
             return "stopped" if any(isinstance(error, Stopped) for error in failed.failures.values()) else "failed"
         return "ended"
 
@@ -62,7 +64,8 @@ class Runner:
         self.run(first)
         second = Session(self.reference, None)
         self.run(second, permuted=True)
-        return Reference(first.values, tolerance, second.values)
+        scales = {key: Scale.of(value, second.values.get(key)) for key, value in first.values.items()}
+        return Reference(first.values, scales, tolerance)
 
     @contextmanager
     def _settings(self) -> Iterator[None]:

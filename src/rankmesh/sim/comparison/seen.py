@@ -227,6 +227,12 @@ def random(
         draw: ``torch.randn`` (default), or ``torch.rand``, from which a program makes a dropout mask.
         dtype: the dtype of the shard. Default None: torch's default dtype.
     """
-    source = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    whole = draw(tuple(shape), generator=source, dtype=torch.float64)
-    return shard(groups, whole.to(dtype or torch.get_default_dtype()), cut, view=view, parts=parts)
+    context, wanted = current_context(), (tuple(shape), draw, dtype or torch.get_default_dtype())
+    drawn = {} if context is None else context.simulation.drawn
+    known, whole = drawn.pop(name, (None, torch.empty(0)))
+    if known != wanted:
+        source = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        whole = draw(wanted[0], generator=source, dtype=torch.float64).to(wanted[2])
+    if groups.rank + 1 < groups.plan.world_size:  # the last rank to draw it
+        drawn[name] = wanted, whole
+    return shard(groups, whole, cut, view=view, parts=parts)

@@ -10,8 +10,8 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
-from functools import cached_property
+from dataclasses import dataclass, replace
+from functools import cache, cached_property
 from math import inf
 
 import torch
@@ -47,26 +47,22 @@ class Stopped(BaseException):
 
 @dataclass(eq=False)
 class Record:
-    """One rank's call of one collective: where in its program, and what it gave and got."""
+    """One rank's call of one collective: where in its program, and what it gave and got before the traced value."""
 
-    order: int
     stack: Stack
     kind: str
-    call: Call
+    operation: str
+    given: list[torch.Tensor] | None = None
+    results: list[torch.Tensor] | None = None
 
 
 @dataclass(eq=False)
 class Reference:
-    """The values that the program saw on one process."""
+    """The values that the program saw on one process, with the size and the noise of each."""
 
     values: dict[Key, torch.Tensor]
+    scales: dict[Key, Scale]
     tolerance: float
-    permuted: dict[Key, torch.Tensor] = field(default_factory=dict)
-
-    @cached_property
-    def scales(self) -> dict[Key, Scale]:
-        """The size and the noise of each value."""
-        return {key: Scale.of(value, self.permuted.get(key)) for key, value in self.values.items()}
 
     @cached_property
     def order(self) -> dict[Key, int]:
@@ -96,7 +92,7 @@ class Session(Observer):
     """A run; ``reference`` is None in the run of the reference itself.
 
     ``repair``   a change that is tried; ``until`` is the key up to which every value must then be right
-    ``trace``    whether every collective is recorded
+    ``trace``    every collective is recorded, those before this value with their tensors
     """
 
     def __init__(
@@ -106,7 +102,7 @@ class Session(Observer):
         *,
         repair: Repair | None = None,
         until: Key | None = None,
-        trace: bool = False,
+        trace: Key | None = None,
     ) -> None:
         self.layout, self.reference, self.repair, self.trace = layout, reference, repair, trace
         self.failure: RanksFailed | None = None
@@ -114,21 +110,21 @@ class Session(Observer):
         self.deviations: dict[Key, Difference] = {}
         self.worst: dict[str, float] = {}
         self.records: dict[int, list[Record]] = defaultdict(list)
-        self.seen_at: dict[Key, dict[int, int]] = defaultdict(dict)
-        # Collectives of the repair that were sums of different numbers, and of equal ones.
-        self.sums_of_different, self.sums_of_equal = 0, 0
+        # Whether the repair has changed a call; how many of its sums were of different numbers, and of equal ones.
+        self.changed, self.sums_of_different, self.sums_of_equal = False, 0, 0
         self._until = -1 if until is None or reference is None else reference.order.get(until, -1)
         self._numbers: dict[tuple[int, str], int] = defaultdict(int)
-        self._events: dict[int, int] = defaultdict(int)
-        self._covered: dict[Key, list[Box]] = defaultdict(list)
-        self._kinds: dict[Channel, str] = {}
-        # The calls that the repair changes, with the members of their groups in the program.
-        self.chosen: dict[Call, tuple[int, ...]] = {}
+        self._covered: dict[Key, set[Box]] = defaultdict(set)
+        self._kind_of = cache(layout.kind_of)
+        # Until all members have joined, as a call keeps what made its tensors: where calls are recorded, and the
+        # members in the program of the groups of those that the repair changes.
+        self._recorded: dict[Call, Record] = {}
+        self._chosen: dict[Call, tuple[int, ...]] = {}
 
     @property
     def looks_at_lines(self) -> bool:
         """Return whether the lines that led to each collective matter."""
-        return self.trace or (self.repair is not None and self.repair.node is not None)
+        return self.trace is not None or (self.repair is not None and self.repair.node is not None)
 
     # -- what is seen -------------------------------------------------------------------------------------------
 
@@ -137,7 +133,6 @@ class Session(Observer):
         number = self._numbers[rank, name]
         self._numbers[rank, name] += 1
         key = (name, number)
-        self.seen_at[key][rank] = self._next(rank)
         if self.reference is None:
             self.values[key] = seen.tensor.cpu().clone()
         elif key not in self.reference.values:
@@ -151,7 +146,7 @@ class Session(Observer):
         shard = sharding.of(rank)
         if not sharding.holds(rank):
             return
-        self._covered[key].extend(shard.boxes)
+        self._covered[key].update(shard.boxes)
         if tuple(seen.tensor.shape) != shard.shape:
             self._note(key, "shape", rank, inf, piece(whole, shard, None), seen.tensor)
             return
@@ -211,10 +206,13 @@ class Session(Observer):
         """Note the values of the reference of which some part was seen by no rank."""
         for key, whole in self.reference.values.items() if self.reference else ():
             box: Box = tuple((0, length) for length in whole.shape)
-            parts = self._covered.get(key, [])
+            parts = self._covered.get(key, ())
             if key not in self.deviations and whole.numel() and uncovered(box, parts):
-                ranks = set(range(self.layout.plan.world_size)) - set(self.seen_at.get(key, ()))
+                ranks = [rank for rank in range(self.layout.plan.world_size) if not self._has_seen(rank, key)]
                 self._deviates(key, "unseen", ranks, expected=whole)
+
+    def _has_seen(self, rank: int, key: Key) -> bool:
+        return self._numbers[rank, key[0]] > key[1]
 
     def fail(self, failure: RanksFailed) -> None:
         """Note that the program failed, and what it had not seen until then."""
@@ -223,10 +221,6 @@ class Session(Observer):
         first = next((key for key in keys if key in self.deviations), keys[-1])
         self.failure = failure
         self._deviates(first, "failed", failure.failures)
-
-    def _next(self, rank: int) -> int:
-        self._events[rank] += 1
-        return self._events[rank]
 
     # -- repairs of what is seen --------------------------------------------------------------------------------
 
@@ -284,18 +278,16 @@ class Session(Observer):
 
     def _changes(self, pg: SimulatedGroup, call: Call) -> bool:
         """Record a call where that is wanted; whether it is one that the repair changes."""
-        kind, stack = self._kind(pg.channel), stack_here(pg)
-        if self.trace:
-            self.records[call.rank].append(Record(self._next(call.rank), stack, kind, call))
+        kind, stack = self._kind_of(pg.channel.label, pg.channel.ranks), stack_here(pg)
+        if self.trace is not None:
+            record = Record(stack, kind, call.operation)
+            self.records[call.rank].append(record)
+            if self.reference is None or not self._has_seen(call.rank, self.trace):
+                record.given, self._recorded[call] = call.given, record
         changes = self.repair is not None and self.repair.changes(stack.sites, kind)
         if changes:
-            self.chosen[call] = pg.channel.ranks
+            self.changed, self._chosen[call] = True, pg.channel.ranks
         return changes
-
-    def _kind(self, channel: Channel) -> str:
-        if channel not in self._kinds:
-            self._kinds[channel] = self.layout.kind_of(channel.label, channel.ranks)
-        return self._kinds[channel]
 
     def _moved(self, pg: SimulatedGroup, call: Call, kind: str) -> SimulatedGroup:
         groups = self.layout.kinds[kind]
@@ -312,9 +304,13 @@ class Session(Observer):
         return other
 
     def computed(self, channel: Channel, calls: Sequence[Call]) -> None:
-        """Scale the results that the repair scales; count what a repair's sums add up."""
-        repair = self.repair
-        if repair is None or self.chosen.keys().isdisjoint(calls):
+        """Record the results, scale those that the repair scales; count what a repair's sums add up."""
+        for call in calls:
+            if (record := self._recorded.pop(call, None)) is not None:
+                shaped = zip(call.results or (), call.outputs, strict=False)
+                record.results = [result.reshape(output.shape) for result, output in shaped]
+        repair, chosen = self.repair, [self._chosen.pop(call, None) for call in calls]
+        if repair is None or not any(chosen):
             return
         if repair.factor is not None:
             factor = repair.factor.value(self.layout)
@@ -322,8 +318,7 @@ class Session(Observer):
                 call.results = [_scaled(result, factor) for result in call.results or ()]
         if repair.form == "group" and calls[0].reduction is not None:
             sums: dict[object, torch.Tensor] = {}
-            for call in calls:
-                former = self.chosen[call]
+            for former, call in zip(chosen, calls, strict=True):
                 flat = torch.cat([tensor.reshape(-1).to(torch.float64) for tensor in call.given])
                 sums[former] = sums[former] + flat if former in sums else flat
             self._count(list(sums.values()))
