@@ -362,3 +362,11 @@ def test_ranges_of_no_world_are_refused(ranges):
     one["pg_config"]["0"] = {"ranges": ranges}
     with pytest.raises(RecordingError):
         recording_of(one, 0, "rank0")
+
+
+def test_progress(tmp_path):
+    """How many recordings are read is reported now and then."""
+    write(tmp_path, {rank: document([call(WORLD, 1)], {WORLD: range(70)}) for rank in range(70)})
+    found = []
+    doctor(tmp_path, progress=lambda *far: found.append(far))
+    assert sorted(found) == [(32, 70), (64, 70)]

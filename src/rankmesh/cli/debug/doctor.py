@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from rankmesh.cli.console import note, write
+from rankmesh.cli.console import note, progress_bar, write
 from rankmesh.cli.options import SPEC_HELP, WorldSize, config_of, noted, source_of
 from rankmesh.cli.shell import Answer, ExitCode
 from rankmesh.debug.doctor import doctor
@@ -52,7 +52,8 @@ def command(
         *paths, spec = paths
         layout = str(spec)
     source = None if layout is None else noted(source_of(layout, world_size))
-    found = doctor(paths, None if source is None else source.plan)
+    with progress_bar("reading", "recordings") as (progress, _):
+        found = doctor(paths, None if source is None else source.plan, progress)
     for text in found.notes[:_NOTES]:
         note(text)
     if len(found.notes) > _NOTES:

@@ -25,6 +25,7 @@ from rankmesh.debug.doctor.nccl import NcclLog, lines_of_nccl
 from rankmesh.debug.doctor.order import divergences
 from rankmesh.debug.doctor.parting import departure
 from rankmesh.debug.doctor.ras import Report, contradictions, equal_counts, lines_of_reports
+from rankmesh.debug.doctor.reader import Progress
 from rankmesh.debug.doctor.recording import TRUST, Recording
 from rankmesh.debug.doctor.roots import roots
 from rankmesh.debug.doctor.stacks import Place, lines_of_stacks
@@ -163,12 +164,15 @@ def _ranks_of(causes: Iterable[Cause]) -> list[int]:
     return sorted({rank for cause in causes for rank in cause.ranks})
 
 
-def doctor(paths: str | Path | Sequence[str | Path], plan: Plan | None = None) -> Diagnosis:
+def doctor(
+    paths: str | Path | Sequence[str | Path], plan: Plan | None = None, progress: Progress | None = None
+) -> Diagnosis:
     """Diagnose a hang by these files and folders; a plan names groups by kind and coordinate.
 
+    ``progress`` gets how many recordings are read, and of how many.
     Raises ``RecordingError`` if none of them holds a recording or other evidence.
     """
-    found = read_paths([Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)])
+    found = read_paths([Path(path) for path in ([paths] if isinstance(paths, str | Path) else paths)], progress)
     reports = found.of(Report)
     slow = max(found.of(SlowReport), key=lambda report: report.time, default=None)
     reported = max((report.total for report in reports), default=0)

@@ -29,7 +29,7 @@ from rankmesh.core.documents import Unreadable, parse_json, read_text
 from rankmesh.debug.doctor.failures import Failure, failures_of
 from rankmesh.debug.doctor.nccl import NcclLog, nccl_log_of
 from rankmesh.debug.doctor.ras import Report, is_report, read_report
-from rankmesh.debug.doctor.reader import read_files
+from rankmesh.debug.doctor.reader import Progress, read_files
 from rankmesh.debug.doctor.recording import Recording
 from rankmesh.debug.doctor.stacks import Place, stacks_of
 from rankmesh.debug.doctor.texts import head_of, origin_of, text_of
@@ -112,7 +112,7 @@ class _File:
         return self.is_given or self.rank is not None
 
 
-def read_paths(paths: Sequence[Path]) -> Found:
+def read_paths(paths: Sequence[Path], progress: Progress | None = None) -> Found:
     """Read these files and folders; raise ``RecordingError`` if none of them can be used."""
     files = [file for path in paths for file in _files(path)]
     evidence, notes, earlier = dict[_File, tuple[Evidence, ...]](), list[str](), _of_earlier_attempts(files)
@@ -126,7 +126,7 @@ def read_paths(paths: Sequence[Path]) -> Found:
     unused = [
         file for file in files if not (evidence.get(file) or file in earlier or file.kind == "report" or file in ours)
     ]
-    recordings, refused = read_files([(file.path, file.rank) for file in unused if file.is_named])
+    recordings, refused = read_files([(file.path, file.rank) for file in unused if file.is_named], progress)
     notes += refused
     if earlier:
         notes.append(f"left out: {len(earlier)} files of earlier attempts")

@@ -27,8 +27,9 @@ import signal
 import subprocess
 import sys
 import zlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from itertools import count
 from pathlib import Path
 from typing import Any, BinaryIO
 
@@ -36,15 +37,19 @@ from rankmesh.core.documents import Unreadable, open_regular
 from rankmesh.debug.doctor.recording import Recording, recording_of
 from rankmesh.errors import RecordingError, first_line
 
-__all__ = ["LIMIT", "document", "parsed", "read_files", "read_here", "read_many", "unpacked"]
+__all__ = ["LIMIT", "Progress", "document", "parsed", "read_files", "read_here", "read_many", "unpacked"]
 
 _MEMORY, _SECONDS = 3 * 2**29, 30
-# Files for which one more reader is worth its start.
+# Files for which one more reader is worth its start, and after which progress is reported again.
 _EACH = 32
 # Bytes of one recording on its way: one of 2,000 calls takes about a hundred thousand.
 _LARGEST = 32 * 2**20
 # Bytes of one recording, unpacked: 2,000 calls with frames take about one million.
 LIMIT = 128 * 2**20
+# Takes how many files are read, and of how many; called on the threads that read.
+Progress = Callable[[int, int], None]
+# A file or a content, and its rank.
+_Source = tuple[Path | bytes, int | None]
 # What is wrong with a file, by the error that reading it raises.
 _PROBLEMS: tuple[tuple[tuple[type[Exception], ...], str], ...] = (
     ((OSError, EOFError, zlib.error), "cannot be read"),
@@ -108,26 +113,34 @@ def parsed(data: bytes) -> object:
 # -- many files -------------------------------------------------------------------------------------------------------
 
 
-def read_files(files: Sequence[tuple[Path, int | None]]) -> tuple[list[Recording], list[str]]:
+def read_files(files: Sequence[_Source], progress: Progress | None = None) -> tuple[list[Recording], list[str]]:
     """Return the recordings in these files, each given with the rank in its name, and why others could not be read."""
-    answers = read_many(files)
+    answers = read_many(files, progress)
     found = [answer for answer in answers if isinstance(answer, Recording)]
     refused = [answer for answer in answers if isinstance(answer, str)]
     return sorted(found, key=lambda recording: (recording.rank, recording.path)), sorted(refused)
 
 
-def read_many(sources: Sequence[tuple[Path | bytes, int | None]]) -> list[Recording | str]:
+def read_many(sources: Sequence[_Source], progress: Progress | None = None) -> list[Recording | str]:
     """Return the recordings of files or contents, each given with its rank, in order, by a reader on each core."""
-    count = max(1, min(os.cpu_count() or 1, len(sources) // _EACH))
+    readers = max(1, min(os.cpu_count() or 1, len(sources) // _EACH))
     answers: list[Recording | str] = [""] * len(sources)
-    with ThreadPoolExecutor(count) as threads:
-        parts = threads.map(_answers, (sources[first::count] for first in range(count)))
+    numbers = count(1)
+
+    def counted(part: Sequence[_Source]) -> Iterator[_Source]:
+        for source in part:
+            yield source  # which is read when the next one is asked for
+            if (done := next(numbers)) % _EACH == 0 and progress is not None:
+                progress(done, len(sources))
+
+    with ThreadPoolExecutor(readers) as threads:
+        parts = threads.map(_answers, (counted(sources[first::readers]) for first in range(readers)))
         for first, part in enumerate(parts):
-            answers[first::count] = part
+            answers[first::readers] = part
     return answers
 
 
-def _answers(sources: Iterable[tuple[Path | bytes, int | None]]) -> list[Recording | str]:
+def _answers(sources: Iterable[_Source]) -> list[Recording | str]:
     """Read these by one reader."""
     reader = _Reader()
     try:
