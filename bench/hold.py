@@ -1,7 +1,8 @@
 """What keeping state costs beside the memory itself: job.hold, job.commit, one copy and one read in one process.
 
-A copy of all that a rank holds into memory that is there is the limit of a commit, two of ``hold`` after a change: one
-into the program's tensors, one into the snapshot. A rank that held the same before needs only the first.
+A copy of all that a rank holds into memory that is there is the limit of a commit, and of ``hold`` after a change where
+the rank held all of it before; else two: one into the program's tensors, one into the snapshot. The limit of the first
+``hold`` is a copy into new pages (``fresh``).
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ def _epoch(lines: list[dict[str, Any]], number: int) -> dict[str, Any]:
     def all_ranks(each: list[dict[str, float]]) -> dict[str, float]:
         return {name: median(one[name] for one in each) for name in each[0]}
 
-    parts = {name: all_ranks([line[name] for line in found]) for name in ("hold", "copy", "read")}
+    parts = {name: all_ranks([line[name] for line in found]) for name in ("hold", "copy", "fresh", "read")}
     # The first two commits of an epoch allocate their snapshots.
     parts["commit"] = all_ranks([commit for line in found for commit in line["commits"][2:]])
     peak = max(line["peak"] for line in found)

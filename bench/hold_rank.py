@@ -43,7 +43,7 @@ def _median(found: list[dict[str, float]]) -> dict[str, float]:
 
 
 def _limits(tensors: list[torch.Tensor]) -> dict[str, dict[str, float]]:
-    """Return what one read of the tensors takes, and one copy into memory that is there."""
+    """Return what one read of the tensors takes, one copy into memory that is there, and one into new pages."""
     into = [torch.ones_like(one) for one in tensors]
 
     def copy() -> None:
@@ -52,6 +52,7 @@ def _limits(tensors: list[torch.Tensor]) -> dict[str, dict[str, float]]:
 
     calls: dict[str, Callable[[], object]] = {
         "copy": copy,
+        "fresh": lambda: [torch.empty_like(one).copy_(one) for one in tensors],
         "read": lambda: [one.view(torch.int64).max() for one in tensors],
     }
     return {name: _median([_taken(call) for _ in range(TIMES)]) for name, call in calls.items()}

@@ -210,6 +210,18 @@ def test_a_rank_that_has_returned_becomes_a_spare(monkeypatch):
     assert sum(value is None for value in values) == 4
 
 
+def test_a_rank_that_returns_without_hold_is_an_error():
+    """After a loss, on all ranks: the job does not end as if they had trained; the spares learn why it ends."""
+
+    def train(job):
+        if not job.epoch:
+            training()(job)
+
+    with pytest.raises(sim.RanksFailed, match=r"train\(\) returned without a call of hold\(\)") as raised:
+        sim.run(lambda: rm.survive(train, LAYOUT, shrink="dp"), 8, lose={1: 3}, initialise=False)
+    assert Counter(map(type, raised.value.failures.values())) == {rm.PlanError: 4, rm.ConnectError: 3}
+
+
 def test_state_that_nobody_holds():
     """Both replicas of a shard are lost at once: every survivor learns which tensor, and who had it."""
     with pytest.raises(sim.RanksFailed, match=r"no rank is left that holds 'm0'\[0:4, 0:4\]") as raised:

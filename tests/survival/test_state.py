@@ -274,12 +274,15 @@ def _local(stored, rank, padding):
 
 
 _PADDED = {"w": Sharding(Mesh(dp=2), ("dp",), (5,), padded={0: 6})}
+_WHOLE, _HALF = ({"w": Sharding(Mesh(dp=2), (None, cut), (4, 6))} for cut in (None, "dp"))
 
 
 @given(epochs())
 @example((Mesh(dp=2), [_PADDED, _PADDED], (1, 1), 0))
+@example((Mesh(dp=2), [_WHOLE, _HALF], (1, 1), 0))
+@example((Mesh(dp=2), [_WHOLE, _HALF], (1, 1), 1))
 def test_the_first_snapshot_of_an_epoch_is_what_a_copy_would_be(found):
-    """Also where it is the last epoch's, which a rank goes on with if it held the same shards; both epochs keep it."""
+    """Also where it is the last epoch's, or a part of it, which a rank goes on with if it held all; both keep it."""
     mesh, (before, now), (was, rank), redundancy = found
 
     def epoch(stored, rank, padding=-2):
@@ -295,13 +298,31 @@ def test_the_first_snapshot_of_an_epoch_is_what_a_copy_would_be(found):
     assert [*first.tensors] == [*expected.tensors]
     assert all(torch.equal(one, expected.tensors[name]) for name, one in first.tensors.items())
     assert all(one.dtype == expected.tensors[name].dtype for name, one in first.tensors.items())
-    assert first.memory.nbytes == expected.memory.nbytes
+    elements = {name: (brute.kept(before[name], was), brute.kept(one, rank)) for name, one in now.items()}
+    is_part = first.part_of is not None
+    assert is_part or first.memory.nbytes == expected.memory.nbytes
+    assert not (is_part and redundancy)  # copies are sent from one block
+    assert not is_part or (
+        first.memory is old.snapshots[6].memory and all(had >= has for had, has in elements.values())
+    )
+    assert is_part or (before, now, was, redundancy) != (_WHOLE, _HALF, 1, 0)
     if (before, was) == (now, rank) and not any(one.padded for one in now.values()):
         assert first is old.snapshots[6]
     old.keep(())
     assert all(one is not first.memory for one in old._spare)
-    new.keep(())
-    assert new._spare == [first.memory]
+    with mock.patch.object(Copies, "send"), mock.patch.object(Copies, "wait"):
+        for step in (7, 8) if is_part else ():  # the second one takes the place of the part
+            for tensor in new.tensors.values():
+                tensor += 1
+            new.commit(step, lambda call: call(), tuple)
+            found = new.snapshots[step]
+            assert found.part_of is None
+            assert found.memory.nbytes == expected.memory.nbytes
+            assert all(torch.equal(one, new.tensors[name]) for name, one in found.tensors.items())
+            assert all(torch.equal(one, expected.tensors[name]) for name, one in first.tensors.items())
+    if not is_part:
+        new.keep(())
+        assert new._spare == [first.memory]
 
 
 def _single_rank(tensors, spare=None):

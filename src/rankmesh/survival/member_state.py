@@ -29,7 +29,7 @@ from rankmesh.survival.driver import Driver
 from rankmesh.survival.guarding import Guarding, are_equal, check_copies, replica_digests
 from rankmesh.survival.machine import Left
 from rankmesh.survival.redundancy import StateLayout
-from rankmesh.survival.state import EpochState, Load, load_all, restore
+from rankmesh.survival.state import EpochState, Load, load_boxes, restore
 from rankmesh.survival.world import EpochWorld
 from rankmesh.transfer.planning.transfer import BUDGET
 
@@ -113,7 +113,8 @@ class MemberState:
     def _restored(self, new: EpochState | None) -> None:
         machine, members = self._machine, self._driver.members.all
         if machine.load and new is not None and self._load is not None:
-            load_all(new, machine.step, self._load)
+            everything = [(name, box) for name in new.tensors for box in new.shardings[name].of(new.rank).boxes]
+            load_boxes(new, everything, machine.step, self._load)
         if machine.source is None:
             return
         started = time.perf_counter()

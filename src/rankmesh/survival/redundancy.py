@@ -19,6 +19,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from copy import copy
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
@@ -148,13 +149,14 @@ def _memory(size: int, device: torch.device | None, spare: list[Tensor]) -> Tens
 class Snapshot:
     """Tensors by name in one block of memory, with the order, shapes and dtypes of ``like``.
 
-    The block is taken out of ``spare`` if one suits. ``epochs`` is how many epochs keep this snapshot.
+    The block is taken out of ``spare`` if one suits, or shared with ``part_of``. ``epochs`` is how many epochs keep it.
     """
 
     def __init__(
         self, like: Mapping[str, Tensor], device: torch.device | None = None, spare: list[Tensor] | None = None
     ) -> None:
         self.epochs = 1
+        self.part_of: Snapshot | None = None
         ends, end = {}, 0
         for name, tensor in like.items():
             start = -(-end // _ALIGNED) * _ALIGNED
@@ -170,6 +172,13 @@ class Snapshot:
     def first(self, names: Sequence[str]) -> Tensor:
         """Return the memory of the first tensors, which are these."""
         return self.memory[: self._ends[names[-1]].stop if names else 0]
+
+    def part(self, places: Mapping[str, tuple[slice, ...]]) -> Snapshot:
+        """Return a snapshot of parts of the tensors, without a copy: the block stays as long as one of both is kept."""
+        found = copy(self)
+        found.part_of = self.part_of or self
+        found.tensors = {name: self.tensors[name][place] for name, place in places.items()}
+        return found
 
     def copy(self, tensors: Mapping[str, Tensor]) -> None:
         """Copy tensors by their names."""
@@ -271,11 +280,9 @@ class Copies:
             distance *= 2
 
     def _wait(self, works: Sequence[dist.Work], check: Callable[[], object]) -> None:
+        limit = () if self.device.type == "cuda" else (_LONG,)
         for work in works:
-            if self.device.type == "cuda":
-                work.wait()
-            else:
-                work.wait(_LONG)
+            work.wait(*limit)
         device_done(self.device, check)
 
 
@@ -299,13 +306,9 @@ class StateLayout:
     @cached_property
     def text(self) -> str:
         """All of it as JSON."""
-        numbers: dict[Sharding, int] = {}
-        different: list[object] = []
-        numbered = {}
-        for name, one in self.shardings.items():
-            numbered[name] = numbers.setdefault(one, len(numbers))
-            if numbered[name] == len(different):
-                different.append(one.to_dict())
+        numbers = {one: number for number, one in enumerate(dict.fromkeys(self.shardings.values()))}
+        numbered = {name: numbers[one] for name, one in self.shardings.items()}
+        different = [one.to_dict() for one in numbers]
         return json.dumps([self.mesh.to_dict(), different, numbered, self.hosts, self.redundancy])
 
     @cached_property

@@ -112,7 +112,6 @@ class Session:
                     result = train(job)
                     device_done(job.device, partial(self.driver.check, job))
                     self.state.look(job, self.state.last_step, last=True)
-                    self._left.done = True
                     self._finished(job)
                     self.driver.ended.wait()
                 except Interrupted:
@@ -229,11 +228,12 @@ class Session:
         """``train`` has returned here: the last one for which this is so ends the job."""
         machine, world = self.driver.machine, self.driver.world
         if machine.source is not None:
-            raise ConnectError(
+            raise PlanError(
                 f"rank {job.rank}: train() returned without a call of hold(), with which the others wait for it; "
                 "call hold() on every rank",
                 rank=job.rank,
             )
+        self._left.done = True
         if world is not None and world.is_last(FINISHED):
             self.driver.do(machine.end, over=True)
 

@@ -36,7 +36,7 @@ from rankmesh.transfer.live.stream import where
 if TYPE_CHECKING:
     from rankmesh.survival.world import EpochWorld
 
-__all__ = ["EpochState", "Load", "WaitFor", "load_all", "load_boxes", "restore"]
+__all__ = ["EpochState", "Load", "WaitFor", "load_boxes", "restore"]
 
 
 # Seconds that the state of an epoch has to move.
@@ -111,8 +111,9 @@ class EpochState:
     def keep(self, steps: Collection[int | None]) -> None:
         """Drop the snapshots of all other steps; their memory is spare, unless another epoch keeps it."""
         for snapshot in [self.snapshots.pop(step) for step in [*self.snapshots] if step not in steps]:
-            snapshot.epochs -= 1
-            self._spare += [snapshot.memory] * (not snapshot.epochs)
+            whole = snapshot.part_of or snapshot
+            whole.epochs -= 1
+            self._spare += [whole.memory] * (not whole.epochs)
 
     def warn_of_fewer_copies(self) -> bool:
         """Return whether some shards have fewer copies than ``redundancy``, with a warning that names them."""
@@ -132,7 +133,7 @@ class EpochState:
         """Keep the tensors as they are now, at the beginning of a step; not where ``check`` raises.
 
         Copies for other ranks travel meanwhile, until the next commit; ``wait_for`` makes the calls that wait for them.
-        If the tensors were restored from an ``old`` epoch that had the same shards here, its snapshot is kept.
+        If the tensors were restored from an ``old`` epoch that held all of them here, its snapshot is kept, or a part.
         """
         self.settle(wait_for, check)
         snapshot = self._take(step, check, None if old is None else self._same_as(old, step))
@@ -151,21 +152,26 @@ class EpochState:
         return [*first, *(name for name in self.tensors if name not in first)]
 
     def _same_as(self, old: EpochState, step: int) -> Snapshot | None:
-        """Return the snapshot of another epoch, which both keep, if it is what this epoch's would be."""
+        """Return the snapshot of another epoch, or a part, which both keep, if it is what this epoch's would be."""
         found = old.snapshots.get(step)
-        if found is None or [*found.tensors] != self._names or any(one.padded for one in self.shardings.values()):
+        if found is None or any(one.padded for one in self.shardings.values()):
             return None
         before, now = (shards_of(one.shardings, one.rank) for one in (old, self))
-        if any(before[name] != now[name] for name in self._names):
-            return None
-        found.epochs += 1
+        if [*found.tensors] != self._names or any(before[name] != now[name] for name in self._names):
+            if self.copies is not None or any(len(now[name].boxes) != 1 for name in self._names):
+                return None
+            try:
+                found = found.part({name: where(before[name], now[name].boxes[0]) for name in self._names})
+            except LookupError:  # this rank did not hold all of it
+                return None
+        (found.part_of or found).epochs += 1
         return found
 
     def _take(self, step: int, check: Callable[[], object], snapshot: Snapshot | None) -> Snapshot:
         """Return a snapshot of the tensors, if there is none yet; a copy counts once it is made."""
         if snapshot is None:
             snapshot = self.snapshots.overwritten(step, self.equal_at)
-            if snapshot is None:
+            if snapshot is None or snapshot.part_of is not None:
                 snapshot = Snapshot({name: local(self.tensors[name]) for name in self._names}, spare=self._spare)
             else:  # there are as many as this epoch needs
                 self._spare.clear()
@@ -217,9 +223,8 @@ def restore(
     kept: dict[int, dict[str, Tensor]] = {}
     if old is not None and old.copies is not None:
         kept = {positions[rank]: tensors for rank, tensors in old.copies.at(step).items()}
-    tensors = (
-        {} if old is None else {name: one for name, one in old.snapshots[step].tensors.items() if name in now.shardings}
-    )
+    given = {} if old is None else old.snapshots[step].tensors
+    tensors = {name: one for name, one in given.items() if name in now.shardings}
     target = {} if new is None else new.tensors
     writes = Writes()
     try:
@@ -252,8 +257,3 @@ def load_boxes(new: EpochState, boxes: Iterable[tuple[str, Box]], step: int, loa
             )
         with torch.no_grad():
             part.copy_(loaded)
-
-
-def load_all(new: EpochState, step: int, load: Load) -> None:
-    """Load everything that this rank holds now: no member is left that held anything."""
-    load_boxes(new, [(name, box) for name in new.tensors for box in new.shardings[name].of(new.rank).boxes], step, load)

@@ -223,12 +223,8 @@ class EpochWorld:
 
     def gathered(self, data: object) -> list[Any]:
         """Return each member's value, in the order of their ranks; every member calls it, once an epoch."""
-
-        def gather_all() -> list[Any]:
-            among = World.current().round("survive/gathered", range(self.size))
-            return list(gather(among, data, list, _LONG, "survive()"))
-
-        return self.wait_for(gather_all)
+        name, size = "survive/gathered", range(self.size)
+        return list(self.wait_for(lambda: gather(World.current().round(name, size), data, list, _LONG, "survive()")))
 
     def is_last(self, key: str) -> bool:
         """Return whether this rank is the last one of the plan that calls this; every rank calls it once."""

@@ -308,7 +308,7 @@ class Exchange:
     def _new(self) -> Tensor:
         self.memory += self._longest
         with suppress(IndexError):
-            if (left := _LEFT.pop()).nbytes == self._longest and self._device.type == "cpu":
+            if self._device.type == "cpu" and (left := _LEFT.pop()).nbytes == self._longest:
                 return left
         return torch.empty(self._longest, dtype=torch.uint8, device=self._device)
 
