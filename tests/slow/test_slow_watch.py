@@ -233,7 +233,7 @@ def test_a_change_is_sampled_closer(sampler):
     """A rank that computes for longer, or waits for one that does, is sampled twice as often, until that is usual."""
     sampler, state = sampler
     pauses = []
-    for window, computes in enumerate([5] * 4 + [8] * 20):
+    for window, computes in enumerate([5] * 6 + [8] * 20):
         for step in range(4 * window, 4 * window + 4):
             for _ in range(computes):
                 _sample(sampler, state, (step, step), stands=("", ""))
@@ -241,7 +241,7 @@ def test_a_change_is_sampled_closer(sampler):
                 _sample(sampler, state, (step, step + 1), stands=("waits", ""))
         _taken(sampler, window)
         pauses.append(sampler._between)
-    assert min(pauses[:4]) > 0.15 > pauses[5]
+    assert min(pauses[:6]) > 0.15 > pauses[6]
     assert pauses[-1] > 0.15
 
 

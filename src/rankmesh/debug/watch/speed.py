@@ -35,8 +35,9 @@ __all__ = ["Sampler", "spread"]
 # Seconds between two samples, on average, and once something has changed; by which a sample was late that could not be
 # taken at its time; and those after which the line between two calls is worth knowing.
 _EACH, _CLOSER, _LATE, _LONG = 0.2, 0.1, 0.02, 0.35
-# A change of the share that this rank computes, and the windows before with whose mean it is compared.
-_CHANGE, _USUAL = 0.04, 15
+# A change of the share that this rank computes: at least, in standard deviations of the windows before, and how many
+# windows these are, at least and at most.
+_CHANGE, _DEVIATIONS, _USUAL = 0.04, 3.0, (5, 15)
 # Windows after which the recorder is read again, at most, as that takes long; and after which it is for durations.
 _READ, _TIMED = 60, 5
 _GLOO, _NCCL = 0, 1
@@ -51,7 +52,7 @@ class Sampler:
         self._random, self._between = random.Random(recorder.rank), 0.0  # noqa: S311 - when to look
         self._groups, self._cycle = dict[str, Group](), Cycle({}, "")
         self._windows, self._next = 0, 1
-        self._shares = deque[float](maxlen=_USUAL)
+        self._shares = deque[float](maxlen=_USUAL[1])
         self._state = dict[tuple[int, str], tuple[int, int]]()
         self._made, self._beside = dict[tuple[int, str], int](), dict[str, tuple[int, int]]()
         self._queued, self._stretch, self._idle = _queued(), 0.0, False
@@ -150,7 +151,7 @@ class Sampler:
         # By all samples: the first and the last alone are a step or two wrong.
         slope = linear_regression(*zip(*self._counts, strict=True)).slope if len(self._counts) > 2 else 0.0
         share = computes / self._seconds
-        each = _CLOSER if self._shares and abs(share - fmean(self._shares)) > _CHANGE else _EACH
+        each = _CLOSER if self._changes(share) else _EACH
         self._shares.append(share)
         self._between = spread(sum(self._cycle.calls.values()) / slope, each) if slope > 0 else 0.0
         row: dict[str, float | str] = {
@@ -169,6 +170,14 @@ class Sampler:
         if "" in waits:
             shares[Group("", "p2p", "p2p", "recv", ())] = waits[""] / self._seconds
         return summary_of(row, shares)
+
+    def _changes(self, share: float) -> bool:
+        """Return whether this rank computes for another part of the time than usual, by more than samples scatter."""
+        if len(self._shares) < _USUAL[0]:
+            return False
+        usual = fmean(self._shares)
+        deviation = fmean((one - usual) ** 2 for one in self._shares) ** 0.5
+        return abs(share - usual) > max(_CHANGE, _DEVIATIONS * deviation)
 
     def _learn(self, entries: list[dict[str, Any]]) -> None:
         """Learn the groups and the cycle of this rank from its recorded calls."""
