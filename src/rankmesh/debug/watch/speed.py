@@ -19,6 +19,7 @@ import time
 from collections import Counter, defaultdict, deque
 from collections.abc import Hashable, Mapping
 from contextlib import suppress
+from math import sqrt
 from pathlib import Path
 from statistics import fmean, linear_regression
 from typing import Any
@@ -176,7 +177,7 @@ class Sampler:
         if len(self._shares) < _USUAL[0]:
             return False
         usual = fmean(self._shares)
-        deviation = fmean((one - usual) ** 2 for one in self._shares) ** 0.5
+        deviation = sqrt(fmean((one - usual) ** 2 for one in self._shares))
         return abs(share - usual) > max(_CHANGE, _DEVIATIONS * deviation)
 
     def _learn(self, entries: list[dict[str, Any]]) -> None:
