@@ -327,6 +327,24 @@ def test_random_numbers_are_those_of_one_process():
     assert drawn.max() < 1
 
 
+def test_ranks_draw_a_tensor_once():
+    """Ranks that run one after another share the whole tensor; another shape of the same name is another tensor."""
+    made = []
+
+    def draw(shape, **options):
+        made.append(shape)
+        return torch.randn(shape, **options)
+
+    def program(groups, rows):
+        return sim.random(groups, "w", (rows(groups.rank), 4), ("dp", None), draw=draw)
+
+    parts = sim.run(program, "dp=4", lambda rank: 8)
+    assert torch.equal(torch.cat(parts), sim.run(program, "dp=1", lambda rank: 8)[0])
+    assert made == [(8, 4)] * 2
+    sim.run(program, "dp=4", lambda rank: 8 + rank // 2 * 4)
+    assert sorted(made[2:]) == [(8, 4), (12, 4)]
+
+
 # -- noise ------------------------------------------------------------------------------------------------------------
 
 

@@ -1,8 +1,10 @@
+import gc
 import os
 import random
 import sys
 import threading
 import time
+import weakref
 from types import ModuleType
 
 import numpy as np
@@ -261,3 +263,22 @@ def test_bad_arguments():
     for bad in (0, -1, True, 2.5, None):
         with pytest.raises((rm.PlanError, rm.LayoutError), match="rank"):
             sim.run(_who, bad)
+
+
+def test_what_ranks_reduced_is_gone():
+    """A settled call keeps no tensor: of what every rank gave nothing is left, before Python looks for cycles."""
+    given = []
+
+    def program():
+        x = torch.ones(4)
+        dist.all_reduce(x)
+        given.append(weakref.ref(x))
+        dist.barrier()
+
+    gc.collect()
+    gc.disable()
+    try:
+        sim.run(program, 4)
+    finally:
+        gc.enable()
+    assert [one() for one in given] == [None] * 4

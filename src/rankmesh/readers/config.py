@@ -24,7 +24,7 @@ __all__ = ["Config", "Layout", "is_script", "laid_out", "made", "no_world", "ope
 
 @dataclass(frozen=True)
 class Layout:
-    """What a text states of a layout, whether or not its sizes fit: a `Config` without its plan."""
+    """The layout in a text, whether or not its sizes fit: a `Config` without its plan."""
 
     format: str
     title: str

@@ -107,8 +107,8 @@ class Simulation:
         self.ends: dict[int, str] = {}
         self.values: dict[int, object] = {}
         self.failures: dict[int, BaseException] = {}
-        # Whole tensors that ranks have drawn and others will draw, by name (``sim.random``).
-        self.drawn: dict[str, tuple[object, Any]] = {}
+        # Whole tensors that a rank has drawn, by name, and how many ranks will draw them, too (``sim.random``).
+        self.drawn: dict[str, tuple[object, Any, int]] = {}
         self._channels: dict[tuple[str, tuple[int, ...]], Channel] = {}
         # Who waits for each key of a store.
         self._awaited: dict[str, dict[int, Keys]] = {}

@@ -17,18 +17,18 @@ import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
-from itertools import chain, repeat
+from itertools import repeat
 from operator import itemgetter
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
 
-from rankmesh.core.ranges import ranges
+from rankmesh.core.ranges import ranges, ranks_in
 from rankmesh.debug.doctor.calls import Signature, merged, signature_of
 from rankmesh.debug.doctor.sites import Sites
 
-__all__ = ["Bools", "Columns", "GroupName", "Ints", "columns_of", "members_in"]
+__all__ = ["Bools", "Columns", "GroupName", "Ints", "columns_of"]
 
 _PEERS = re.compile(r"(send|recv) (\d{1,9})(?:->|<-)(\d{1,9})")
 _COMPARED = ("input_sizes", "input_dtypes", "output_sizes", "output_dtypes")
@@ -86,19 +86,19 @@ class GroupName:
         return _group_name, tuple(fields.values())
 
 
-def _group_name(name: str, desc: str, members: tuple[range, ...] | None, *others: Any) -> GroupName:
-    return GroupName(name, desc, None if members is None else members_in(members), *others)
+def _group_name(name: str, desc: str, members: tuple[tuple[int, ...], ...] | None, *others: Any) -> GroupName:
+    return GroupName(name, desc, None if members is None else _members_in(members), *others)
 
 
 @lru_cache(maxsize=256)
-def _ranges(members: tuple[int, ...]) -> tuple[range, ...]:
-    return tuple(range(*each) for each in ranges(members))
+def _ranges(members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
+    return tuple(map(tuple, ranges(members)))
 
 
 @lru_cache(maxsize=256)
-def members_in(ranges: tuple[range, ...]) -> tuple[int, ...]:
+def _members_in(ranges: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
     """Return the ranks in ranges, in their order: of many recordings' groups with equal members, one object."""
-    return tuple(chain.from_iterable(ranges))
+    return tuple(ranks_in(ranges))
 
 
 @dataclass(eq=False)

@@ -229,10 +229,10 @@ def random(
     """
     context, wanted = current_context(), (tuple(shape), draw, dtype or torch.get_default_dtype())
     drawn = {} if context is None else context.simulation.drawn
-    known, whole = drawn.pop(name, (None, torch.empty(0)))
+    known, whole, others = drawn.pop(name, (None, torch.empty(0), 0))
     if known != wanted:
-        source = torch.Generator().manual_seed(zlib.crc32(name.encode()))
+        source, others = torch.Generator().manual_seed(zlib.crc32(name.encode())), groups.plan.world_size
         whole = draw(wanted[0], generator=source, dtype=torch.float64).to(wanted[2])
-    if groups.rank + 1 < groups.plan.world_size:  # the last rank to draw it
-        drawn[name] = wanted, whole
+    if others > 1:
+        drawn[name] = wanted, whole, others - 1
     return shard(groups, whole, cut, view=view, parts=parts)
