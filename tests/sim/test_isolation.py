@@ -282,3 +282,10 @@ def test_what_ranks_reduced_is_gone():
     finally:
         gc.enable()
     assert [one() for one in given] == [None] * 4
+
+
+def test_ranks_share_the_members_of_a_group():
+    """Of the world of n ranks, one dict of n positions, not n."""
+    found = sim.run(lambda: c10d._world.pg_group_ranks[dist.group.WORLD], 3)
+    assert found[0] == {0: 0, 1: 1, 2: 2}
+    assert all(one is found[0] for one in found)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from functools import lru_cache
 from types import FrameType
 from typing import Any, Protocol
 
@@ -227,13 +228,18 @@ def simulated(
     ranks: Sequence[int], name: str, desc: str, backend: str, store: Store, *, meet: bool
 ) -> dist.ProcessGroup:
     """Return a process group of this thread's rank, registered; the thread is a rank."""
-    members, this = list(ranks), this_rank()
+    members, this = tuple(ranks), this_rank()
     if this is None:
         raise ConnectError(f"group {name!r} is one of simulated ranks, and this thread is not one")
     pg = this.make(name, members, desc, meet=meet)
-    positions = {member: position for position, member in enumerate(members)}
-    register(pg, backend, PrefixStore(f"{name}/", store), name, desc, positions)
+    register(pg, backend, PrefixStore(f"{name}/", store), name, desc, _positions(members))
     return pg
+
+
+@lru_cache(maxsize=256)
+def _positions(members: tuple[int, ...]) -> dict[int, int]:
+    """Return the position of each member, one dict for all ranks of a group: torch only reads it."""
+    return {member: position for position, member in enumerate(members)}
 
 
 class ThreadBackend(MemberBackend):

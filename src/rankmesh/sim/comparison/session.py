@@ -170,13 +170,7 @@ class Session(Observer):
             raise LayoutError(f"sim.see({quoted(name)}) under {self.layout.name}: {error}", name=name) from error
 
     def _note(
-        self,
-        key: Key,
-        why: str,
-        rank: int,
-        error: float,
-        expected: torch.Tensor | None,
-        got: torch.Tensor,
+        self, key: Key, why: str, rank: int, error: float, expected: torch.Tensor | None, got: torch.Tensor
     ) -> None:
         known = self.deviations.get(key)
         if known is None:
