@@ -34,7 +34,8 @@ PUBLIC_TESTS := $(addprefix tests/groups/test_,$(addsuffix .py,agree complete co
 BIN := $(VENV)/bin
 # What fails is run again, alone, once; what passes then is listed as unstable, and more than two fail.
 PYTEST := $(BIN)/python -m pytest -p tests.again
-PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check -c constraints.txt
+# Of what is installed a tenth is imported, and compiled then.
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --no-compile -c constraints.txt
 # The exact requirement that constraints.txt holds for a package: $(call pin,torch) is torch==x.y.z
 pin = $(shell grep -m 1 '^$(1)==' constraints.txt)
 

@@ -53,7 +53,7 @@ def installed(request, wheel, tmp_path_factory):
     """The folder of programs of an environment that holds the wheel and what pip installs with it."""
     folder = tmp_path_factory.mktemp("environment")
     run(request.param, "-m", "venv", folder)
-    run(folder / "bin/python", *PIP, "install", wheel)
+    run(folder / "bin/python", *PIP, "install", "--no-compile", wheel)
     return folder / "bin"
 
 

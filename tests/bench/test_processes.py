@@ -34,7 +34,7 @@ def test_one_process():
     assert found == [[[{"a": 1}], None], *([[], failure] for failure in failures)]
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_world():
     """Four gloo ranks: each reports once; with one that hangs, the world ends at the limit."""
     whole, hung = ended(

@@ -52,7 +52,7 @@ class Typed:
         return CliRunner().invoke(self.module.app, list(arguments))
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_command_saves_and_resumes(ranks, tmp_path):
     """2 ranks of torchrun, then 1: PNGs, a checkpoint, and the losses of a run on one process."""
     train = (EXAMPLE / "train.py", *TINY, "--json", "--checkpoint", tmp_path / "saved", "--figure")

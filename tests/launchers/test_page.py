@@ -35,7 +35,7 @@ def test_torchrun_on_two_hosts(hosts, job):
     assert "torchrun: 4 ranks, 2 in dp" in ends[0][0] + ends[1][0]
 
 
-def test_the_batch_script(slurm, job):
+def test_the_batch_script_of_slurm(slurm, job):
     """4 ranks on two nodes: the page's script, given to sbatch."""
     (job / "job.sh").write_text(_snippet("#SBATCH"), encoding="utf-8")
     done = slurm.batch(job / "out", "-D", job, job / "job.sh", PATH=PATH)

@@ -21,7 +21,7 @@ def ended():
     return json.loads(done.stdout), done.stderr
 
 
-@pytest.mark.few(9)
+@pytest.mark.few(4)
 @pytest.mark.long
 @pytest.mark.parametrize("state", [state.__name__ for state in exits.STATES])
 def test_no_thread_ends_the_process(ended, state):

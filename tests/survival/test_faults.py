@@ -101,7 +101,7 @@ def test_faults(outlived, seed):
     outlived(*drawn(seed))
 
 
-@pytest.mark.few(2)
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("seed", range(2 * SEEDS))
 def test_a_wrong_number_and_faults(outlived, seed):

@@ -741,6 +741,7 @@ def test_a_thread_that_is_left_behind_writes_nothing(outcomes, tmp_path):
     assert [one.value for one in ended] == [[2, 0, [2.0]], None, [2, 1, [2.0]], None], "\n".join(map(str, ended))
 
 
+@pytest.mark.few(8)
 @pytest.mark.long
 @pytest.mark.parametrize("rank", range(4))
 @pytest.mark.parametrize(

@@ -173,6 +173,7 @@ def test_a_slow_rank_is_waited_for(job, expected):
     assert [epoch for epoch, *_ in ended[5]["history"]] == [0]
 
 
+@pytest.mark.few(1)
 @pytest.mark.long
 @pytest.mark.parametrize("who", [0, 5])
 def test_a_rank_that_hangs_is_evicted(job, expected, who):
