@@ -82,7 +82,12 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _source(frame: FrameType | None) -> str:
     """Return the text of a line; a frame may be between two lines."""
-    return "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
+    return "" if frame is None else _text(frame.f_code.co_filename, frame.f_lineno or 0)
+
+
+@lru_cache(1 << 12)
+def _text(file: str, line: int) -> str:
+    return linecache.getline(file, line)
 
 
 def _line(frame: FrameType | None) -> str:
@@ -159,9 +164,13 @@ def _users(frame: FrameType | None) -> FrameType | None:
 def _outside(frame: FrameType | None) -> Iterator[FrameType]:
     """Yield the frames that are neither torch's nor ours, nor of the standard library, innermost first."""
     for each in _outwards(frame):
-        name = each.f_code.co_filename
-        if not name.startswith((_TORCH, _OURS)) and not is_library(name):
+        if not _is_inside(each.f_code.co_filename):
             yield each
+
+
+@lru_cache(1 << 12)
+def _is_inside(file: str) -> bool:
+    return file.startswith((_TORCH, _OURS)) or is_library(file)
 
 
 def _found(frame: FrameType | None) -> FrameType | None:
