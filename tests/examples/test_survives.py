@@ -127,7 +127,7 @@ def _sizes(ended):
     return tuple(found)
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_a_training_survives(trained, expected):
     """8 ranks and a spare, float64: rank 0 is killed in a step, and the losses and norms are bit-equal."""
     ended = trained(9, [{"member": 0, "at": "step", "n": 2}], spares=1)

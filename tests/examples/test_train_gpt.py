@@ -145,7 +145,7 @@ def test_refused_checkpoints(ranks, tmp_path):
     assert "the checkpoint is truncated; read another" in torn
 
 
-@pytest.mark.long
+@pytest.mark.nightly
 def test_state_moves_between_layouts_in_memory(ranks):
     """8 ranks: each step under another layout, the state moved in memory between them: the losses of one process."""
     layouts = ["tp=2,pp=2,dp=2", "cp=2,dp=4,ep=4", "pp=4,dp=2,ep=2", "tp=2,cp=2,dp=2,ep=2"]

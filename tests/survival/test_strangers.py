@@ -193,7 +193,7 @@ def _line(random_, nonce):
     return b"\n" * random_.randrange(1, 300)
 
 
-@pytest.mark.parametrize("lines", [3_000, pytest.param(100_000 if ALL else 30_000, marks=pytest.mark.long)])
+@pytest.mark.parametrize("lines", [3_000, pytest.param(100_000 if ALL else 30_000, marks=pytest.mark.nightly)])
 def test_fuzz(member, lines):
     """Random lines, half lines and lines of other jobs: none is acted on, and a member that pings notices nothing."""
     found, random_ = [], random.Random(0)  # noqa: S311  - lines, no secrets
