@@ -18,7 +18,7 @@ from rankmesh.transfer.sync.direct import GlooGroup
 
 WIRES = ("files", "gloo")
 TIMEOUT = 4.0
-# The parts of the calls of version 2 after which a rank is killed: some, and with make test-sweeps SWEEP=all many.
+# The parts of the calls of version 2 after which a rank is killed: one, and with make test-sweeps SWEEP=all many.
 MOMENTS = tuple(step / 24 for step in range(25)) if ALL else (0.6,)
 VICTIMS = {"trainer": 1, "engine": 3}  # of 2 trainer ranks, and two engines of 2
 

@@ -82,12 +82,7 @@ def _outwards(frame: FrameType | None) -> Iterator[FrameType]:
 
 def _source(frame: FrameType | None) -> str:
     """Return the text of a line; a frame may be between two lines."""
-    return "" if frame is None else _text(frame.f_code.co_filename, frame.f_lineno or 0)
-
-
-@lru_cache(1 << 12)
-def _text(file: str, line: int) -> str:
-    return linecache.getline(file, line)
+    return "" if frame is None else linecache.getline(frame.f_code.co_filename, frame.f_lineno or 0)
 
 
 def _line(frame: FrameType | None) -> str:
