@@ -2,7 +2,6 @@
 
 ```
 live       real gloo ranks on this machine              planning   plans of large worlds: no process group at all
-large      what planning costs at a million ranks: processor time and memory, printed alone
 dry        one rank of a large world, backend "fake"    getters    what one question to a live group costs
 ```
 
@@ -22,14 +21,14 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from bench.report import measured_rows, page
+from bench.report import page
 
 if TYPE_CHECKING:
     from bench.results import Comparison
 
 __all__ = ["main"]
 
-SECTIONS = ("live", "dry", "planning", "getters", "large")
+SECTIONS = ("live", "dry", "planning", "getters")
 QUICK = ["--ranks", "8", "--worlds", "64", "--rounds", "1", "--limit", "30", "--loaded"]
 
 
@@ -111,13 +110,7 @@ def main(message: Sequence[str]) -> int:
         )
         return 2
     found = json.loads(given.source.read_text(encoding="utf-8")) if given.source else _measured(given)
-    for section, rows in measured_rows(found).items():
-        if rows:
-            sys.stdout.write(f"{section}\n\n{rows}\n\n")
-    if "large" in given.only and not given.source and "--quick" not in message:
-        from bench.large import table
-
-        sys.stdout.write(table((131_072, 1_048_576)))
+    sys.stdout.write(page("results", results=found))
     if given.json:
         given.json.write_text(json.dumps(found, indent=2) + "\n", encoding="utf-8")
     if given.markdown:
