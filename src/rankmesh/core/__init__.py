@@ -1,4 +1,4 @@
-"""Layouts and plans: what ranks are in which groups, before anything is live. Needs numpy alone."""
+"""Layouts and plans: which ranks are in which groups, before anything is live. Needs numpy alone."""
 
 from typing import TYPE_CHECKING
 

@@ -1,4 +1,4 @@
-"""Axis names, sizes and order strings: what a user may write, and an error for each mistake.
+"""Axis names, sizes and order strings: their notation, and an error for each mistake.
 
 ```
 "tp=2,cp=2,dp=*,pp=2"      an axis string: name=size, the first axis adjacent; one size may be *

@@ -49,7 +49,7 @@ class Cut:
 
     @property
     def shards(self) -> int:
-        """Into how many shards it is cut."""
+        """Number of shards of the dimension."""
         return prod(self.sizes)
 
     def intervals(self, digits: Sequence[int]) -> list[tuple[int, int, int]]:

@@ -63,7 +63,7 @@ _T = TypeVar("_T")
 
 
 class Unreadable(ValueError):
-    """Why a file or a text is not read, as the end of a sentence: ``is a FIFO``, ``is not valid YAML (...)``."""
+    """A file or a text cannot be read; the message ends a sentence: ``is a FIFO``, ``is not valid YAML (...)``."""
 
 
 class Invalid(Unreadable):
@@ -130,9 +130,9 @@ class Budget:
 
 @contextmanager
 def refused_as(error: type[RankmeshError], what: str, fix: str, **values: object) -> Iterator[None]:
-    """Around the reading of a file: whatever it cannot be read for becomes one error, ``{what} {why}; {fix}``.
+    """Turn errors of reading a file inside this block into one error, ``{what} {why}; {fix}``.
 
-    Besides ``Unreadable``, that is what Python raises where data of another shape, depth or size than expected is used.
+    These are ``Unreadable``, and the errors that Python raises for data of an unexpected shape, depth or size.
     """
     try:
         yield

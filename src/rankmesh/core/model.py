@@ -143,7 +143,7 @@ class Transformer:
 
     @property
     def attended(self) -> int:
-        """The width of what attention gives: a value for each head."""
+        """The width of the output of attention: a value for each head."""
         return self.heads * (self.value_width or self.width or self.hidden // self.heads)
 
     def pairs(self, sequence: int, *, causal: bool = True) -> float:
@@ -210,7 +210,7 @@ class Transformer:
 
 @dataclass(frozen=True)
 class Training:
-    """How a model is trained: the batch of a step, and what is kept, computed again and sent in which form.
+    """The training of a model: the batch of a step, and which data are kept, recomputed and sent, in which types.
 
     ``batch``        sequences of one step, in all; ``microbatch``: sequences that one replica computes at a time
     ``sequence``     tokens of a sequence
@@ -262,7 +262,7 @@ class Training:
             _one_of("overlap", name, OVERLAP)
 
     def split(self, tp: int) -> int:
-        """Among how many tensor parallel ranks the tokens are split between their layers; 1 where they are not."""
+        """Return how many tensor parallel ranks split the tokens between layers: 1 without sequence parallelism."""
         return 1 if self.sequence_parallel is False else tp
 
     def tokens(self, cp: int) -> float:

@@ -105,14 +105,14 @@ def _is_setting(setting: object) -> bool:
 
 
 def _plain(setting: NcclValue) -> NcclValue:
-    """One spelling for settings that are equal: 1, 1.0 and True are all 1, as NCCL's fields are integers."""
+    """Return one spelling for settings that are equal: 1, 1.0 and True are all 1, as NCCL's fields are integers."""
     if isinstance(setting, int) or (isinstance(setting, float) and setting.is_integer()):
         return int(setting)
     return setting
 
 
 def _checked(check: Callable[[str, object], object]) -> Any:
-    """Return a field that ``check`` normalises or refuses, by name and value."""
+    """Return a dataclass field; ``check`` takes its name and value, and normalises or refuses the value."""
     return field(default=None, metadata={"check": check})
 
 
@@ -148,7 +148,7 @@ class Options:
                 values[name] = _CHECKS[name](name, value)
 
     def over(self, inherited: Options) -> Options:
-        """Return these options, with what they leave open taken from ``inherited``.
+        """Return these options; those that are not set are taken from ``inherited``.
 
         >>> Options(timeout=1800, backend="gloo").over(Options(timeout=3600))
         Options(backend='gloo', timeout=1800.0)
@@ -157,7 +157,7 @@ class Options:
         return Options(**{**theirs, **ours}) if ours and theirs else self if ours else inherited
 
     def effective(self) -> Options:
-        """Leave out what is the default anyway, so that equal behaviour is equal options."""
+        """Set options that have their default value to None, so that equal behaviour is equal options."""
         defaults = {"share": True, "lazy": False, "high_priority": False}
         given = vars(self)
         kept = {name: value for name, value in given.items() if defaults.get(name) is not value}

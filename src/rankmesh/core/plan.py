@@ -191,7 +191,7 @@ class Plan:
 
     @cached_property
     def canonical(self) -> dict[str, str]:
-        """For each kind the one whose process groups it uses, its own name where it shares none before it."""
+        """Map each kind to the first kind that shares its process groups, or to itself."""
         return {name: names[0] for names in self.sharing for name in names}
 
     def explain(self, rank: int) -> str:

@@ -99,12 +99,12 @@ class ShardMap:
 
     @cached_property
     def sizes(self) -> tuple[tuple[int, ...], ...]:
-        """For each dimension the sizes of the axes that cut it."""
+        """The sizes of the axes that cut each dimension."""
         return tuple(tuple(size for size, _ in axes) for axes in self.axes)
 
     @cached_property
     def shards(self) -> tuple[int, ...]:
-        """Into how many shards each dimension is cut."""
+        """Number of shards of each dimension."""
         return tuple(prod(sizes) for sizes in self.sizes)
 
     def digits(self, rank: int) -> tuple[tuple[int, ...], ...] | None:

@@ -119,7 +119,7 @@ class GroupSpec:
         return other
 
     def _asked(self, mesh: Mesh) -> Pick | None:
-        """Return the pick as data. A callable must choose by position; calls with real ranks check that."""
+        """Return the pick as data. A callable must choose by position; it is called with real ranks to check that."""
         if self.pick is None or isinstance(self.pick, Pick):
             return self.pick
         whole = GroupSpec(self.name, self.axes, view=self.view, levels=self.levels, level=self.level).groups(mesh)

@@ -464,7 +464,7 @@ def _check_nesting(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> None:
 
 
 def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[Level, ...], tuple[Host, ...]]:
-    """Join what the outermost level leaves apart by a network around it."""
+    """Add a network around the outermost level if that has several units."""
     tops = {host.places[-1] if host.places else host.name for host in hosts}
     if len(tops) == 1:
         return levels, hosts
@@ -475,7 +475,7 @@ def _joined(levels: tuple[Level, ...], hosts: tuple[Host, ...]) -> tuple[tuple[L
 
 
 def _joined_range(levels: tuple[Level, ...], hosts: HostRange) -> tuple[tuple[Level, ...], HostRange]:
-    """Join a range of hosts that its outermost level leaves apart."""
+    """Add a network around a range of hosts if its outermost level has several units."""
     joined, one = _joined(levels, (hosts[0], hosts[-1]))
     return joined, hosts if joined is levels else replace(hosts, levels=(*hosts.levels, (one[0].places[-1], 0)))
 

@@ -1,4 +1,4 @@
-"""Hardware: what devices compute, keep and send, and what NCCL makes of their links; ``hardware.toml`` has the numbers.
+"""Hardware: rates of devices, of their memory and links, and of NCCL on these; ``hardware.toml`` has the numbers.
 
 >>> DEVICES["h100"].matrix["bf16"] / 1e12, DEVICES["a100"].memory / 1e9, DEVICES["b200"].link / 1e9
 (989.0, 80.0, 900.0)

@@ -120,7 +120,7 @@ def _line_rate(kind: str, device: Device) -> float:
 
 
 def reached(levels: Iterable[Level], device: Device) -> tuple[Level, ...]:
-    """Return the levels with what NCCL reaches of the links of this device, where nobody gave or measured them.
+    """Return the levels with the bandwidths that NCCL reaches on this device, where theirs are assumed.
 
     >>> [round(level.bandwidth / 1e9) for level in reached(Level.all_unmeasured(("host", "leaf")), DEVICES["a100"])]
     [240, 24]

@@ -38,7 +38,7 @@ class Site:
 
 @dataclass(frozen=True)
 class Machine:
-    """All hosts of a file by name, the names of the levels around them, and what a person should know of the file."""
+    """All hosts of a file by name, the names of the levels around them, and notes on the file for people."""
 
     levels: tuple[str, ...]
     sites: Mapping[str, Site] = field(default_factory=dict)

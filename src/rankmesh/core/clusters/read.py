@@ -130,7 +130,7 @@ def _names(text: str) -> dict[str, int]:
 
 
 def _line_of(text: str, name: object) -> int | None:
-    """Return the last line that has a name: what came later contradicts what stood before."""
+    """Return the last line that has a name, of two lines that contradict each other, the later one."""
     if not isinstance(name, str) or not name:
         return None
     whole = re.compile(rf"(?<![\w.-]){re.escape(name)}(?![\w.-])")

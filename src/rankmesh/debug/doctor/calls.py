@@ -44,11 +44,11 @@ _MOST = 64
 
 
 class Comparable(Protocol):
-    """Whatever can be compared: what was called, and the facts that all members must share."""
+    """A call that can be compared: its operation, and the facts that are equal on all members of its group."""
 
     @property
     def operation(self) -> str:
-        """What was called: ``all_reduce``."""
+        """The name of the operation: ``all_reduce``."""
 
     @property
     def signature(self) -> Mapping[str, object]:
@@ -65,7 +65,7 @@ class Signature:
 
     @classmethod
     def of(cls, operation: str, shown: str = "", **facts: Hashable) -> Signature:
-        """From facts by name."""
+        """Make a signature from facts by name."""
         return cls(operation, tuple(facts.items()), shown)
 
     @property

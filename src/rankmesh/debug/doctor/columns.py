@@ -58,12 +58,12 @@ _Key = TypeVar("_Key", bound=Hashable)
 
 @dataclass(frozen=True)
 class GroupName:
-    """A process group as a rank knows it; ``members`` are None where the recording does not say.
+    """A process group as a rank knows it; ``members`` is None where the recording does not list them.
 
     ``on_device``: its calls run on a device, which takes them later than the program hands them over. ``queued`` are
     the first and the last call that the device has not reached; ``enqueued`` is the last one handed over, where torch
-    counted; ``number`` is what torch counts by. ``limit`` is how long the last call may take, in seconds, 0.0 where the
-    recording does not say.
+    counted; ``number`` is the key of torch's counts. ``limit`` is the timeout of the last call in seconds, 0.0 if the
+    recording has none.
     """
 
     name: str
@@ -97,7 +97,7 @@ def _ranges(members: tuple[int, ...]) -> tuple[tuple[int, ...], ...]:
 
 @lru_cache(maxsize=256)
 def _members_in(ranges: tuple[tuple[int, ...], ...]) -> tuple[int, ...]:
-    """Return the ranks in ranges, in their order: of many recordings' groups with equal members, one object."""
+    """Return the ranks in ranges, in their order. Cached: equal members of many recordings are one object."""
     return tuple(ranks_in(ranges))
 
 
@@ -184,7 +184,7 @@ def _groups(
 
 
 def _table(entries: Sequence[Entry]) -> dict[str, Sequence[Any]]:
-    """Return the fields of all entries, field by field; older formats have not all of them."""
+    """Return a column for each field; None in all entries for a field that their format does not have."""
     given = [name for name in _OPTIONAL if entries and name in entries[0]]
     try:
         rows = list(map(itemgetter(*_NEEDED, *given), entries))
@@ -196,14 +196,14 @@ def _table(entries: Sequence[Entry]) -> dict[str, Sequence[Any]]:
 
 
 def _numbered(keys: Iterable[_Key]) -> tuple[list[_Key], Ints]:
-    """Return each key once, in order, and the number of each."""
+    """Return the distinct keys, in order of first appearance, and the index of each given one among them."""
     each = list(keys)
     known = {key: number for number, key in enumerate(dict.fromkeys(each))}
     return list(known), np.fromiter(map(known.__getitem__, each), dtype=np.int32, count=len(each))
 
 
 def _once(stacks: Sequence[Any]) -> tuple[Sequence[Any], Ints]:
-    """Return each stack once, where calls have their numbers, and the place of each call's."""
+    """Return the stacks, those that calls name by number once, and the index of each call's stack among them."""
     try:
         return _numbered(stacks)
     except TypeError:  # lists of frames
@@ -236,7 +236,7 @@ def _done(table: Mapping[str, Sequence[Any]], on_device: Bools) -> Bools:
 
 
 class _Calls:
-    """What was called: what differs between entries in nothing that is compared is looked at once."""
+    """The compared facts of all entries, as columns; they are computed once for entries with equal facts."""
 
     def __init__(self, entries: Sequence[Entry], table: Mapping[str, Sequence[Any]]) -> None:
         compared = zip(table["profiling_name"], *map(table.__getitem__, _COMPARED), strict=True)
@@ -260,19 +260,19 @@ class _Calls:
 
 @lru_cache(maxsize=4096)
 def _signature(compared: bytes) -> Signature:
-    """Return the facts of a call by what is compared of it, which most ranks of a job have in common."""
+    """Return the signature of a call from its marshalled facts. Cached: most ranks of a job make the same calls."""
     return signature_of(dict(zip(("profiling_name", *_COMPARED), marshal.loads(compared), strict=True)))  # noqa: S302
 
 
 def _firsts(numbers: Column, count: int) -> list[int]:
-    """Return the first place of each number."""
+    """Return the index at which each number first occurs."""
     places = np.zeros(count, dtype=np.int64)
     places[numbers[::-1]] = np.arange(len(numbers))[::-1]
     return [int(place) for place in places]
 
 
 def _peers(call: str) -> tuple[int, int, int]:
-    """Of ``nccl:send 0->1`` that it sends, and both positions; of a call that names no peer, -1."""
+    """Return whether ``nccl:send 0->1`` sends, and both positions; (-1, 0, 0) for a call that names no peer."""
     found = _PEERS.search(call)
     return (-1, 0, 0) if found is None else (found[1] == "send", int(found[2]), int(found[3]))
 
@@ -306,7 +306,7 @@ def _queued(every: Mapping[str, Column], apart: Bools, on_device: Bools, batches
 
 
 def _lives(rows: dict[str, Column]) -> dict[str, Column]:
-    """Without the calls of a group before it was made again under its name."""
+    """Drop the calls that a group made before it was created again under its name."""
     order = np.argsort(rows["group"], kind="stable")
     group, number = rows["group"][order], rows["number"][order]
     again = np.flatnonzero((group[1:] == group[:-1]) & (number[1:] <= 1) & (number[:-1] > 1)) + 1

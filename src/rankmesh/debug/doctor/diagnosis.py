@@ -53,11 +53,11 @@ _EXPLAINED, _LEFT_THE_ORDER = ("absent", "late", "crosswise"), ("absent", *_DIVE
 
 @dataclass(frozen=True)
 class Diagnosis:
-    """What hangs: the causes, the first one first, and the ranks that wait; ``notes`` are on what was not read.
+    """The diagnosis of a hang: its causes, those that explain others first, and the ranks that wait.
 
-    ``remarks`` are facts of reports and logs that name no rank of the job. ``seen`` is about a job that does not seem
-    to hang: what the watch found before, or that counts are equal. ``slow`` is what the watch last found of
-    its speed.
+    ``notes`` are about files: left out, not readable, or at odds with each other. ``remarks`` are facts of reports and
+    logs that name no rank of the job. ``seen`` is about a job that does not seem to hang: the watch's earlier
+    diagnosis, or that counts are equal. ``slow`` is the watch's last report on its speed.
     """
 
     causes: tuple[Cause, ...]
@@ -72,7 +72,7 @@ class Diagnosis:
 
     @property
     def verdict(self) -> str:
-        """One sentence."""
+        """The diagnosis in one sentence."""
         if not self.causes:
             if self.waiting or self.remarks:
                 return "; ".join([*self.remarks[:_SHOWN], *self._waits()])
@@ -122,9 +122,9 @@ class Diagnosis:
 
     @property
     def at_fault(self) -> tuple[int, ...]:
-        """The ranks without which the others would go on; none in a deadlock, or if the cause is not known.
+        """The ranks to blame; none in a deadlock, or if the cause is not known.
 
-        Where the most of a group have not made a call, they are late, or the others made it by mistake.
+        If more than half of a group have not made a call, none is to blame: the others may have made it by mistake.
         """
         same = self._first_kind
         kind = same[0].cause if same else ""
@@ -136,12 +136,12 @@ class Diagnosis:
 
     @property
     def _first_kind(self) -> list[Cause]:
-        """The first cause, and all others like it."""
+        """The first cause and all others of its kind."""
         return [cause for cause in self.causes if cause.cause == self.causes[0].cause]
 
     @property
     def unrecorded(self) -> tuple[int, ...]:
-        """The ranks without a recording of their own that are named as no cause."""
+        """The ranks without a recording of their own that no cause names."""
         named = {rank for cause in self.causes for rank in cause.ranks}
         there = (rank for rank in range(self.world_size) if not self.history.has(rank))
         return tuple(rank for rank in there if rank not in named)
@@ -230,9 +230,9 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
 
 
 def _trusted(history: History, causes: Sequence[Cause]) -> list[Cause]:
-    """Return causes with their confidence, without those that lines alone do not show.
+    """Return the causes, with a confidence where they rest on lines, without those that lines cannot establish.
 
-    A rank that waits in no call that lines know may wait in another one: it is named if no other rank can be the cause.
+    A rank for which no line shows a call may still wait in one: it is named if no other rank can be the cause.
     """
     sources = {rank: one.source for rank, one in history.recordings.items() if one.source}
     gone = {rank for rank in sources if not history.recordings[rank].from_rank}

@@ -44,7 +44,7 @@ _ERROR = re.compile(r"[A-Za-z_][\w.]{0,200}(?:: .*|)$")
 
 @dataclass(frozen=True)
 class Failure:
-    """How a process ended: its error and line of the program where they are known, ``time`` in seconds, 0 for none.
+    """The end of a process: its error and line of the program where they are known, ``time`` in seconds, 0 for none.
 
     ``is_first``: torchrun observed it before the others of its host. ``first_rank`` is the first rank of that host, by
     which a file that is named after a local rank has its rank.
@@ -66,12 +66,12 @@ class Failure:
 
 
 def is_secondary(error: str) -> bool:
-    """Return whether an error is how a rank ends that waited for another one."""
+    """Return whether an error is one by which a rank ends that waited for another rank."""
     return bool(_SECONDARY.search(error))
 
 
 def failures_of(text: Text) -> tuple[Failure, ...]:
-    """Return the failures that a text tells of."""
+    """Return the failures that a text reports."""
     if not any(mark in text.content for mark in _MARKS):
         return ()
     if text.content.lstrip()[:1] == "{":
@@ -157,7 +157,7 @@ def _traceback(lines: Sequence[str]) -> tuple[str, str]:
 
 
 def lines_of_failures(failures: Sequence[Failure], world_size: int = 0) -> Iterator[Line | str]:
-    """Yield the first rank that failed by an error of its own; in words where all may have followed another."""
+    """Yield the first rank that failed by an error of its own; a sentence if all may have followed another."""
     begins = {failure.first_rank for failure in failures if failure.first_rank is not None} or {0}
     rank_of = {
         origin: rank if rank is None or origin.rank is not None else rank + min(begins) if len(begins) == 1 else None

@@ -1,4 +1,4 @@
-"""Files and folders of a job: what each file is, and which recordings are of this job and this attempt, one a rank.
+"""Files and folders of a job: recognise each file, and choose a recording of this job and attempt for each rank.
 
 ```
 nccl_trace_rank_3      torch, with NCCL          rank 3: the last number of the name
@@ -82,19 +82,19 @@ class Found:
 
 @dataclass(frozen=True)
 class _File:
-    """A file: the rank that its name ends with, and what it is by its first bytes; ``is_given``: not by its folder."""
+    """A file, with the rank in its name and its kind by its first bytes; ``is_given``: by itself, not by its folder."""
 
     path: Path
     is_given: bool = False
 
     @cached_property
     def head(self) -> bytes:
-        """Its first bytes."""
+        """The first bytes of the file."""
         return head_of(self.path)
 
     @cached_property
     def rank(self) -> int | None:
-        """The last number of its name."""
+        """The last number in the file's name, None without one."""
         match = _NAME.match(self.path.name)
         return int(match[2]) if match else None
 
@@ -108,7 +108,7 @@ class _File:
 
     @property
     def is_named(self) -> bool:
-        """Whether it is given or named as recordings are."""
+        """Whether the file was given by itself, or has a name like a recording's."""
         return self.is_given or self.rank is not None
 
 
@@ -189,7 +189,7 @@ def is_evidence(path: Path) -> bool:
 
 
 def _files(path: Path) -> list[_File]:
-    """Return a file; of a folder the recordings in it, or else in its newest folder, and all other evidence."""
+    """Return a file; for a folder its recordings, or else its newest subfolder's, and all other evidence."""
     if not path.is_dir():
         if path.exists():
             return [_File(path, is_given=True)]
@@ -248,7 +248,7 @@ def chosen(recordings: list[Recording], refused: list[str]) -> Found:
 
 
 def _last_call(recording: Recording) -> int:
-    """Return when a rank made its last call, 0 for none."""
+    """Return the time of a rank's last call in nanoseconds, 0 for none."""
     return int(recording.created[-1]) if len(recording) else 0
 
 
@@ -260,7 +260,7 @@ def _is_older(one: Recording, newest: Recording) -> bool:
 
 
 def _call_times(recording: Recording) -> dict[tuple[str, int], int]:
-    """Return when the last calls were made, by the group's name and the number."""
+    """Return the times of the last calls in nanoseconds, by the group's name and the number."""
     last = slice(max(0, len(recording) - _ROWS), None)
     names = (recording.groups[group].name for group in recording.group[last].tolist())
     return dict(

@@ -1,4 +1,4 @@
-"""Which group a process group is: its members, its kind and its coordinate, whichever library made and named it.
+"""Process groups: their members, kind and coordinate in the job, whichever library made and named them.
 
 ```
 name          description     members    with a plan    without
@@ -52,7 +52,7 @@ class KnownGroup:
 
     @cached_property
     def family(self) -> Hashable:
-        """What groups share that play the same part: the kind; without one, how many members, how far apart."""
+        """A key of groups with the same role: the kind; without one, the number of members and their distance."""
         if self.kind != _UNNAMED or len(self.members) < 2:
             return self.kind
         steps = {after - before for before, after in pairwise(self.members)}
@@ -65,9 +65,9 @@ class KnownGroup:
 def known_groups(
     recordings: Mapping[int, Recording], plan: Plan | None, world_size: int
 ) -> dict[tuple[int, int], KnownGroup]:
-    """For each rank and each group of its recording, which group of the job that is.
+    """Map a rank and the index of a group in its recording to the group of the job.
 
-    Name and members decide. The description is from the first rank that has one.
+    Groups with equal names and members are one. The description is from the first rank that has one.
     """
     seen: dict[str, set[int]] = {}
     for rank, recording in recordings.items():
@@ -104,7 +104,7 @@ def members_listed(recordings: Iterable[Recording]) -> dict[int, tuple[int, ...]
 def _listed_members(
     recordings: Mapping[int, Recording], seen: Mapping[str, set[int]], same: Mapping[int, tuple[int, ...]]
 ) -> dict[tuple[str, int], tuple[int, ...]]:
-    """Return the members by group and rank: members that list none have those that another member lists."""
+    """Return the members by group and rank; a rank that lists none has those that another member lists."""
     listed = ((group.name, same[id(group.members)]) for r in recordings.values() for group in r.groups if group.members)
     given = {(name, id(members)): (name, members) for name, members in listed}
     return {

@@ -74,9 +74,9 @@ class Track:
 
 @dataclass(eq=False)
 class PendingCall:
-    """One unfinished call of a group: who waits in it, and who has not entered it; ``number`` is 0 if it is unknown.
+    """One unfinished call of a group: ranks wait in it, and ``missing`` ones have not entered it.
 
-    ``failed``: the call is over, but did not succeed.
+    ``number`` is 0 if it is unknown. ``failed``: the call is over, but did not succeed.
     """
 
     group: KnownGroup
@@ -99,7 +99,7 @@ class PendingCall:
 
 @dataclass(frozen=True, eq=False)
 class History:
-    """All recordings by rank, and their tracks by group; ``known_as`` is what each rank knows of a group."""
+    """All recordings by rank, and their tracks by group; ``known_as`` is each rank's record of a group."""
 
     recordings: Mapping[int, Recording]
     world_size: int
@@ -113,7 +113,7 @@ class History:
 
     @cached_property
     def orders(self) -> Mapping[Hashable, Hashable]:
-        """One family for all families whose calls are in one order, as some thread makes calls in each of them.
+        """Map each family of groups to one that stands for all families whose calls are in one order.
 
         ```
         main thread   tp dp tp dp      tp and dp are in one order
@@ -184,26 +184,26 @@ class History:
 
     @property
     def unrecorded(self) -> int:
-        """How many ranks there is no recording of, not even by others."""
+        """The number of ranks without a recording, even one that others made."""
         return self.world_size - len(self.recordings)
 
     @property
     def is_partial(self) -> bool:
-        """Whether the most ranks have no recording: as these are of one host, or of a few of the ranks."""
+        """Whether most ranks have no recording: the files are perhaps of one host, or of a few ranks."""
         return 2 * self.unrecorded > self.world_size
 
     @cached_property
     def trust(self) -> str:
-        """How far what is known of the ranks can be trusted: as the least of it."""
+        """The lowest trust of a recording, one of ``TRUST``."""
         return min((recording.trust for recording in self.recordings.values()), key=TRUST.index, default=TRUST[0])
 
     def is_listed(self, group: KnownGroup) -> bool:
-        """Return whether the members of a group are known: lines tell of some of them, a recording lists all."""
+        """Return whether all members of a group are known: a recording lists all, lines may name a few."""
         known = self.known_as[group]
         return any(each.members for each in known.values()) or not any(self.recordings[rank].source for rank in known)
 
     def knows(self, rank: int) -> bool:
-        """Return whether something is known of a rank: if only few left no recording, that is known of them."""
+        """Return whether anything is known of a rank: it has a recording, or is one of few without."""
         return rank in self.recordings or not self.is_partial
 
     def has(self, rank: int) -> bool:
@@ -227,7 +227,7 @@ class History:
         return None if row is None else self.recordings[rank].signatures[self.recordings[rank].signature[row]]
 
     def operation(self, group: KnownGroup, rank: int, number: int) -> str:
-        """Return the operation of a call, empty where a recording has it no more."""
+        """Return the operation of a call, "" if the recording no longer has it."""
         signature = self.signature(group, rank, number)
         return signature.operation if signature else ""
 
@@ -243,7 +243,7 @@ class History:
         return about.site if last and about is not None and about.group == self.known_as[group][rank].name else ""
 
     def created(self, group: KnownGroup, rank: int, number: int) -> int:
-        """Return when a rank made a call, in nanoseconds; 0 where its recording has it no more."""
+        """Return the time of a rank's call in nanoseconds, 0 if its recording no longer has it."""
         row = self.row(group, rank, number)
         return 0 if row is None else int(self.recordings[rank].created[row])
 
@@ -300,7 +300,7 @@ def _whole(recordings: Mapping[int, Recording], plan: Plan | None) -> History:
 
 
 def _tracks(recording: Recording, numbers: Ints) -> list[tuple[int, Track]]:
-    """Return the tracks of one rank by the index of their group."""
+    """Return the tracks of one rank, each with the index of its group."""
     if not len(recording):
         return []
     rows = np.lexsort((recording.number, recording.group))
@@ -315,7 +315,7 @@ def _tracks(recording: Recording, numbers: Ints) -> list[tuple[int, Track]]:
 
 
 def _world_size(recordings: Mapping[int, Recording], plan: Plan | None) -> int:
-    """Return the size of the world: of the plan, as recordings say, or up to the last rank that any of them lists."""
+    """Return the world size: the plan's, or the largest that a recording states or lists ranks of."""
     if plan is not None:
         return plan.world_size
     given = [recording.world_size for recording in recordings.values() if recording.world_size]
@@ -351,7 +351,7 @@ def _quiet(history: History) -> set[tuple[KnownGroup, int]]:
 
 
 def _ends(history: History, group: KnownGroup, number: int) -> Iterator[tuple[int, tuple[int, float]]]:
-    """Yield for each member of a call that timed out how many of its calls count, and how late it entered."""
+    """Yield for each member of a call that timed out the row where its order ends, and its delay in seconds."""
     rows = {rank: row for rank in history.tracks[group] if (row := history.row(group, rank, number)) is not None}
     created = {rank: history.created(group, rank, number) / 1e9 for rank in rows}
     first = min(rows, key=lambda rank: created[rank])
@@ -365,7 +365,7 @@ def _ends(history: History, group: KnownGroup, number: int) -> Iterator[tuple[in
 
 
 def _before(history: History, group: KnownGroup, rank: int, number: int) -> float:
-    """Return when a rank made the call of the group before this one, or the first of all its calls, in seconds."""
+    """Return the time in seconds of a rank's previous call of the group, or of its first call of all."""
     return float(history.recordings[rank].created[history.row(group, rank, number - 1) or 0]) / 1e9
 
 

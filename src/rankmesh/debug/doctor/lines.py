@@ -1,4 +1,4 @@
-"""Lines: what a log, a report, a stack or an error states of one rank, and the partial recordings that they make.
+"""Lines: statements of logs, reports, stacks and errors on one rank, and the partial recordings that they make.
 
 ```
 log       rank 9 waits in call 7 of group 5(tp), ALLREDUCE of 4 elements  ┐
@@ -98,7 +98,7 @@ def _recording(rank: int, lines: Sequence[Line], world_size: int | None) -> Reco
 
 
 def _entry(line: Line) -> dict[str, object]:
-    """Return the call in which a rank waits as the flight recorder writes one, after others that are not known."""
+    """Return the call in which a rank waits as an entry of the flight recorder, not its first one."""
     return {
         "record_id": 1,
         "process_group": (line.group.name, line.group.desc),

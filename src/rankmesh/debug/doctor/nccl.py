@@ -1,4 +1,4 @@
-"""Logs of NCCL (``NCCL_DEBUG=INFO`` or ``WARN``): who made which communicator, versions, and errors of the network.
+"""Logs of NCCL (``NCCL_DEBUG=INFO`` or ``WARN``): ranks of communicators, versions, and errors of the network.
 
 ```
 node-1:983:1261 [3] NCCL INFO ncclCommInitRank comm 0x55f0 rank 3 nranks 8 cudaDev 3 ... commId 0x5ae7 - Init START

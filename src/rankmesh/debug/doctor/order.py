@@ -168,7 +168,7 @@ def _divergence(history: History, group: KnownGroup, number: int, calls: dict[in
 
 
 def _at_lines(history: History, there: Parting, diverged: Cause | None) -> Cause:
-    """Return the cause where equal calls were made at different lines; ``diverged`` is where they are equal no more."""
+    """Return the cause for equal calls at different lines; ``diverged`` is the cause of a later difference."""
     group, number = there.group, there.number
     calls = calls_at(history, group, number)
     made = who_made(history, group, number, {rank: call.operation for rank, call in calls.items()})
@@ -200,7 +200,7 @@ def _sites(history: History, group: KnownGroup, number: int, ranks: Iterable[int
 
 
 def _left_out(history: History, group: KnownGroup, number: int, odd: Sequence[int], usual: Sequence[int]) -> str:
-    """Return in words how many calls ranks left out, by what was called before in a like place; "" if unknown."""
+    """Describe how many calls ranks left out, by an earlier repetition of the calls before; "" if unknown."""
     tracks, found = history.tracks[group], dict[int, int]()
     for rank in odd:
         place = tracks[rank].at(number)

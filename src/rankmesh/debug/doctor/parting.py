@@ -1,4 +1,4 @@
-"""Where the orders of ranks part: the first call that one made at another line, or in another group, than the others.
+"""The parting of orders: the first call that a rank made at another line, or in another group, than the others.
 
 ```
 call        3       4       5
@@ -44,7 +44,7 @@ _SHOWN = 8
 
 @dataclass(frozen=True)
 class Parting:
-    """A call that these ranks made at other lines than the others; ``more`` counts the calls that each made more."""
+    """A call that these ranks made at other lines than the others; ``more``: their extra calls, negative if fewer."""
 
     group: KnownGroup
     number: int
@@ -111,7 +111,7 @@ def _usual(history: History, group: KnownGroup, number: int, parts: Mapping[int,
 
 
 def _shift(ours: Ints, theirs: Ints, place: int) -> int:
-    """Return how many calls more than others a rank made at a place, by the lines that follow; 0 if they fit no number.
+    """Return the number of calls that a rank made more at a place, by the lines that follow; 0 if they fit no number.
 
     >>> step, save, close = 1, 2, 3
     >>> _shift(np.array([step, save, close]), np.array([step, close]), 1)
@@ -149,7 +149,7 @@ def earlier_place(made: Sequence[Hashable]) -> int | None:
 
 
 def who_made(history: History, group: KnownGroup, number: int, calls: Mapping[int, object]) -> str:
-    """Return which ranks made which call, at which line: ``rank 0 made barrier at a.py:9 in save, ranks 1, 2 ...``."""
+    """Describe which ranks made which call, at which line: ``rank 0 made barrier at a.py:9 in save, rank 1 ...``."""
     parts = grouped(((str(call), history.site(group, rank, number)), rank) for rank, call in sorted(calls.items()))
     shown = sorted(parts.items(), key=itemgetter(1))
     made = [f"{in_words(ranks)} made {call}{f' at {site}' if site else ''}" for (call, site), ranks in shown[:_SHOWN]]
@@ -289,7 +289,7 @@ def _key(calls: _Calls, place: int) -> int | None:
 
 
 def departure(history: History, rank: int, group: KnownGroup) -> tuple[KnownGroup, int, str] | None:
-    """Return the first call in which a rank differs from the member that it followed longest, and words.
+    """Return the first call in which a rank differs from the member that it agrees with longest, and a description.
 
     None if the rank made no other call.
     """

@@ -63,7 +63,7 @@ class Communicator:
 
     @property
     def counts(self) -> Iterator[tuple[str, dict[int, list[int]]]]:
-        """The positions by launches of each operation of which these differ, [] where they are not known.
+        """Each operation whose launches differ, with the positions by number of launches, [] where they are not known.
 
         A single row whose positions are not listed has all others, if as many are left.
         """
@@ -248,7 +248,7 @@ def _lines(report: Report, one: Communicator, ranks: Mapping[int, int], plan: Pl
 
 
 def equal_counts(reports: Sequence[Report]) -> str:
-    """Return in words that no report shows a mismatch, and how to learn more; "" if one does."""
+    """State that all counts are equal, and suggest another report; "" if some differ, or without reports."""
     if not reports or any(one.missing or [*one.counts] for report in reports for one in report.communicators):
         return ""
     total = max(report.total for report in reports)

@@ -141,7 +141,7 @@ def read_many(sources: Sequence[_Source], progress: Progress | None = None) -> l
 
 
 def _answers(sources: Iterable[_Source]) -> list[Recording | str]:
-    """Read these by one reader."""
+    """Read these files and contents by one reader."""
     reader = _Reader()
     try:
         return [reader.read(*source) for source in sources]
@@ -165,7 +165,7 @@ def _name(source: Path | bytes, rank: int | None) -> str:
 
 
 class _Reader:
-    """The process that reads, as its user sees it: a new one whenever a file has ended it.
+    """A process that reads files; it is started anew after a file has ended it.
 
     It is a plain process: a start method of ``multiprocessing`` would import the user's program again, or copy its
     threads.

@@ -1,4 +1,4 @@
-"""A recording: what the flight recorder kept of the calls of one rank, as columns.
+"""A recording: the calls of one rank that the flight recorder kept, as columns.
 
 ```
 calls       group  number  signature  pending  site  created     groups      tp/0/f116... tp@dp0 [0, 1]
@@ -89,7 +89,7 @@ class Recording(Columns):
 
     @property
     def from_rank(self) -> bool:
-        """Whether the rank was there when it was written; of an unresponsive rank there is only what others saw."""
+        """Whether the rank was responsive when it was written; else it has only what others observed."""
         return not self.state and not (self.source and self.failure)
 
     @property
@@ -222,7 +222,7 @@ def _ranks(value: object) -> tuple[int, ...] | None:
 
 @lru_cache(maxsize=64)
 def _members(given: str | tuple[int, ...] | tuple[range, ...]) -> tuple[int, ...] | None:
-    """Return ranks; recordings of a job have the same ones for its world, which are one object then."""
+    """Return the ranks. Cached: the world's members, equal in all recordings of a job, are one object."""
     if isinstance(given, str):
         given = tuple(map(int, re.findall(r"\d{1,9}", given)))
     ranges = [each if isinstance(each, range) else range(each, each + 1) for each in given]

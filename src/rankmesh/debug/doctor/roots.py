@@ -1,4 +1,4 @@
-"""Roots: from who waits for whom to the ranks that everyone waits for.
+"""Roots: follow the waits to the ranks that everyone waits for.
 
 ```
 rank 0 ─> call 7 of tp@dp0 ─> rank 1 ─> call 3 of dp@tp1 ─> rank 3, which is in no call       late: rank 3
@@ -37,7 +37,7 @@ _Node = int | PendingCall
 
 
 def roots(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -> Iterator[Cause]:
-    """Yield the causes in these waits, but for what a divergence explains: ``diverged`` is its call, by group."""
+    """Yield the causes of these waits, without those that a divergence explains; ``diverged``: its call, by group."""
     yield from _broken(history, waits)
     yield from _never_came(history, waits)
     yield from _gone(history, waits)
@@ -214,7 +214,7 @@ def _is_isolated(there: PendingCall, rank: int, call: PendingCall) -> bool:
 
 
 def _deadlock(history: History, waits: Waits, ranks: list[int]) -> Cause:
-    """Return the cycle spelled out: each rank of it, its call, and the next one."""
+    """Return the cause of a cycle: each rank of it, its call, and the rank that it waits for."""
     path = _way_round(waits, ranks)
     steps = [f"rank {rank} waits for {after} in {call.name}" for rank, call, after in path]
     return cause_of(
@@ -248,7 +248,7 @@ def _way_round(waits: Waits, ranks: list[int]) -> list[tuple[int, PendingCall, i
 def _stuck(history: History, waits: Waits, diverged: Mapping[KnownGroup, int]) -> Iterator[Cause]:
     """Yield calls that all members entered and that are not over, where those who wait have nothing else to wait for.
 
-    Of a group's calls the first one: the others are behind it.
+    Only the first such call of a group: the others wait behind it.
     """
     seen: set[KnownGroup] = set()
     for call in waits.calls:
@@ -288,7 +288,7 @@ def _entered(history: History, call: PendingCall) -> str:
 
 
 def _stands_elsewhere(history: History, waits: Waits, call: PendingCall) -> bool:
-    """Return whether a member that may not have entered waits in another call of a device, which runs one at once."""
+    """Return whether a member that may not have entered waits in another call; a device runs one call at once."""
     return history.on_device(call.group) and any(
         waits.of_rank.get(rank) and history.last(call.group, rank) is None
         for rank in call.group.members

@@ -85,7 +85,7 @@ _WAITS = (
 
 @dataclass
 class Thread:
-    """One thread: its Python frames as (file, line, function); what it is in below them, native frames and source."""
+    """One thread: its Python frames as (file, line, function); the native frames and source lines below them."""
 
     name: str
     is_reversed: bool
@@ -116,7 +116,7 @@ class Thread:
 
 @dataclass(frozen=True)
 class Place:
-    """Where a process is: the call that it waits in, "" for none, and its line of the program."""
+    """The place of a process: the call that it waits in, "" for none, and its line of the program."""
 
     origin: Origin
     call: str
@@ -141,7 +141,7 @@ def threads_of(text: str) -> list[Thread]:
 
 
 def _of_json(text: Text) -> Iterator[tuple[Origin, str, Collection[Thread]]]:
-    """Yield the processes of what ``py-spy dump -j`` printed."""
+    """Yield the processes in the output of ``py-spy dump -j``."""
     by_process: dict[str, list[Thread]] = {}
     try:
         for about in json.loads(text.content)[:_THREADS]:
@@ -227,7 +227,7 @@ def _place(origin: Origin, threads: Sequence[Thread]) -> Place | None:
 
 
 def _call(thread: Thread) -> tuple[str, bool] | None:
-    """Return the call that a thread is in and whether it is firm: the outermost; else what its innermost frame is."""
+    """Return the call of a thread and whether it is firm: the outermost firm one, else by its innermost frame."""
     at, loose = [f"{file} {name.rpartition('.')[2]}" for file, _, name in thread.innermost], None
     for frame in at[::-1]:
         found = next((call for call in _CALLS if call[0].search(frame)), None)

@@ -38,7 +38,7 @@ _OF_FOLDER = re.compile(r"(?:(?:(?P<rank>rank)|worker|task|proc|r)[-_.=]?)?(?P<n
 
 @dataclass(frozen=True, order=True)
 class Origin:
-    """Where lines are from: the file, the prefix of a process in it, its ``rank`` or a number that may be one.
+    """The origin of lines: the file, the prefix of a process in it, its ``rank`` or a number that may be one.
 
     ``folder`` is the one that has such files or folders of several processes.
     """

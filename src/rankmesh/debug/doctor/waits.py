@@ -1,4 +1,4 @@
-"""Who waits for whom: the unfinished calls, and the members that have not entered them.
+"""Waits: the unfinished calls, the ranks that wait in each, and the members that have not entered it.
 
 ```
 rank 0 ─┐                                            rank 3 has no recording, is in no call,
@@ -104,7 +104,7 @@ def _by_rank(history: History, calls: Iterable[PendingCall]) -> dict[int, list[P
 def _of_blocked_threads(
     history: History, calls: Iterable[PendingCall], of_rank: Mapping[int, Sequence[PendingCall]]
 ) -> Iterator[PendingCall]:
-    """Yield calls without the members that wait on another thread alone: the one that makes these calls goes on."""
+    """Yield calls without the missing members that wait on other threads only: their thread for these calls goes on."""
     orders = history.orders
     waits_in = {rank: {orders[call.group.family] for call in waits} for rank, waits in of_rank.items()}
     for call in calls:
@@ -115,7 +115,7 @@ def _of_blocked_threads(
 
 
 def _is_certain(history: History, call: PendingCall) -> bool:
-    """Return whether a call that is over has failed: a member cannot have entered it after it recorded, as others may.
+    """Return whether a call that is over has surely failed: a missing member did not run, and cannot enter later.
 
     Recordings are not written in the same moment.
     """
@@ -160,7 +160,7 @@ def _last(history: History, group: KnownGroup, broken: Iterable[int]) -> dict[in
 
 
 def _is_over(history: History, group: KnownGroup, number: int, waiting: Sequence[int]) -> bool:
-    """Return whether a call was over later than ranks were recorded in it: a member left it, and ended as it should.
+    """Return whether a call ended after these ranks were recorded in it: a member left it, and ended as it should.
 
     The recordings of a job that was slow are of different moments: of the slow one, and of the end of each rank.
     """
@@ -200,7 +200,7 @@ def _failed(history: History, group: KnownGroup, last: Mapping[int, int | None])
 
 
 def _lowest(history: History, group: KnownGroup, last: Mapping[int, int]) -> Callable[[int], int]:
-    """Return a function of a rank: the lowest last call of the members, when that rank was recorded.
+    """Return a function that takes a rank and gives the lowest last call of the members when that rank was recorded.
 
     A member that was recorded before, and was free to make calls on this group since, may have made any.
     """
@@ -224,7 +224,7 @@ def _lowest(history: History, group: KnownGroup, last: Mapping[int, int]) -> Cal
 
 
 def _is_blocked(history: History, rank: int, order: Hashable) -> bool:
-    """Return whether a rank was in an unfinished call of an order, which was not over since."""
+    """Return whether a rank was in an unfinished call of an order that has not ended since."""
     recording = history.recordings[rank]
     for row in np.flatnonzero(recording.pending)[:_FIRST].tolist():
         group = history.group_of[rank, int(recording.group[row])]
@@ -234,7 +234,7 @@ def _is_blocked(history: History, rank: int, order: Hashable) -> bool:
 
 
 def _made_otherwise(tracks: Mapping[int, Track]) -> int | None:
-    """Return the number of the last call of all, where not all made the same one."""
+    """Return the number of the last call if all tracks end with that number, but with different calls; else None."""
     numbers = {track.last for track in tracks.values()}
     calls = {int(track.signatures[-1]) for track in tracks.values()}
     return numbers.pop() if len(numbers) == 1 and len(calls) > 1 else None
@@ -260,7 +260,7 @@ def _broken(history: History) -> dict[int, tuple[PendingCall, int]]:
 
 
 def _has_come_out(history: History, group: KnownGroup, track: Track, over: int) -> bool:
-    """Return whether a rank must have left a call that its recording has under way, as a peer has left a later one."""
+    """Return whether a rank must have left a call that its recording shows under way: a peer has left a later one."""
     recording = history.recordings[track.rank]
     if recording.is_running:
         return False
@@ -308,7 +308,7 @@ def _has_partner(history: History, rank: int, peer: int, group: KnownGroup, one:
 
 
 def _posted(history: History, rank: int, group: KnownGroup, sends: int, me: int, peer: int) -> Bools:
-    """Return which of a rank's exchanges are in a group, from one member to another, in one direction."""
+    """Return a mask of a rank's exchanges: those in this group, between these positions, in this direction."""
     made, groups = history.recordings[rank].exchanges, range(len(history.recordings[rank].groups))
     is_in = np.isin(made["group"], [index for index in groups if history.group_of[rank, index] is group])
     found: Bools = is_in & (made["sends"] == bool(sends)) & (made["me"] == me) & (made["peer"] == peer)
@@ -338,7 +338,7 @@ def _unrecorded(history: History) -> Iterator[PendingCall]:
 
 
 def _of_unknown_groups(history: History, waiting: Collection[int]) -> Iterator[PendingCall]:
-    """Yield calls of which lines name neither group nor number: each may wait for any rank that is known to be in none.
+    """Yield calls for which lines name neither group nor number; each may wait for any rank known to be in none.
 
     Counts of a group with sends, which have numbers of their own, do not show that.
     """

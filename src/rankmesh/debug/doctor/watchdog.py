@@ -213,7 +213,7 @@ def lines_of_logs(logs: Sequence[Log], plan: Plan | None = None, world_size: int
 
 
 def _calls(lines: Sequence[Status], enqueued: int | None) -> dict[int, Status | None]:
-    """Return the calls in which a rank waits by their number, and the line that has the operation of each."""
+    """Return the calls in which a rank waits: by number, the line that has the operation, None without one."""
     found = {line.number: line for line in lines if line.operation and line.number is not None}
     number = min((line.number for line in lines if line.number is not None), default=None)
     completed = max((line.completed for line in lines if line.completed is not None), default=None)
@@ -248,7 +248,7 @@ def _is_comparable(lines: Sequence[Status]) -> bool:
 def _with_members(
     group: GroupName | None, lines: Sequence[Status], plan: Plan | None, world_size: int | None
 ) -> GroupName:
-    """Return a group with its members, where the plan or the size of the job tells them."""
+    """Return a group with its members, where they follow from the plan or the size of the job."""
     if group is None:
         return GroupName("", "a group that the log does not name")
     if group is WORLD:

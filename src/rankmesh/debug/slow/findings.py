@@ -75,7 +75,7 @@ class Window:
 
     @cached_property
     def gaps(self) -> tuple[_Numbers, NDArray[np.int64]]:
-        """For each rank, by how much the others wait longer in one of its groups, at most, and which group that is."""
+        """By rank, the share by which others of a group wait longer than it, at most, and the index of that group."""
         row, group, share = self.summary.waits.T
         count, total = (np.bincount(group, weights, len(self.summary.groups)) for weights in (None, share))
         gap = np.where(count[group] > 1, (total[group] - share) / np.maximum(1, count[group] - 1) - share, 0) / SHARE
@@ -105,7 +105,7 @@ class Window:
 
 
 def excess(values: _Numbers, places: _Numbers) -> _Numbers:
-    """Return by how much each value is above the median of its place, of the other one where a place has two.
+    """Return each value minus the median of its place, or minus the other value where a place has two ranks.
 
     Values are by rank in the second axis; NaN where a rank is missing, or is the only one of its place.
     """
@@ -128,7 +128,7 @@ def _places(places: _Numbers) -> dict[float, NDArray[np.int64]]:
 
 
 def _stacked(values: Iterable[_Numbers]) -> _Numbers:
-    """Return one row for each window; a rank that is missing in one is as in the window before."""
+    """Return one row for each window; a rank that is missing in one has its value of the window before."""
     rows = np.stack([*values])
     for row, before in zip(rows[1:], rows, strict=False):
         np.copyto(row, before, where=np.isnan(row))
@@ -136,7 +136,7 @@ def _stacked(values: Iterable[_Numbers]) -> _Numbers:
 
 
 def find(windows: Sequence[Window]) -> tuple[Finding, ...]:
-    """Return what makes the job slow by the last windows, the costliest first."""
+    """Find the causes of a slow job in the last windows, the costliest first."""
     paused: list[Finding] | None = None
     for length in _PERIODS:
         # A part of a period has two steps at least.
@@ -152,7 +152,7 @@ def find(windows: Sequence[Window]) -> tuple[Finding, ...]:
 
 
 class Period:
-    """Windows in three parts, and the last two of them: what stands out in each of the four is steady."""
+    """A period of windows: three parts and the last two windows. A steady value stands out in all four."""
 
     def __init__(self, windows: Sequence[Window]) -> None:
         self.windows, self.last = windows, windows[-1]
@@ -171,7 +171,7 @@ class Period:
 
     @cached_property
     def limits(self) -> _Numbers:
-        """By how much each rank's computing has to stand out: more where its place's spread is large."""
+        """The least excess by which a rank stands out in computing; larger where the spread of its place is large."""
         found = np.full(len(self.places), np.inf)
         for members in _places(self.places).values():
             found[members] = _limit(self.more[members], _LEAST if len(members) > 3 else _FEW)
@@ -259,7 +259,7 @@ class Period:
         return f"{function} at {line}" if function else line
 
     def pauses(self, memory: Sequence[Window]) -> Iterator[Finding]:
-        """Yield the ranks that are late rarely, for long, by what is remembered."""
+        """Yield the ranks that are late rarely but for long, by all remembered windows."""
         longer = excess(_stacked(window.stretch for window in memory), self.places)
         seconds = np.array([[window.seconds] for window in memory])
         late = excess(_stacked(window.computes for window in memory), self.places) * seconds
@@ -335,7 +335,7 @@ _LONGEST_LIST = 256
 
 
 def _limit(values: _Numbers, least: float) -> float:
-    """Return by how much one of these has to stand out: more than the largest of so many does by chance."""
+    """Return the least excess that counts: more than the largest of this many values has by chance."""
     known = values[~np.isnan(values)]
     if not len(known):
         return math.inf

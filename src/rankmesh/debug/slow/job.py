@@ -45,7 +45,7 @@ class JobSpeed:
         return self._report(window)
 
     def lines(self, now: float) -> list[str]:
-        """Return what the log is told at a time: what is over, and the costliest of what is slow."""
+        """Return the lines for the log: the findings that are over, and the costliest one that is not."""
         over = [self._logged.pop(subject) for subject in [*self._logged] if subject not in self._open]
         lines = [f"over: {found.what} (lasted {duration(now - found.since)})" for found in over]
         if self._open and now - self._logged_at >= self._pause:
@@ -79,7 +79,7 @@ class JobSpeed:
 
 
 def _subject(found: Finding) -> tuple[object, ...]:
-    """Return what a finding is of: a rank stays the same one where another cause is found for it."""
+    """Return the subject of a finding; a rank stays the same subject when another cause is found for it."""
     kind = "rank" if found.cause in ("computes", "input", "pause") else found.cause
     return kind, found.ranks, found.group if found.cause == "link" else None
 

@@ -86,7 +86,7 @@ def _table(columns: Any, width: int) -> _Rows:
 
 
 def summary_of(row: Mapping[str, float | str], waits: Mapping[Group, float]) -> Summary:
-    """Return what one rank reports: its row, with names as texts, and its share in the calls of each group."""
+    """Return the summary of one rank: of its row, with names as texts, and its share in the calls of each group."""
     names = tuple(dict.fromkeys(str(row[name]) for name in NAMED))
     values = [names.index(str(row[name])) if name in NAMED else round(float(row[name])) for name in COLUMNS]
     listed = [(0, number, round(SHARE * share)) for number, share in enumerate(waits.values())]
@@ -116,7 +116,7 @@ def merged(summaries: Sequence[Summary]) -> Summary:
 
 @dataclass(frozen=True)
 class Cycle:
-    """The calls that a rank repeats: how many of them in each group, and ``place``, which names the whole of them."""
+    """The calls that a rank repeats: their number in each group per cycle; ``place`` is a digest of a cycle's calls."""
 
     calls: Mapping[str, float]
     place: str
@@ -124,7 +124,7 @@ class Cycle:
 
 
 def cycle_of(calls: Sequence[tuple[str, Hashable]]) -> Cycle:
-    """Return the cycle of calls, each a group and what the call is on every rank of the same place.
+    """Return the cycle of calls, each a pair of its group and a key that is equal on every rank of a place.
 
     >>> cycle_of([("5", ("dp", "all_reduce")), ("7", ("tp", "all_gather"))] * 9).calls
     {'5': 1.0, '7': 1.0}
@@ -144,7 +144,7 @@ def cycle_of(calls: Sequence[tuple[str, Hashable]]) -> Cycle:
 
 
 def _period(made: _Rows) -> int:
-    """Return after how many calls they repeat, three times at least; 0 where they do not."""
+    """Return the number of calls after which they repeat, at least three times; 0 where they do not."""
     same = [float(np.mean(made[step:] == made[:-step])) for step in range(1, len(made) // 3 + 1)]
     best = max(same, default=0.0)
     return 0 if best < _REPEATS else 1 + next(step for step, part in enumerate(same) if part >= best - _NEARLY)
