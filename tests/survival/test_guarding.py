@@ -63,16 +63,6 @@ def once(rank, step, name):
     return fault
 
 
-def always(rank, step, name):
-    """A program's fault: the same each time."""
-
-    def fault(train, job, now, tensors):
-        if (job.rank, now) == (rank, step):
-            tensors[name].view(-1)[-1] += 1
-
-    return fault
-
-
 def ended(train, size, layout="tp=2,dp=3", **how):
     """What each member returned, or why it was left out; they count the visits together."""
 
@@ -193,30 +183,6 @@ def test_the_first_of_two_differences_counts():
     assert ["'up' differed on rank 0" in one for one in left] == [True]
 
 
-class Flat(Job):
-    """Without tp."""
-
-    def __call__(self, job):
-        """Train, in one epoch."""
-        norm = torch.ones(3, dtype=torch.float64)
-        job.hold({"norm": norm}, {"norm": rm.Sharding(job.plan.mesh, shape=(3,), dtype="float64")})
-        for step in range(job.step, self.steps):
-            self.visits.append((job.rank, step))
-            norm += 0.5
-            dist.all_reduce(torch.ones(1), group=job.groups["dp"].pg)
-            self.fault(self, job, step, {"norm": norm})
-            job.commit(step + 1)
-        return job.rank, [], norm.tolist(), job.epoch
-
-
-def test_the_programs_fault_ends_the_job():
-    """With the error, on every rank; no spare is spent."""
-    with pytest.raises(sim.RanksFailed) as raised:
-        ended(Job(always(3, 4, "norm")), 7, spares=1, guard=2)
-    assert "'norm' differs within tp-dp at step 6: rank 3 has" in str(raised.value)
-    assert "the program does it" in str(raised.value)
-
-
 def test_numbers_that_change_from_run_to_run_blame_nobody(caplog):
     """A step that gives other numbers each time: the difference may be of the program."""
 
@@ -235,7 +201,7 @@ def test_numbers_that_change_from_run_to_run_blame_nobody(caplog):
 def test_of_two_replicas_the_one_that_had_other_numbers(caplog):
     """A number of no effect on others: the repeats tell which of both sides was wrong."""
     with caplog.at_level(logging.WARNING, "rankmesh.survival"):
-        values = ended(Flat(once(1, 5, "norm")), 3, "dp=2", spares=1, guard=2)
+        values = ended(Job(once(1, 5, "norm")), 3, "tp=1,dp=2", spares=1, guard=2)
     assert "the machine of rank 1 is at fault" in values[1]
     assert [value[2] for value in (values[0], values[2])] == [[1 + 0.5 * STEPS] * 3] * 2
 
@@ -243,7 +209,7 @@ def test_of_two_replicas_the_one_that_had_other_numbers(caplog):
 def test_without_a_spare_the_rank_stays(caplog):
     """Its numbers are right now: the job goes on, and the log names it."""
     with caplog.at_level(logging.WARNING, "rankmesh.survival"):
-        values = ended(Flat(once(2, 5, "norm")), 4, "dp=4", guard=2)
+        values = ended(Job(once(2, 5, "norm")), 4, "tp=1,dp=4", guard=2)
     assert [value[2] for value in values] == [[1 + 0.5 * STEPS] * 3] * 4
     assert "nobody can take its place: it stays" in caplog.text
 
