@@ -19,6 +19,7 @@ from tests.sockets import free_port, kept, served_once
 from tests.survival.faults import left_behind
 from tests.survival.program import text_of
 from tests.survival.test_simulated import PLACES, Costs, dying
+from tests.survival.whole_numbers import INDEX, MANY, PRIME, ROWS, Numbers
 from tests.sweeping import ALL
 
 import rankmesh as rm
@@ -29,54 +30,8 @@ from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.machine import Abort, Left, Machine
 from rankmesh.survival.members import Members, Sizes, plan_of
 
-ROWS, STEPS, MANY, PRIME = 60, 6, 30, 1009
-INDEX = torch.arange(ROWS, dtype=torch.float64)
+STEPS = 6
 LAYOUTS = ["dp=4", "tp=2,dp=2", "dp=2,tp=2", "tp=4", "pp=2,tp=2", "cp=2,dp=3", "ep=5", "tp=2", "dp=1,tp=3"]
-
-
-def reference():
-    """The rows of w, z and q at the beginning of each step, on one process."""
-    found = [(INDEX, 7 * INDEX, 11 * INDEX)]
-    for step in range(MANY):
-        w, z, q = found[-1]
-        total = z.sum()
-        found.append(((5 * w + total + step) % PRIME, (3 * z + INDEX + total) % PRIME, (2 * q + total) % PRIME))
-    return found
-
-
-class Numbers:
-    """A rank's part of the state: w over the first axis, z over all of them, and three uneven parts of q over all."""
-
-    def __init__(self, job):
-        mesh, self.job = job.plan.mesh, job
-        axes = list(mesh.axes)
-        every = "-".join(axes)
-        self.shardings = {
-            "w": rm.Sharding(mesh, (axes[0],), (ROWS,), "float64"),
-            "z": rm.Sharding(mesh, (every,), (ROWS,), "float64"),
-            "q": rm.Sharding(mesh, (every,), (ROWS,), "float64", parts={0: (7, 40, 13)}),
-        }
-        self.rows = {name: self._rows(one) for name, one in self.shardings.items()}
-        self.tensors = {name: at[self.rows[name]].clone() for name, at in zip("wzq", reference()[0], strict=True)}
-
-    def _rows(self, sharding):
-        boxes = sharding.of(self.job.rank).boxes
-        return torch.cat([torch.arange(*box[0]) for box in boxes])
-
-    def step(self, step):
-        """Do a step: the sum of z over all ranks."""
-        w, z, q = self.tensors.values()
-        total = z.sum()
-        for axis in self.job.plan.mesh.axes:
-            dist.all_reduce(total, group=self.job.groups[axis].pg)
-        w.mul_(5).add_(total + step).remainder_(PRIME)
-        z.mul_(3).add_(INDEX[self.rows["z"]] + total).remainder_(PRIME)
-        q.mul_(2).add_(total).remainder_(PRIME)
-
-    def check(self, step):
-        """Raise ``AssertionError`` for a wrong number."""
-        for (name, rows), right in zip(self.rows.items(), reference()[step], strict=True):
-            assert self.tensors[name].equal(right[rows]), (name, step)
 
 
 def training(changes, refused=None, **how):

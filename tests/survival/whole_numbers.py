@@ -1,14 +1,16 @@
 """What each member of a job with faults at named points runs: a training on whole numbers, checked in each step.
 
 ```
-w (rows over tp, replicated over dp)    z (the same, or rows over tp and dp: then others keep copies)
-total = sum of z over all ranks         w' = 5 w + total + step, z' = 3 z + row + total, both modulo a prime
+w (rows over the first axis)       z (the same, or rows over all: then others keep copies)    q (as z, in uneven parts)
+total = sum of z over all ranks    w' = 5 w + total + step, z' = 3 z + row + total, q' = 2 q + total, modulo a prime
 ```
 """
 
 import os
 import time
 from contextlib import suppress
+from functools import cache
+from math import prod
 from pathlib import Path
 
 import torch
@@ -22,43 +24,53 @@ import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
 from rankmesh.survival.peers import Peers
 
-ROWS, STEPS, PRIME = 60, 8, 1009
+ROWS, STEPS, MANY, PRIME = 60, 8, 30, 1009
 # The rows that a rank has, whatever the number of ranks is: the numbers do not depend on it.
 INDEX = torch.arange(ROWS, dtype=torch.float64)
 
 
+@cache
 def reference():
-    """The rows of w and z at the beginning of each step, on one process."""
-    found = [(INDEX, 7 * INDEX)]
-    for step in range(STEPS):
-        w, z = found[-1]
+    """The rows of w, z and q at the beginning of each step, on one process."""
+    found = [(INDEX, 7 * INDEX, 11 * INDEX)]
+    for step in range(MANY):
+        w, z, q = found[-1]
         total = z.sum()
-        found.append(((5 * w + total + step) % PRIME, (3 * z + INDEX + total) % PRIME))
+        found.append(((5 * w + total + step) % PRIME, (3 * z + INDEX + total) % PRIME, (2 * q + total) % PRIME))
     return found
 
 
-class Program:
+class Numbers:
     """A rank's part of the state, in an epoch."""
 
-    def __init__(self, job, columns, copied):
-        mesh, self.job, self.copied = job.plan.mesh, job, copied
-        cut = {"w": "tp", "z": "tp-dp" if copied else "tp"}
+    def __init__(self, job, columns=1, *, copied=True):
+        mesh, self.job = job.plan.mesh, job
+        first, *others = mesh.axes
+        each = "-".join(mesh.axes) if copied else first
+        self.replicas = 1 if copied else prod(mesh.axes[axis] for axis in others)
+        how = {"shape": (ROWS, columns), "dtype": "float64"}
         self.shardings = {
-            name: rm.Sharding(mesh, (axes, None), (ROWS, columns), "float64") for name, axes in cut.items()
+            "w": rm.Sharding(mesh, (first, None), **how),
+            "z": rm.Sharding(mesh, (each, None), **how),
+            "q": rm.Sharding(mesh, (each, None), **how, parts={0: (7, 40, 13)}),
         }
-        self.rows = {name: slice(*one.of(job.rank).boxes[0][0]) for name, one in self.shardings.items()}
-        start = dict(zip("wz", reference()[0], strict=True))
+        self.rows = {
+            name: torch.cat([torch.arange(*box[0]) for box in one.of(job.rank).boxes])
+            for name, one in self.shardings.items()
+        }
+        start = dict(zip("wzq", reference()[0], strict=True))
         self.tensors = {name: start[name][rows, None].repeat(1, columns) for name, rows in self.rows.items()}
 
     def step(self, step):
-        """Do a step: two collectives."""
-        tp, dp, (w, z) = self.job.groups["tp"], self.job.groups["dp"], self.tensors.values()
+        """Do a step: a collective over each axis."""
+        w, z, q = self.tensors.values()
         total = z.sum(0)
-        dist.all_reduce(total, group=tp.pg)
-        dist.all_reduce(total, group=dp.pg)
-        total /= 1 if self.copied else dp.size
+        for axis in self.job.plan.mesh.axes:
+            dist.all_reduce(total, group=self.job.groups[axis].pg)
+        total /= self.replicas
         w.mul_(5).add_(total + step).remainder_(PRIME)
         z.mul_(3).add_(INDEX[self.rows["z"], None] + total).remainder_(PRIME)
+        q.mul_(2).add_(total).remainder_(PRIME)
 
     def check(self, step):
         """Raise ``AssertionError`` for a wrong number; of no type that the job takes for one of its own."""
@@ -93,7 +105,7 @@ def member(me, port, folder, faults, layout, how):
     epochs = []
 
     def train(job):
-        program = Program(job, columns, how.get("redundancy"))
+        program = Numbers(job, columns, copied=how.get("redundancy"))
         job.hold(program.tensors, program.shardings)
         epochs.append([job.epoch, job.rank, job.step, dict(job.seconds)])
         program.check(job.step)
