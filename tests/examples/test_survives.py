@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 from tests.examples import training
-from tests.examples.training import SURVIVES, survives, train_and_save
+from tests.examples.training import SURVIVES, survives
 from tests.sockets import free_port
 from tests.survival.faults import SEEDS, moment, moments
 from tests.sweeping import ALL
@@ -43,35 +43,13 @@ def trained(outcomes, tmp_path):
 
 
 @pytest.fixture(scope="module")
-def expected(_server, tmp_path_factory):
-    """Losses and norms of a run with these (step, data-parallel size), each part from a checkpoint."""
-    known = {}
-
-    def run(sizes):
-        if sizes in known:
-            return known[sizes]
-        folder, found = str(tmp_path_factory.mktemp("checkpoints")), []
-        ends = [*(start for start, _ in sizes[1:]), SURVIVES.steps]
-        for (start, replicas), end in zip(sizes, ends, strict=True):
-            layout = f"{LAYOUT},dp={replicas}"
-            ranks = rm.Mesh.parse(layout).size
-            how = {"world": "gloo", "limit": 100.0, "timeout": 60.0, "args": (layout, folder, end, start)}
-            request = {"size": ranks, "module": train_and_save.__module__, "function": "train_and_save"}
-            ended = _server.run({**request, **how})
-            assert ended[0].ok, ended[0]
-            found += map(tuple, ended[0].value)
-        return known.setdefault(sizes, found)
-
-    return run
-
-
-@pytest.fixture(scope="module")
 def restarted(_server):
-    """Losses and norms of runs that each start from the state of the one before in another layout, on 8 ranks."""
+    """Losses and norms of runs that each start from the state of the one before in another layout."""
     known = {}
 
     def run(parts):
-        request = {"size": 8, "module": training.__name__, "function": "restarted", "args": (parts,)}
+        size = max(read_plan(f"megatron:{layout}").mesh.size for _, layout in parts)
+        request = {"size": size, "module": training.__name__, "function": "restarted", "args": (parts,)}
         if parts not in known:
             ended = _server.run({**request, "world": "gloo", "limit": 100.0, "timeout": 60.0})
             assert ended[0].ok, ended[0]
@@ -124,21 +102,27 @@ def _sizes(ended):
     found = []
     for _, (step, size) in sorted(epochs.items()):
         found = [*(earlier for earlier in found if earlier[0] < step), (step, size)]
-    return tuple(found)
+    return found
+
+
+def _parts(sizes):
+    """The steps and the layout of each stretch."""
+    ends = [*(start for start, _ in sizes[1:]), SURVIVES.steps]
+    return tuple((end - start, f"{LAYOUT},dp={size}") for (start, size), end in zip(sizes, ends, strict=True))
 
 
 @pytest.mark.nightly
-def test_a_training_survives(trained, expected):
-    """8 ranks and a spare, float64: rank 0 is killed in a step, and the losses and norms are bit-equal."""
-    ended = trained(9, [{"member": 0, "at": "step", "n": 2}], spares=1)
-    assert _steps(ended) == expected(((0, 2),))
-
-
-@pytest.mark.nightly
-def test_a_training_changes_its_layout(trained, restarted):
-    """8 ranks and a spare: two other layouts, bit-equal to runs that were started from that step in that layout."""
-    ended = trained(9, [], spares=1, changes=[[2, "tp=2,ep=2"], [4, "cp=2,pp=2,dp=1"]])
-    assert _steps(ended) == restarted(((2, "tp=2,pp=2,dp=2"), (2, "tp=2,ep=2,dp=4"), (2, "cp=2,pp=2,dp=1")))
+@pytest.mark.parametrize(
+    "death",
+    [
+        {"member": 0, "at": "step", "n": 2},
+        {"member": 5, "at": "step", "n": 1},  # of the last stage's first replica: its table comes from the first stage
+    ],
+    ids=["rank 0", "tied weights"],
+)
+def test_a_training_survives(trained, restarted, death):
+    """8 ranks and a spare, float64: a rank is killed in a step, and the losses and norms are bit-equal."""
+    assert _steps(trained(9, [death], spares=1)) == restarted(_parts([(0, 2)]))
 
 
 @pytest.mark.nightly
@@ -161,15 +145,8 @@ def test_any_sequence_of_layouts(trained, restarted, seed):
 
 
 @pytest.mark.nightly
-def test_tied_weights_come_from_either_stage(trained, expected):
-    """8 ranks and a spare: of the last stage's first replica, the table comes from the first stage, bit-equal."""
-    ended = trained(9, [{"member": 5, "at": "step", "n": 1}], spares=1)
-    assert _steps(ended) == expected(((0, 2),))
-
-
-@pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_any_moment(trained, expected, seed):
+def test_any_moment(trained, restarted, seed):
     """16 ranks and 4 spares: one or two members, or four of a host, die or stop at any moment: bit-equal steps.
 
     Who dies after the last rank has returned takes its result along.
@@ -177,16 +154,16 @@ def test_any_moment(trained, expected, seed):
     deaths = moments(seed, SURVIVES.steps)
     ended = trained(20, deaths, spares=4, redundancy=len(deaths))
     steps = _steps(ended)
-    assert steps == expected(((0, 4),)) or (steps is None and None in ended), deaths
+    assert steps == restarted(_parts([(0, 4)])) or (steps is None and None in ended), deaths
 
 
 @pytest.mark.nightly
 @pytest.mark.parametrize("seed", range(SEEDS))
-def test_any_moment_without_spares(trained, expected, seed):
-    """16 ranks that shrink: as runs of the sizes that it had, each started from a checkpoint of that step.
+def test_any_moment_without_spares(trained, restarted, seed):
+    """16 ranks that shrink: as runs of the sizes that it had, each started from the state of the one before.
 
     Not in the last bit: the first stage and the last each update their copy of the table, sums of gradients are in
-    another order there, and a checkpoint keeps one copy.
+    another order there, and a run starts from one copy.
     """
     deaths = moments(seed, SURVIVES.steps, members=16)
     ended = trained(16, deaths, shrink=True, redundancy=len(deaths))
@@ -194,4 +171,4 @@ def test_any_moment_without_spares(trained, expected, seed):
     if steps is None:
         assert None in ended, deaths
         return
-    assert steps == [pytest.approx(step, rel=1e-12) for step in expected(_sizes(ended))], deaths
+    assert steps == [pytest.approx(step, rel=1e-12) for step in restarted(_parts(_sizes(ended)))], deaths

@@ -60,10 +60,10 @@ def train_in_words(me, *cases):
     return [train(me, layout, message) for message, layout in cases]
 
 
-def train_and_save(me, layout, folder, steps, start=None):
-    """The first steps of a run, and a checkpoint; of SURVIVES from step ``start`` on, if that is given."""
-    with trainer(me.size, layout, run=replace(TINY if start is None else SURVIVES, steps=steps)) as here:
-        result = arguments_of(here.steps(here.resume(Path(folder)) if start else 0))
+def train_and_save(me, layout, folder, steps):
+    """The first steps of a run, and a checkpoint."""
+    with trainer(me.size, layout, run=replace(TINY, steps=steps)) as here:
+        result = arguments_of(here.steps())
         here.save(Path(folder), steps)
         return result
 
