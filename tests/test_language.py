@@ -100,17 +100,9 @@ KEPT = {
     "spans": "a key of `diff --json`",
     "ProofError": "a public error",
     **dict.fromkeys(
-        [
-            "start_span",
-            "set_span_in_context",
-            "BatchSpanProcessor",
-            "get_finished_spans",
-            "add_span_processor",
-            "InMemorySpanExporter",
-            "in_memory_span_exporter",
-        ],
-        "OpenTelemetry's",
+        ["start_span", "set_span_in_context", "get_finished_spans", "add_span_processor"], "OpenTelemetry's"
     ),
+    **dict.fromkeys(["BatchSpanProcessor", "InMemorySpanExporter", "in_memory_span_exporter"], "OpenTelemetry's"),
 }
 # Names of test functions are sentences, in which these are English.
 IN_SENTENCES = {"own", "alone", "say", "says"}

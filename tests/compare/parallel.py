@@ -142,16 +142,3 @@ def moe(groups):
     y = scattered(done, ep.pg)
     y.square().sum().backward()
     return router, w, y
-
-
-def sinks_of_heads(groups):
-    """Attention with a learned sink for each head, after a backward pass: the sinks and the output."""
-    tp = pg(groups, "tp")
-    sink = weight(groups, "sink", (4,), ("tp",))
-    w = weight(groups, "w", (4, 3, 4), ("tp", None, None))
-    x = sim.random(groups, "x", (8, 4), ("dp", None))
-    scores = torch.einsum("se,hke->hsk", copied(x, tp), w)
-    scores = torch.cat([scores, sink[:, None, None].expand(-1, len(x), 1)], dim=-1)
-    out = summed(F.softmax(scores, dim=-1)[..., :3].sum((0, 2)), tp)
-    out.square().sum().backward()
-    return sink, out

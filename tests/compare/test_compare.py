@@ -8,7 +8,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.compare.parallel import pg, reduce_, weight
+from tests.compare.parallel import copied, pg, reduce_, summed, weight
 from tests.sweeping import ALL
 
 import rankmesh as rm
@@ -506,29 +506,13 @@ def test_the_line_that_calls_a_helper_is_named():
     assert first.site == f"test_compare.py:{start + len(lines) - 1}"
 
 
-class _SummedBothWays(torch.autograd.Function):
-    """Sums over a group, in the backward pass too: for partial sums that shards of a weight multiply."""
-
-    @staticmethod
-    def forward(ctx, x, pg):
-        ctx.pg, total = pg, x.clone()
-        dist.all_reduce(total, group=pg)
-        return total
-
-    @staticmethod
-    def backward(ctx, gradient):
-        total = gradient.clone()
-        dist.all_reduce(total, group=ctx.pg)
-        return total, None
-
-
 def test_a_line_is_repaired_with_its_backward_pass():
     """Two layers of one function, one on a wrong group: its line changes in both passes, the other stays."""
 
     def program(groups):
         def layer(name, axis, pg):
             part = sim.random(groups, name, (8, 4), (axis, None)).sum(0).requires_grad_()
-            total = _SummedBothWays.apply(part, pg)
+            total = copied(summed(part, pg), pg)
             sim.see(name, total)
             (total @ sim.random(groups, f"{name}.w", (4, 8), (None, axis))).square().sum().backward()
             sim.see(f"{name}.grad", part.grad)

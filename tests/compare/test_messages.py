@@ -60,21 +60,3 @@ def test_messages_in_another_order_have_no_cause():
 
     first = sim.compare(program, ["pp=2", "pp=4"]).first
     assert (first.name, first.operation, first.group, first.repair) == ("y", None, None, None)
-
-
-def test_a_wrong_formula_is_not_blamed_on_messages():
-    """A stage that computes something else than one process has no cause, whatever is sent before."""
-
-    def program(groups):
-        (first, last), pp, x = ends(groups), groups["pp"], sim.random(groups, "x", (4, 4))
-        run = stage(groups)
-        if not first:
-            dist.recv(x, group=pp.pg, group_src=pp.rank - 1)
-        x = run(x).detach()
-        if not last:
-            dist.send(x, group=pp.pg, group_dst=pp.rank + 1)
-        else:
-            sim.see("y", x.exp() if pp.size > 1 else x, at={"pp": -1})
-
-    first = sim.compare(program, ["pp=2", "pp=4"]).first
-    assert (first.operation, first.group, first.repair) == (None, None, None)

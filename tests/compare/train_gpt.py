@@ -70,88 +70,39 @@ def megatron(*layouts):
     return tuple(f"megatron:{layout}" for layout in layouts)
 
 
-TP = megatron("tp=2,dp=1", "tp=2,dp=2")
+TP, DP = megatron("tp=2,dp=1", "tp=2,dp=2"), megatron("dp=2", "tp=2,dp=2")
+PP, CP = megatron("pp=2,dp=1", "pp=2,dp=1,tp=2"), megatron("tp=2,cp=2,dp=1")
 EP = megatron("dp=2,ep=2", "tp=2,dp=2,ep=2")
-CP = megatron("tp=2,cp=2,dp=1")
 # Replicas of the experts, as many as ranks that hold different ones.
 REPLICAS = megatron("dp=4,ep=2")
 OTHERS, WORLD = ", self.groups.expert_shards)", ", torch.distributed.group.WORLD)"
+MODEL, TENSOR, LOOP, EXPERTS, OPTIMIZER = (
+    f"{name}.py" for name in ("model", "tensor_parallel", "loop", "experts", "optimizer")
+)
 BREAKS = {
-    "vocabulary, forward": Break("model.py", "x = embedded(", "self.groups.tp", "self.groups.data", TP),
-    "cross-entropy": Break("model.py", "loss = cross_entropy(", "self.groups.tp", "self.groups.data", TP),
-    "attention, in": Break("model.py", 'torch.einsum("bpe,thwe->tbhpw"', "self.groups.tp", "self.groups.data", TP),
-    "attention, out": Break("model.py", "return summed(torch.einsum", "self.groups.tp", "self.groups.data", TP),
-    "feed-forward, in": Break("tensor_parallel.py", "units = F.gelu(copied", "self.tp", "self.wrong", TP),
-    "feed-forward, out": Break("tensor_parallel.py", "return summed(torch.matmul", "self.tp", "self.wrong", TP),
-    "loss": Break(
-        "loop.py",
-        "loss = total(pipeline",
-        "groups.data, groups.pp",
-        "groups.tp, groups.pp",
-        megatron("dp=2", "tp=2,dp=2"),
-    ),
-    "loss over stages": Break(
-        "loop.py",
-        "loss = total(pipeline",
-        "groups.data, groups.pp",
-        "groups.data, groups.tp",
-        megatron("pp=2,dp=1", "pp=2,dp=1,tp=2"),
-    ),
-    "tied tables": Break(
-        "optimizer.py",
-        "total(self.table.grad",
-        "*self.groups.tied",
-        "self.groups.tp",
-        megatron("pp=2,dp=1", "pp=2,dp=1,tp=2"),
-    ),
-    "dense norm": Break(
-        "optimizer.py",
-        "dense = total(",
-        "self.groups.shards, *self.groups.model",
-        "self.groups.shards, self.groups.pp",
-        TP,
-    ),
-    "dense norm, replicas": Break(
-        "optimizer.py",
-        "dense = total(",
-        "self.groups.shards, *self.groups.model",
-        "self.groups.tp, *self.groups.model",
-        megatron("dp=2", "tp=2,dp=2"),
-    ),
-    "experts, in": Break("experts.py", "copied(rows", "self.groups.ep_tp", "self.groups.data", TP),
-    "experts, out": Break("experts.py", "summed(torch.cat(done)", "self.groups.ep_tp", "self.groups.data", TP),
-    "cross-entropy, wanted": Break("tensor_parallel.py", "wanted = summed(", ", tp)", WORLD, TP),
-    "cross-entropy, normaliser": Break("tensor_parallel.py", "normaliser = summed(", ", tp)", WORLD, TP),
-    "keys and values": Break(
-        "model.py", "seen = causal_attention(", "cp, self.groups.cp", "cp, self.groups.tp", CP, "all-gather"
-    ),
-    "tokens, counts": Break("experts.py", "arriving = exchange(", ", ep)", OTHERS, REPLICAS, "all-to-all"),
-    "tokens, there": Break(
-        "experts.py",
-        "return exchanged(",
-        "rows, sent, received, ep)",
-        f"rows, sent, received{OTHERS}",
-        REPLICAS,
-        "all-to-all",
-    ),
-    "tokens, back": Break("experts.py", "return exchanged(", "sent, ep)", f"sent{OTHERS}", REPLICAS, "all-to-all"),
-    "tokens": Break(
-        "experts.py",
-        "ep = self.groups.ep",
-        "self.groups.ep",
-        "self.groups.expert_shards",
-        REPLICAS,
-        "all-to-all",
-        "arriving = exchange(",
-    ),
-    "experts' norm": Break(
-        "optimizer.py",
-        "return (dense + total(",
-        "self.groups.expert_shards, *self.groups.expert_model",
-        "self.groups.expert_shards, *self.groups.model",
-        EP,
-    ),
-}
+    "vocabulary, forward": Break(MODEL, "x = embedded(", "groups.tp", "groups.data", TP),
+    "cross-entropy": Break(MODEL, "loss = cross_entropy(", "groups.tp", "groups.data", TP),
+    "attention, in": Break(MODEL, 'torch.einsum("bpe,thwe->tbhpw"', "groups.tp", "groups.data", TP),
+    "attention, out": Break(MODEL, "return summed(torch.einsum", "groups.tp", "groups.data", TP),
+    "feed-forward, in": Break(TENSOR, "units = F.gelu(copied", "self.tp", "self.wrong", TP),
+    "feed-forward, out": Break(TENSOR, "return summed(torch.matmul", "self.tp", "self.wrong", TP),
+    "loss": Break(LOOP, "loss = total(pipeline", "groups.data", "groups.tp", DP),
+    "loss over stages": Break(LOOP, "loss = total(pipeline", "data, groups.pp", "data, groups.tp", PP),
+    "tied tables": Break(OPTIMIZER, "total(self.table.grad", "*self.groups.tied", "self.groups.tp", PP),
+    "dense norm": Break(OPTIMIZER, "dense = total(", "*self.groups.model", "self.groups.pp", TP),
+    "dense norm, replicas": Break(OPTIMIZER, "dense = total(", "groups.shards", "groups.tp", DP),
+    "experts, in": Break(EXPERTS, "copied(rows", "groups.ep_tp", "groups.data", TP),
+    "experts, out": Break(EXPERTS, "summed(torch.cat(done)", "groups.ep_tp", "groups.data", TP),
+    "cross-entropy, wanted": Break(TENSOR, "wanted = summed(", ", tp)", WORLD, TP),
+    "cross-entropy, normaliser": Break(TENSOR, "normaliser = summed(", ", tp)", WORLD, TP),
+    "keys and values": Break(MODEL, "seen = causal_", "cp, self.groups.cp", "cp, self.groups.tp", CP, "all-gather"),
+    "tokens, counts": Break(EXPERTS, "arriving = exchange(", ", ep)", OTHERS, REPLICAS, "all-to-all"),
+    "tokens, there": Break(EXPERTS, "return exchanged(", "received, ep)", f"received{OTHERS}", REPLICAS, "all-to-all"),
+    "tokens, back": Break(EXPERTS, "return exchanged(", "sent, ep)", f"sent{OTHERS}", REPLICAS, "all-to-all"),
+    "tokens": Break(EXPERTS, "ep = self.groups.ep", "groups.ep", "groups.expert_shards", REPLICAS, "all-to-all",
+                    "arriving = exchange("),
+    "experts' norm": Break(OPTIMIZER, "return (dense + total(", "groups.expert_model", "groups.model", EP),
+}  # fmt: skip
 
 
 def program_of(package, *, steps=2):

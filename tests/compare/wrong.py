@@ -15,7 +15,6 @@ from tests.compare.parallel import (
     reduce_,
     scatter_rows,
     scattered,
-    sinks_of_heads,
     summed,
     weight,
 )
@@ -142,15 +141,6 @@ def experts_over_dp(groups):
     sim.see("experts.grad", w.grad, ("ep", None, None), view="expert")
 
 
-@wrong(*EXPERTS, repair=("group", "dp"), group="edp")
-def router_over_experts(groups):
-    """The router's gradient summed over edp with those of the experts, where every rank of dp has other tokens."""
-    router, w, _ = moe(groups)
-    sim.see("experts.grad", reduce_(w.grad, pg(groups, "edp")), ("ep", None, None), view="expert")
-    reduce_(router.grad, pg(groups, "edp"))  # wrong
-    sim.see("router.grad", router.grad)
-
-
 @wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="new_group")
 def loss_over_tp(groups):
     """A loss that every rank of tp has, averaged over dp, and summed over tp as well."""
@@ -163,15 +153,6 @@ def loss_over_tp(groups):
     sim.see("w.grad", reduce_(w.grad, pg(groups, "dp")), ("tp", None))
 
 
-@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=("group", "dp"), group="world")
-def sinks_over_tp(groups):
-    """Each rank of tp has the sinks of other heads, and their gradients are summed."""
-    sink, out = sinks_of_heads(groups)
-    sim.see("out", out, ("dp",))
-    dist.all_reduce(sink.grad)  # wrong
-    sim.see("sink.grad", sink.grad, ("tp",))
-
-
 @wrong("tp=2", "tp=4", "tp=2,dp=2", repair=None)
 def bias_on_every_rank(groups):
     """A row-parallel layer whose bias is added before the sum, on each rank of tp."""
@@ -179,20 +160,6 @@ def bias_on_every_rank(groups):
     x = sim.random(groups, "x", (8, 8), ("dp", "tp"))
     y = summed(x @ w.T + bias, pg(groups, "tp"))
     sim.see("y", y, ("dp", None))  # wrong
-
-
-@wrong("tp=2", "pp=2", "tp=2,pp=2", repair=("group", "tp"), group="pp")
-def clipped_by_a_part(groups):
-    """The norm of cut gradients is summed over pp and not over tp."""
-    w = weight(groups, "w", (8, 4), ("tp", None))
-    (sim.random(groups, "x", (8, 4)) @ w.T).square().sum().backward()
-    sim.see("w.grad", w.grad, ("tp", None))
-    square = w.grad.square().sum()
-    dist.all_reduce(square, group=pg(groups, "pp"))  # wrong
-    norm = square.sqrt()
-    sim.see("norm", norm)
-    w.data -= w.grad / (norm + 1e-6)
-    sim.see("w", w, ("tp", None))
 
 
 @wrong("cp=2", "dp=2", "dp=2,cp=2", repair=None)
@@ -228,18 +195,6 @@ def input_gradient_over_dp(groups):
     sim.see("embedding.grad", reduce_(embedding.grad, pg(groups, "dp")))
 
 
-@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("all-reduce", "tp"))
-def input_gradient_not_reduced(groups):
-    """The same layer without that sum."""
-    embedding, w = weight(groups, "embedding", (8, 4)), weight(groups, "w", (8, 4), ("tp", None))
-    tokens = sim.shard(groups, torch.arange(8), ("dp",))
-    loss = summed((embedding[tokens] @ w.T).square().sum(), pg(groups, "tp"))
-    loss.backward()
-    sim.see("w.grad", reduce_(w.grad, pg(groups, "dp")), ("tp", None))
-    reduce_(embedding.grad, pg(groups, "dp"))
-    sim.see("embedding.grad", embedding.grad)  # wrong
-
-
 @wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="world")
 def tokens_counted_over_tp(groups):
     """The number of tokens, which the ranks of tp share, summed over tp too."""
@@ -266,16 +221,6 @@ def zero_without_cp(groups):
     sim.see("w", gather_rows(part, shards.pg))
 
 
-@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="tp")
-def statistics_over_tp(groups):
-    """Batch statistics summed over tp, whose ranks have the same rows."""
-    w = weight(groups, "w", (4, 4))
-    x = sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T
-    sums = summed(torch.stack([x.sum(0), x.square().sum(0)]), pg(groups, "tp"))  # wrong
-    mean, square = sums[0] / 8, sums[1] / 8
-    sim.see("y", (x - mean) / (square - mean.square()).abs().add(1e-5).sqrt(), ("dp", None))
-
-
 @wrong("cp=2,tp=2", "cp=2,tp=2,dp=2", repair=("group", "cp"), group="tp")
 def keys_over_tp(groups):
     """Keys and values gathered over tp, whose ranks have other heads of the same tokens."""
@@ -285,23 +230,6 @@ def keys_over_tp(groups):
     keys, values = gather_rows(torch.stack([keys, values], dim=1), pg(groups, "tp")).unbind(1)  # wrong
     out = torch.einsum("hst,thw->shw", F.softmax(torch.einsum("shw,thw->hst", queries, keys), dim=-1), values)
     sim.see("out", out, ("cp", "tp", None))
-
-
-@wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "dp"), group="tp")
-def one_caller_of_a_helper(groups):
-    """A helper reduces every gradient; one of its callers hands it the wrong group."""
-    w, loss = mlp(groups)
-    norm = weight(groups, "norm", (4,))
-    (loss + (sim.random(groups, "z", (8, 4), ("dp", None)) * norm).square().sum()).backward()
-
-    def reduce_all(parameters, group):
-        for parameter in parameters:
-            reduce_(parameter.grad, group)
-
-    reduce_all([w], pg(groups, "dp"))
-    reduce_all([norm], pg(groups, "tp"))  # wrong
-    sim.see("w.grad", w.grad, ("tp", None))
-    sim.see("norm.grad", norm.grad)
 
 
 @wrong("tp=2", "dp=2", "tp=2,dp=2", repair=("group", "tp"), group="dp")
@@ -340,14 +268,6 @@ def loss_and_count_over_tp(groups):
     sim.see("loss", total / count)
 
 
-@wrong("tp=2", "dp=2", "tp=2,dp=4", repair=None)
-def loss_summed_over_tp(groups):
-    """A mean over the rows of this rank is summed over the wrong group, and not divided."""
-    loss = (sim.random(groups, "x", (8, 4), ("dp", None)) @ weight(groups, "w", (4,))).square().mean().detach()
-    dist.all_reduce(loss, group=pg(groups, "tp"))
-    sim.see("loss", loss)  # wrong
-
-
 # -- factors that differ by layout ------------------------------------------------------------------------------------
 
 
@@ -371,15 +291,6 @@ def partial_sums_averaged(groups):
     y = x @ w.T
     dist.all_reduce(y, dist.ReduceOp.AVG, group=pg(groups, "tp"))  # wrong
     sim.see("y", y, ("dp", None))
-
-
-@wrong("tp=2", "dp=2", "tp=4,dp=2", repair=("scale", "tp"))
-def loss_divided_by_tp(groups):
-    """Each rank's loss is divided by tp, whose ranks all have it; the sum over dp is right."""
-    w = weight(groups, "w", (4, 4))
-    ((sim.random(groups, "x", (8, 4), ("dp", None)) @ w.T).square().sum() / groups["tp"].size).backward()
-    dist.all_reduce(w.grad, group=pg(groups, "dp"))
-    sim.see("w.grad", w.grad)  # wrong
 
 
 @wrong("dp=2", "dp=4", "tp=2,dp=2", repair=("scale", "dp"))
@@ -420,26 +331,6 @@ def sum_divided_by_the_world(groups):
 
 
 # -- what no change repairs -------------------------------------------------------------------------------------------
-
-
-@wrong("tp=2", "tp=4", "tp=2,dp=2", repair=None)
-def tanh_of_partial_sums(groups):
-    """A row-parallel layer that is activated before the sum."""
-    w, x = weight(groups, "w", (4, 8), (None, "tp")), sim.random(groups, "x", (8, 8), ("dp", "tp"))
-    y = summed((x @ w.T).tanh(), pg(groups, "tp"))
-    sim.see("y", y, ("dp", None))  # wrong
-
-
-@wrong("dp=2", "dp=4", repair=None)
-def mean_of_unequal_means(groups):
-    """The mean over replicas of means over their own tokens, whose numbers differ."""
-    dp, w = groups["dp"], weight(groups, "w", (4,))
-    x = sim.random(groups, "x", (16, 4), ("dp", None))
-    counts = (sim.random(groups, "counts", (16,), ("dp",), draw=torch.rand) > 0.4).double()
-    (((x @ w).square() * counts).sum() / counts.sum()).backward()
-    dist.all_reduce(w.grad, group=dp.pg)
-    w.grad /= dp.size
-    sim.see("w.grad", w.grad)  # wrong
 
 
 @wrong("dp=2", "dp=4", repair=None)

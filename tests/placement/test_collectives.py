@@ -29,34 +29,6 @@ def test_published_collectives_are_near():
     assert {row["collective"] for row in rows} == {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ring"}
 
 
-def _gather(spec, members, size=2**28, device="h100", levels=None):
-    """Seconds of an all-gather by groups of this many members of each host, over two hosts."""
-    cluster = Cluster.parse(spec)
-    cluster = cluster if levels is None else cluster.with_levels(levels(cluster.levels))
-    plan = rm.Plan(rm.Mesh(a=members, b=8 // members, c=2), [rm.GroupSpec("group", axes="a-c")])
-    links = Links(plan, cluster, device=DEVICES[device])
-    return links.seconds("group", [Message("all-gather", size / 2 / members)])
-
-
-def test_a_group_leaves_a_host_by_the_ports_of_its_members():
-    """Twice the members of a host carry the same bytes in half the time, until NVLink is the slower link."""
-    one, two, four, eight = (_gather("host=8,leaf=2", members) for members in (1, 2, 4, 8))
-    assert one / two == pytest.approx(2 * (1 - 1 / 2) / (1 - 1 / 4), rel=0.1)
-    assert two / four == pytest.approx(2 * (1 - 1 / 4) / (1 - 1 / 8), rel=0.1)
-    assert four / eight == pytest.approx(2 * (1 - 1 / 8) / (1 - 1 / 16), rel=0.15)
-
-
-def test_groups_share_the_ports_of_a_host():
-    """With four ports for eight devices, eight groups of one member take as long as one group of all eight."""
-
-    def four(levels):
-        return (levels[0], replace(levels[1], bandwidth=48e9, uplink=4 * 48e9, assumed=False))
-
-    one, together = _gather("host=8,leaf=2", 1), _gather("host=8,leaf=2", 1, levels=four)
-    assert together == pytest.approx(2 * one, rel=0.05)
-    assert _gather("host=8,leaf=2", 8, levels=four) == pytest.approx(2 * _gather("host=8,leaf=2", 8), rel=0.1)
-
-
 def test_switches_that_reduce_are_quicker():
     """NVLink SHARP inside a host, SHARP between hosts: an all-reduce of 1 GiB takes less; without, it is a ring."""
 

@@ -123,6 +123,20 @@ def test_slices_are_refused():
     assert {type(error) for error in caught.value.failures.values()} == {ValueError}
 
 
+def test_time_passes_when_nobody_can_run():
+    """3 ranks that wait for a key that nobody sets: their limits, of most of an hour, end in order and at once."""
+    ended = []
+
+    def waits():
+        limit = timedelta(seconds=[3000, 1000, 2000][dist.get_rank()])
+        with pytest.raises(RuntimeError, match="wait timeout"):
+            dist.distributed_c10d._get_default_store().wait(["never"], limit)
+        ended.append(dist.get_rank())
+
+    sim.run(waits, 3)
+    assert ended == [1, 2, 0]
+
+
 def test_a_wait_that_is_over_wakes_nobody():
     """A rank whose wait for a key has timed out is in a receive when the key comes: it gets what is sent to it."""
 

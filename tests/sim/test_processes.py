@@ -27,12 +27,22 @@ class _Dialect:
 
     name = ""
     asks = ()
+    begins, ends = "initialize_model_parallel", "destroy_model_parallel"
+    # The class of a state that a program's module makes when it is imported, and its arguments.
+    shares, given = "", ()
 
     def __init__(self, shared=None):
         self.shared = shared
 
-    def module(self):
-        return import_module(f"rankmesh.dialects.{self.name}")
+    @classmethod
+    def module(cls):
+        return import_module(f"rankmesh.dialects.{cls.name}")
+
+    def begin(self, tp, pp):
+        getattr(self.state(), self.begins)(tp, pp)
+
+    def end(self):
+        getattr(self.state(), self.ends)()
 
     def state(self):
         """Whose attributes the getters are."""
@@ -47,7 +57,7 @@ class _Dialect:
 
     @classmethod
     def share(cls):
-        """A state that a program's module makes when it is imported."""
+        return getattr(cls.module(), cls.shares)(*cls.given)
 
 
 class _ParallelState(_Dialect):
@@ -60,15 +70,9 @@ class _ParallelState(_Dialect):
         "_MPU_TENSOR_MODEL_PARALLEL_RANK", "_HYBRID_DP_CP_GROUPS", "_global_process_group_list",
     )  # fmt: skip
 
-    def begin(self, tp, pp):
-        self.state().initialize_model_parallel(tp, pp)
-
     def write(self, value):
         self.state().set_tensor_model_parallel_rank(value)
         self.state()._HYBRID_DP_CP_GROUPS[value] = value
-
-    def end(self):
-        self.state().destroy_model_parallel()
 
     @classmethod
     def share(cls):
@@ -81,16 +85,7 @@ class _Fairscale(_Dialect):
         "model_parallel_is_initialized", "get_model_parallel_rank", "get_model_parallel_group",
         "get_data_parallel_ranks", "get_pipeline_parallel_ranks", "get_model_parallel_src_rank",
     )  # fmt: skip
-
-    def begin(self, tp, pp):
-        self.state().initialize_model_parallel(tp, pp)
-
-    def end(self):
-        self.state().destroy_model_parallel()
-
-    @classmethod
-    def share(cls):
-        return import_module("rankmesh.dialects.fairscale").ModelParallel()
+    shares = "ModelParallel"
 
 
 class _Ezpz(_Dialect):
@@ -101,19 +96,11 @@ class _Ezpz(_Dialect):
         "get_tensor_parallel_src_rank", "get_context_parallel_ranks",
     )  # fmt: skip
 
-    def begin(self, tp, pp):
-        self.state().initialize_tensor_parallel(tp, pp)
+    begins, ends, shares = "initialize_tensor_parallel", "destroy_tensor_parallel", "TensorParallel"
 
     def write(self, value):
         if self.shared is None:
             self.state()._CONTEXT_PARALLEL_GROUP_RANKS = [value]
-
-    def end(self):
-        self.state().destroy_tensor_parallel()
-
-    @classmethod
-    def share(cls):
-        return import_module("rankmesh.dialects.ezpz").TensorParallel()
 
 
 class _Object(_Dialect):
@@ -190,9 +177,7 @@ class _Torchtitan(_Object):
 class _SharedTorchtitan(_Torchtitan):
     """One that is made when a module is imported, with its degrees."""
 
-    @classmethod
-    def share(cls):
-        return import_module("rankmesh.dialects.torchtitan").ParallelDims(1, -1, 1, 2, 1, 1, SIZE)
+    shares, given = "ParallelDims", (1, -1, 1, 2, 1, 1, SIZE)
 
 
 class _Mesh(_Object):

@@ -63,17 +63,10 @@ def test_ranks_fill_hosts_as_they_are_listed():
     assert cluster.level_of(0, [1, 2, 4]).tolist() == [0, 1, 2]
 
 
-def test_the_string_of_the_design():
-    """host=8,nvlink=9,leaf=4 is 288 devices: 36 hosts, 4 domains, one leaf."""
-    cluster = Cluster.parse("host=8,nvlink=9,leaf=4")
-    assert (cluster.size, len(cluster.hosts), len(set(cluster.units[1].tolist()))) == (288, 36, 4)
-    assert cluster.level_of(0, [7, 8, 71, 72, 287]).tolist() == [0, 1, 1, 2, 2]
-    assert Cluster.parse("host=8,nvlink=9,leaf=*", world_size=288) == cluster
-
-
 @pytest.mark.parametrize(
     ("text", "words", "bandwidths"),
     [
+        ("host=8,nvlink=9,leaf=4", "288 devices, 36 hosts of 8, levels host nvlink leaf", (450, 450, 50)),
         ("pix=2,numa=2,host=2", "8 devices, 1 host of 8, levels pix numa host", (64, 64, 22)),
         ("pix=2,numa=2,host=2,leaf=4", "32 devices, 4 hosts of 8, levels pix numa host leaf", (64, 64, 22, 50)),
         ("board=8,host=2,leaf=2", "32 devices, 2 hosts of 16, levels board host leaf", (450, 450, 50)),

@@ -1,11 +1,9 @@
-import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from tests.layout.strategies import kinds, meshes
 
 from rankmesh import LayoutError, Mesh
-from rankmesh.core import recipes
 from rankmesh.core.clusters.cluster import Cluster, Host, Level
 from rankmesh.placement import Crossings, crossings
 
@@ -22,19 +20,6 @@ def test_crossings_equal_counting(data, gpus_per_node):
         nodes=max(len(set(group)) for group in nodes),
         hops=max(hops),
     )
-
-
-def test_tensor_groups_stay_inside_a_node():
-    """Llama's tensor groups of 8 stay on one node of 8, its pipelines touch 16 nodes."""
-    plan = recipes.axes(Mesh(tp=8, pp=16, dp=2))
-    assert crossings(plan.groups("tp"), 8) == Crossings(groups=32, crossing=0, nodes=1, hops=0)
-    assert crossings(plan.groups("pp"), 8) == Crossings(groups=16, crossing=16, nodes=16, hops=16)
-
-
-def test_a_rank_map_moves_groups_between_nodes():
-    """Crossings are those of the ranks, not of the positions."""
-    assert crossings(Mesh(tp=2, dp=2).groups("tp"), 2).crossing == 0
-    assert crossings(Mesh(tp=2, dp=2, rank_map=np.array([0, 2, 1, 3])).groups("tp"), 2).crossing == 2
 
 
 @pytest.mark.parametrize("gpus_per_node", [0, -8, 8.0, "8"])

@@ -124,24 +124,19 @@ def test_link_speeds_are_ignored_with_a_note(read):
 
 
 @pytest.mark.parametrize(
-    ("text", "line"),
+    ("text", "words", "line"),
     [
-        ("# a ring\nRingName=r1 Nodes=node[1-8]\n", 2),
-        ("TorusName=r1 Dims=2x2x2 Nodes=node[1-8]\n  Placement Dims=2x2x1\n", 1),
-        ("- topology: a\n  ring:\n    rings:\n      - ring: r1\n        nodes: node[1-8]\n", None),
+        ("# a ring\nRingName=r1 Nodes=node[1-8]\n", "no levels to read", 2),
+        ("TorusName=r1 Dims=2x2x2 Nodes=node[1-8]\n  Placement Dims=2x2x1\n", "no levels to read", 1),
+        ("- topology: a\n  ring:\n    rings:\n      - ring: r1\n        nodes: n1\n", "no levels to read", None),
+        ("- topology: a\n  flat: true\n", "topology 'a' is neither a tree nor blocks", None),
     ],
 )
-def test_rings_and_tori_are_refused_as_they_have_no_levels(read, text, line):
-    """A network of hops has no units that hosts share."""
-    with pytest.raises(ClusterError, match="no levels to read") as error:
+def test_topologies_without_levels_are_refused(read, text, words, line):
+    """Rings and tori, networks of hops, have no units that hosts share; a flat one has none either."""
+    with pytest.raises(ClusterError, match=words) as error:
         read(text)
-    assert error.value.values["line"] == line
-
-
-def test_flat_topologies(read):
-    """A topology without levels is refused."""
-    with pytest.raises(ClusterError, match="topology 'a' is neither a tree nor blocks"):
-        read("- topology: a\n  flat: true\n")
+    assert error.value.values.get("line") == line
 
 
 def test_a_level_that_no_host_names(read):
@@ -256,6 +251,8 @@ def test_aws(read):
     assert ([host.devices for host in cluster.hosts], _units(cluster, "leaf")) == ([8, 8, 1], ["nn-0", "nn-0", "nn-1"])
     rows[0]["CapacityBlockId"] = rows[1]["CapacityBlockId"] = "cr-1"
     assert _units(read({"Instances": rows}), "nvlink") == ["cr-1", "cr-1", "i-2"]
+    with pytest.raises(ClusterError, match="3 instances and a NextToken: more follow"):
+        read({"Instances": rows, "NextToken": "x"})
     rows[0]["NetworkNodes"] = []
     with pytest.raises(ClusterError, match="line 1: levels of switches above i-0: 0, above other hosts: 3"):
         read({"Instances": rows})
@@ -271,19 +268,9 @@ def test_hosts_and_their_switches(read):
 
 @pytest.mark.parametrize(
     "text",
-    [
-        "",
-        "[]",
-        "3",
-        "{",
-        "a: [",
-        "{}",
-        '{"tp": [{"collective": "all-reduce"}]}',
-        '{"items": []}',
-        '{"Instances": [{}]}',
-        "- topology: x\n",
-    ],
-)
+    ["", "[]", "3", "{", "a: [", "{}", '{"tp": [{"collective": "all-reduce"}]}', '{"items": []}', '{"Instances": [{}]}',
+     "- topology: x\n"],
+)  # fmt: skip
 def test_files_that_are_none(read, text):
     """Whatever else a file holds is refused, with the path and what to give instead."""
     with pytest.raises(ClusterError, match=r"file\b.*; (give|describe|fix the file)"):
@@ -322,12 +309,6 @@ def test_the_environment_of_a_job(tmp_path):
     assert [(host.devices, host.places[0]) for host in placed.hosts] == [(2, "a"), (1, "b")]
 
 
-def test_listings_that_are_incomplete_or_of_one_host(read):
-    """A page of AWS's listing says that more follow."""
-    with pytest.raises(ClusterError, match="1 instances and a NextToken: more follow"):
-        read({"Instances": [{"InstanceId": "i-1", "NetworkNodes": ["a", "b", "c"]}], "NextToken": "x"})
-
-
 LONG = "s" * 5000
 
 
@@ -357,9 +338,9 @@ def test_messages_quote_80_characters(read, text):
     assert len(str(error.value)) < 900
 
 
-def test_a_list_of_hosts_with_a_long_name(read):
+@pytest.mark.parametrize("hosts", [LONG, f"{LONG},{LONG}", f"n[{LONG}]"])
+def test_a_list_of_hosts_with_a_long_name(read, hosts):
     """A host that is unknown, and one that is listed twice, are cut alike."""
-    for hosts in (LONG, f"{LONG},{LONG}", f"n[{LONG}]"):
-        with pytest.raises(ClusterError) as error:
-            read(TREE, hosts=hosts)
-        assert len(str(error.value)) < 900
+    with pytest.raises(ClusterError) as error:
+        read(TREE, hosts=hosts)
+    assert len(str(error.value)) < 900

@@ -13,12 +13,8 @@ from rankmesh.viz.sheet import colours, sheet
 
 MESHES = [
     *(Mesh(dp=1), Mesh(dp=7), Mesh(dp=20), Mesh(tp=1, dp=4), Mesh(tp=2, dp=3), Mesh(tp=2, cp=2, dp=2, pp=2)),
-    *(
-        Mesh(tp=16, pp=3),
-        Mesh(tp=4, dp=3, pp=2, ep=2),
-        Mesh(tp=2, dp=2, offset=5),
-        Mesh(tp=2, dp=2, rank_map=(3, 1, 0, 2)),
-    ),
+    *(Mesh(tp=16, pp=3), Mesh(tp=4, dp=3, pp=2, ep=2)),
+    *(Mesh(tp=2, dp=2, offset=5), Mesh(tp=2, dp=2, rank_map=(3, 1, 0, 2))),
 ]
 
 
