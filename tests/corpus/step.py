@@ -19,9 +19,7 @@ TP, DP, PP, WIDTH = 2, 2, 3, 4
 PLAN = rm.Plan(
     rm.Mesh(tp=TP, dp=DP, pp=PP),
     [
-        rm.GroupSpec("tp"),
-        rm.GroupSpec("dp"),
-        rm.GroupSpec("pp"),
+        *(rm.GroupSpec(name) for name in ("tp", "dp", "pp")),
         rm.GroupSpec("mp", "tp-pp"),
         rm.GroupSpec("tp_dp", "tp-dp"),
         rm.GroupSpec("embd", "pp", pick=rm.ends),

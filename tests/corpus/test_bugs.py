@@ -1,20 +1,20 @@
-"""Bugs of peers that give wrong numbers without a word: the naive code, and what its test or our groups make of it."""
+"""Bugs of peers, most of which give wrong numbers without a word: the naive code, and what our groups make of it."""
 
 from math import isclose, sqrt
 
 import pytest
 import torch
 import torch.distributed as dist
+from torch.distributed.device_mesh import init_device_mesh
 
 import rankmesh as rm
 from rankmesh import sim
-from rankmesh.errors import NotAMember, UnknownGroup
 
 
-def wrong(function, ranks, *args, **how):
+def wrong(function, ranks, *args):
     """The first failure of a run that must fail."""
     with pytest.raises(sim.RanksFailed) as caught:
-        sim.run(function, ranks, *args, **how)
+        sim.run(function, ranks, *args)
     return caught.value.__cause__
 
 
@@ -94,36 +94,9 @@ def _attends(groups, group):
 
 
 def test_context_group_none():
-    """8 ranks, cp=2: None means the world, and runs; a handle has its group, and other names have no handle."""
+    """8 ranks, cp=2: None means the world, and runs; a handle has its group."""
     assert "8 parts" in str(wrong(_attends, LONG, None))
     sim.run(_attends, LONG, "cp")
-    with pytest.raises(UnknownGroup):
-        LONG.of(0)["context"]
-
-
-def _asks_for_what_it_is_not_in(groups):
-    if groups["pp"].rank == 1:
-        with pytest.raises(NotAMember):
-            groups["embd"]
-        assert groups.get("embd") is None
-
-
-def test_no_group_stands_for_another():
-    """8 ranks, pp=4: a stage without embeddings gets an error for the embedding group, never None or the world."""
-    sim.run(_asks_for_what_it_is_not_in, rm.recipes.megatron(8, pp=4))
-
-
-def _placeholder():
-    group = dist.new_group([0, 1])
-    number = torch.ones(1)
-    dist.all_reduce(number, group=group)
-    return float(number)
-
-
-def test_a_group_that_the_rank_is_not_in():
-    """4 ranks: torch's placeholder makes a collective a no-op with a warning; the simulator refuses it by name."""
-    failed = wrong(_placeholder, 4)
-    assert (failed.kind, failed.rank) == ("outside", 2)
 
 
 # -- positions -----------------------------------------------------------------------------------------------------
@@ -146,19 +119,50 @@ def test_ranks_in_an_order_of_their_own():
     sim.run(_position, PERMUTED, True)
 
 
-# -- results that are not there yet, tensors that are not one block ------------------------------------------------
+# -- a group that only some have -----------------------------------------------------------------------------------
+
+PIPELINE = rm.recipes.megatron(4, pp=4)
 
 
-def _forgets_to_wait(wait):
-    number = torch.ones(1)
-    work = dist.all_reduce(number, async_op=True)
-    if wait:
-        work.wait()
-    assert float(number) == dist.get_world_size()
-    work.wait()
+def _ties_embeddings(groups, ours):
+    """Every stage reduces the embedding's gradient; the middle ones have no such group."""
+    grad = torch.ones(1)
+    if ours:
+        if "embd" in groups:
+            dist.all_reduce(grad, group=groups["embd"].pg)
+    else:
+        group = groups["embd"].pg if "embd" in groups else None
+        dist.all_reduce(grad, group=group)
+    return float(grad)
 
 
-def test_a_forgotten_wait():
-    """2 ranks: a result that is used before the wait is wrong on every run, not only on an unlucky one."""
-    assert isinstance(wrong(_forgets_to_wait, 2, False), AssertionError)
-    sim.run(_forgets_to_wait, 2, True)
+def test_embedding_groups():
+    """4 stages: where the group is None the middle stages wait in the world for the ends, which have gone on."""
+    with pytest.raises(sim.RanksFailed) as caught:
+        sim.run(_ties_embeddings, PIPELINE, False)
+    found = caught.value.failures
+    assert {rank: (error.kind, error.group) for rank, error in found.items()} == {
+        1: ("deadlock", "the world"),
+        2: ("deadlock", "the world"),
+    }
+    assert "rank 0  has returned" in str(found[1])
+    assert sim.run(_ties_embeddings, PIPELINE, True) == [2.0, 1.0, 1.0, 2.0]
+
+
+# -- an axis that is the world -------------------------------------------------------------------------------------
+
+
+def _destroys_an_axis(ours):
+    if ours:
+        with rm.connect(rm.recipes.axes(rm.Mesh(dp=4))) as groups:
+            dist.all_reduce(torch.ones(1), group=groups["dp"].pg)
+    else:
+        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("dp",))
+        dist.destroy_process_group(mesh.get_group("dp"))
+    return dist.is_initialized()
+
+
+def test_an_axis_that_is_the_world():
+    """4 ranks: a DeviceMesh axis over all ranks is the world: destroying it destroys everything; ours is its own."""
+    assert sim.run(_destroys_an_axis, 4, False) == [False] * 4
+    assert sim.run(_destroys_an_axis, 4, True) == [True] * 4
