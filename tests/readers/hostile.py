@@ -7,19 +7,8 @@ import random
 import struct
 
 NAMES = [
-    "a",
-    "tp",
-    "parallelism",
-    "hidden_size",
-    "levels",
-    "hosts",
-    "shape",
-    "cut",
-    "mesh",
-    "groups",
-    "schema",
-    "boxes",
-]
+    "a", "tp", "parallelism", "hidden_size", "levels", "hosts", "shape", "cut", "mesh", "groups", "schema", "boxes",
+]  # fmt: skip
 VALUES = [
     "5", "-1", "1e999", "9" * 5000, "1000000000", "1000000000000000000000", "null", "true", '""', '"x"', "[]", "{}",
     "[[]]", '{"a": {}}', "[1]", '"tp=2"', "1.5", ".inf", "2001-13-45", "'\\ud800'", '"\\ud800"', '"\\u0000"', "<<",
@@ -82,19 +71,12 @@ def _mutated(choose, data):
     for _ in range(choose.randint(1, 4)):
         start = choose.randrange(len(data) + 1)
         stop = min(len(data), start + choose.choice([0, 1, 3, 8, 40]))
-        new = choose.choice([b"", data[start:stop] * 2, _value(choose), _name(choose), bytes([choose.randrange(256)])])
+        value, name = choose.choice(VALUES).encode(), choose.choice(NAMES).encode()
+        new = choose.choice([b"", data[start:stop] * 2, value, name, bytes([choose.randrange(256)])])
         data = data[:start] + new + data[stop:]
         if choose.random() < 0.1:
             data = data[:start]
     return data
-
-
-def _value(choose):
-    return choose.choice(VALUES).encode()
-
-
-def _name(choose):
-    return choose.choice(NAMES).encode()
 
 
 def _replaced(choose, data):
@@ -108,54 +90,18 @@ def _replaced(choose, data):
         inner += [one[key] for key in keys if isinstance(one[key], dict | list)]
     holder, key = choose.choice(places)
     wrong = [
-        5,
-        -1,
-        None,
-        True,
-        "",
-        "x",
-        [],
-        {},
-        [[]],
-        {"a": {}},
-        [1],
-        1.5,
-        10**9,
-        10**30,
-        "tp",
-        [None],
-        "\ud800",
-        "9" * 99,
-    ]
+        5, -1, None, True, "", "x", [], {}, [[]], {"a": {}}, [1], 1.5, 10**9, 10**30, "tp", [None], "\ud800", "9" * 99,
+    ]  # fmt: skip
     holder[key] = choose.choice(wrong)
     return json.dumps(document).encode()
 
 
 def _nested(choose, depth):
     """A text whose brackets open and hardly close, in the syntaxes of the readers."""
-    sign = choose.choice(
-        [
-            "[",
-            "{",
-            "{a: ",
-            '{"a":',
-            "- ",
-            "? ",
-            "(",
-            "$(",
-            "${A:-",
-            "$((1+",
-            "A=(",
-            "if x; then ",
-            "((",
-            '"$(',
-            "f() {\n",
-            "[[ a\n",
-            "{,",
-            "$[",
-            "A=1 ",
-        ]
-    )
+    sign = choose.choice([
+        "[", "{", "{a: ", '{"a":', "- ", "? ", "(", "$(", "${A:-", "$((1+", "A=(", "if x; then ", "((", '"$(', "f() {\n",
+        "[[ a\n", "{,", "$[", "A=1 ",
+    ])  # fmt: skip
     start = choose.choice(["", "a: ", "a = ", "tp=", "{", "#!/bin/bash\n"])
     return (start + sign * depth).encode()
 

@@ -33,8 +33,6 @@ def test_gpt_neox(sign):
     config = read_config(NEOX.format(sign), "125M.yml", world_size=8)
     assert (config.format, dict(config.plan.mesh.axes)) == ("gpt_neox", {"tp": 2, "dp": 2, "pp": 2})
     assert config.plan.of(0).get("pp").ranks == (0, 4)
-    with pytest.raises(PlanError, match="does not state the world size"):
-        read_config(NEOX.format(sign), "125M.yml")
 
 
 def test_a_policy_with_its_parent(tmp_path):
@@ -76,23 +74,17 @@ def test_groups_of_hydra(tmp_path):
     assert source.read(tmp_path / "run.yaml").plan.world_size == 16
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "base_model: x\ngradient_accumulation_steps: 4\nmicro_batch_size: 1\nsequence_parallel_size: 1\n",
-        "stage: sft\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\ndeepspeed: ds_z3.json\n",
-        "tensor_parallel: 4\nmodel: x\n",
-        "tensor_parallel:\n  size: 4\nmodel: x\n",
-        "train_batch_size: 32\nlearning_rate: 0.1\ntensor_parallel: 4\n",
-        "base_model: x\nfsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategy: FULL_SHARD\n",
-        "model: x\nparallelism:\n  tp: 4\n",
-        "tensor_model_parallel_size: 2\ngpu_memory_utilization: 0.5\n",  # of vLLM, named as Megatron's
-    ],
-)
-def test_one_shared_key_makes_no_config(text):
-    """Files of axolotl, LLaMA-Factory, Transformers, vLLM and others are refused with the formats that are read."""
-    with pytest.raises(PlanError, match="no key of a training config"):
-        read_config(text, "run.yaml", world_size=8)
+# Of axolotl, LLaMA-Factory, Transformers, vLLM and others.
+ONE_SHARED_KEY = [
+    "base_model: x\ngradient_accumulation_steps: 4\nmicro_batch_size: 1\nsequence_parallel_size: 1\n",
+    "stage: sft\nper_device_train_batch_size: 1\ngradient_accumulation_steps: 8\ndeepspeed: ds_z3.json\n",
+    "tensor_parallel: 4\nmodel: x\n",
+    "tensor_parallel:\n  size: 4\nmodel: x\n",
+    "train_batch_size: 32\nlearning_rate: 0.1\ntensor_parallel: 4\n",
+    "base_model: x\nfsdp_config:\n  fsdp_version: 2\n  fsdp_sharding_strategy: FULL_SHARD\n",
+    "model: x\nparallelism:\n  tp: 4\n",
+    "tensor_model_parallel_size: 2\ngpu_memory_utilization: 0.5\n",  # of vLLM, named as Megatron's
+]
 
 
 AXOLOTL = "base_model: x\ndatasets: []\nfsdp_version: 2\n"
@@ -101,28 +93,23 @@ AXOLOTL = "base_model: x\ndatasets: []\nfsdp_version: 2\n"
 @pytest.mark.parametrize(
     ("sizes", "plan"),
     [
-        (
-            "dp_shard_size: 4\ndp_replicate_size: 2\ntensor_parallel_size: 2\n",
-            {"dp_shard": 4, "dp_replicate": 2, "tp": 2},
-        ),
+        ("dp_shard_size: 4\ndp_replicate_size: 2\ntensor_parallel_size: 2\n",
+         {"dp_shard": 4, "dp_replicate": 2, "tp": 2}),
         ("dp_shard_size: 2\ncontext_parallel_size: 2\n", {"dp_shard": 2, "cp": 2, "dp_replicate": 4}),
         ("context_parallel_size: 8\n", {"dp_shard": 2, "cp": 8}),
         ("tensor_parallel_size: 2\ndp_shard_size: 1\n", {"dp_shard": 8, "tp": 2}),
+        ("dp_shard_size: 1\n", {"dp_shard": 16}),
     ],
-)
+)  # fmt: skip
 def test_axolotl(sizes, plan):
     """Shards are what is left of the world where no number of them stands, and copies what shards leave."""
     config = read_config(AXOLOTL + sizes, "run.yaml", world_size=16)
     assert (config.format, config.plan) == ("axolotl", recipes.accelerate(16, **plan))
 
 
-def test_axolotl_without_a_layout():
-    """Sizes of 1 state none, so that FSDP shards over all ranks, and experts have one where they are alone."""
-    config = read_config(AXOLOTL + "dp_shard_size: 1\n", "run.yaml", world_size=8)
-    assert config.plan == recipes.accelerate(8, dp_shard=8)
+def test_axolotl_experts():
+    """Experts have an axis where they are alone."""
     assert read_config(AXOLOTL + "expert_parallel_size: 8\n", "run.yaml", world_size=8).plan.mesh.axes == {"ep": 8}
-    with pytest.raises(PlanError, match=r"run\.yaml:4: expert_parallel_size = 2; no recipe has an expert axis beside"):
-        read_config(AXOLOTL + "expert_parallel_size: 2\ndp_shard_size: 2\n", "run.yaml", world_size=8)
 
 
 VERL = """\
@@ -141,29 +128,6 @@ trainer: {nnodes: 2, n_gpus_per_node: 8}
 """
 
 
-@pytest.mark.parametrize(
-    ("setting", "read"),
-    [
-        ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4", False),
-        ("+actor_rollout_ref.actor.fsdp_config.fsdp_size=4", False),
-        ("trainer.nnodes=2", False),
-        ("actor_rollout_ref.rollout.tensor_model_parallel_size=4", True),
-    ],
-)
-def test_settings_of_a_branch(setting, read):
-    """verl's settings that a branch may add are refused where they state the actor's layout, and else passed over."""
-    run = "python3 -m verl.trainer.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=8 "
-    run += "actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2 ${MORE[@]}"
-    text = f"if x; then MORE=({setting}); fi\n{run}"
-    if read:
-        assert read_config(text, "run.sh").plan == recipes.megatron(8, pp=2)
-        return
-    with pytest.raises(
-        PlanError, match=r"run.sh:1: .*MORE is set in a branch, loop or function .*; run it: rankmesh show --run"
-    ):
-        read_config(text, "run.sh")
-
-
 def test_verl():
     """The actor's engine has the layout; the sizes of rollouts, the reference and the critic are not its own."""
     config = read_config(VERL % ("megatron", -1), "run.yaml")
@@ -172,10 +136,16 @@ def test_verl():
         mesh = read_config(VERL % ("fsdp2", shards), "run.yaml").plan.mesh
         assert mesh.axes == {"sp": 2, "dp": 8}
         assert mesh.views["weights"].axes["fsdp"] == (8 if shards == 8 else 16)
-    with pytest.raises(PlanError, match="fsdp_size 3 does not divide the world size 16"):
-        read_config(VERL % ("fsdp", 3), "run.yaml")
 
 
+# A setting that a branch may add.
+BRANCH = """\
+if x; then MORE=(%s); fi
+python3 -m verl.trainer.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=8 \
+ actor_rollout_ref.actor.megatron.pipeline_model_parallel_size=2 ${MORE[@]}
+"""
+NODES = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 "
+NODES += "trainer.nnodes= trainer.n_gpus_per_node=8"
 COMMANDS = [
     (("python3 -m verl.trainer.main_ppo --config-name=ppo_megatron_trainer.yaml trainer.nnodes=2 "
      "trainer.n_gpus_per_node=8 actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4 "
@@ -192,6 +162,7 @@ COMMANDS = [
      recipes.deepspeed(8, sp=4, dp=2)),
     ("torchrun --nproc_per_node 8 pretrain_gpt.py --pipeline-model-parallel-size 1 --moe-expert-parallel-size 4",
      recipes.deepspeed(8, ep=4)),
+    (BRANCH % "actor_rollout_ref.rollout.tensor_model_parallel_size=4", recipes.megatron(8, pp=2)),
 ]  # fmt: skip
 
 
@@ -202,19 +173,8 @@ def test_commands_of_other_systems(command, plan):
 
 
 def test_a_count_that_is_empty():
-    """verl's nodes from a variable of the cluster: the world size is asked for."""
-    text = "python3 -m verl.trainer.main_ppo actor_rollout_ref.actor.megatron.tensor_model_parallel_size=2 "
-    text += "trainer.nnodes= trainer.n_gpus_per_node=8"
-    with pytest.raises(PlanError, match=r"does not state the world size, .*give --world-size"):
-        read_config(text, "run.sh")
-    assert read_config(text, "run.sh", world_size=16).plan == recipes.megatron(16, tp=2)
-
-
-def test_a_sequence_axis_beside_tensor_parallelism():
-    """Megatron-DeepSpeed has none, so the run is refused with its sizes."""
-    text = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 --ds-sequence-parallel-size 4"
-    with pytest.raises(PlanError, match="beside another of the sizes --tensor-model-parallel-size = 2, --ds-seq"):
-        read_config(text, "run.sh")
+    """verl's nodes from a variable of the cluster: the world size that is given counts."""
+    assert read_config(NODES, "run.sh", world_size=16).plan == recipes.megatron(16, tp=2)
 
 
 def test_packages_and_references_of_hydra(tmp_path):
@@ -233,13 +193,13 @@ def test_packages_and_references_of_hydra(tmp_path):
     assert source.read(tmp_path / "list.yaml").plan.mesh.axes == {"tp": 2, "cp": 1, "dp": 2, "pp": 4, "ep": 1}
 
 
+AUTOMODEL = "policy: {dtensor_cfg: {enabled: true, %s}}\ncluster: {num_nodes: 1, gpus_per_node: 8}\n"
+
+
 def test_replicas_and_experts_of_automodel():
     """NeMo-RL's copies of the shards; its expert groups are adjacent ranks of them, where nothing else cuts them."""
-    text = "policy: {dtensor_cfg: {enabled: true, %s}}\ncluster: {num_nodes: 1, gpus_per_node: 8}\n"
-    assert read_config(text % "dp_replicate_size: 2", "run.yaml").plan == recipes.torchtitan(8, dp_replicate=2)
-    assert read_config(text % "expert_parallel_size: 4", "run.yaml").plan == recipes.torchtitan(8, ep=4)
-    with pytest.raises(PlanError, match="expert_parallel_size beside tensor or context parallelism"):
-        read_config(text % "expert_parallel_size: 4, tensor_parallel_size: 2", "run.yaml")
+    assert read_config(AUTOMODEL % "dp_replicate_size: 2", "run.yaml").plan == recipes.torchtitan(8, dp_replicate=2)
+    assert read_config(AUTOMODEL % "expert_parallel_size: 4", "run.yaml").plan == recipes.torchtitan(8, ep=4)
 
 
 NEMO = """\
@@ -256,34 +216,51 @@ model: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: %s, width: 
         ("${oc.env:NODES,2}", "2", {"NODES": "4"}, recipes.megatron(32, tp=4, pp=2)),
         ("${trainer.devices}", "${oc.select:model.stages,null}", {}, recipes.megatron(64, tp=4)),
         ("2", "${mul:1,${oc.env:PP}}", {"PP": "2"}, recipes.megatron(16, tp=4, pp=2)),
-        ("'${multiply:${model.pipeline_model_parallel_size},2}'", "2", {}, recipes.megatron(32, tp=4, pp=2)),
+        ("${multiply:${model.pipeline_model_parallel_size},2}", "2", {}, recipes.megatron(32, tp=4, pp=2)),
     ],
 )
 def test_the_trainer_of_nemo_and_interpolations(nodes, stages, variables, plan):
     """Nodes times devices are the world; values in terms of others, of the environment, and products of them."""
-    text = NEMO % (nodes if "'" in nodes else f"'{nodes}'", f"'{stages}'")
-    assert read_config(text, "gpt.yaml", variables=variables).plan == plan
+    assert read_config(nemo(nodes, stages), "gpt.yaml", variables=variables).plan == plan
 
 
-@pytest.mark.parametrize(
-    ("nodes", "stages", "variables", "output"),
-    [
-        ("-1", "2", {}, "does not state the world size"),
-        ("${oc.env:NODES}", "2", {}, "does not state the world size"),
-        ("2", "${oc.env:PP}", {}, r"the environment of the job gives it; give the variable a value: --set PP=2$"),
-        ("2", "${model.pipeline_model_parallel_size}", {}, "a parallel size is a whole number"),
-        ("2", "${eval:1+1}", {}, "a parallel size is a whole number"),
-        ("2", "2", {"PP": "4"}, r"variables \(PP\) are set for a file that is not a script and does not name them"),
-    ],
-)
-def test_interpolations_that_lead_nowhere(nodes, stages, variables, output):
-    """What nobody knows is asked for or refused, never guessed."""
-    with pytest.raises(PlanError, match=output):
-        read_config(NEMO % (f"'{nodes}'", f"'{stages}'"), "gpt.yaml", variables=variables)
+def nemo(nodes, stages):
+    """A config of NeMo's trainer."""
+    return NEMO % (f"'{nodes}'", f"'{stages}'")
 
 
-def test_interpolations_that_grow_end():
-    """Each of 30 values is twice the one before."""
-    lines = "".join(f"a{i}: '${{a{i + 1}}}${{a{i + 1}}}'\n" for i in range(30))
-    with pytest.raises(PlanError, match="a parallel size is a whole number"):
-        read_config(f"{lines}a30: 1\ntensor_model_parallel_size: '${{a0}}'\n", "gpt.yaml", world_size=8)
+WORLD, NO_SIZE = "does not state the world size, .*give --world-size", "a parallel size is a whole number"
+MEGATRON = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2 "
+REFUSED = [
+    *((text, "run.yaml", {"world_size": 8}, "no key of a training config") for text in ONE_SHARED_KEY),
+    (NEOX.format("-"), "125M.yml", {}, WORLD),
+    (NODES, "run.sh", {}, WORLD),
+    (AXOLOTL + "expert_parallel_size: 2\ndp_shard_size: 2\n", "run.yaml", {"world_size": 8},
+     r"run\.yaml:4: expert_parallel_size = 2; no recipe has an expert axis beside"),
+    *((BRANCH % setting, "run.sh", {}, "run.sh:1: .*MORE is set in a branch, loop or function .*; run it: rankmesh show")
+      for setting in ("actor_rollout_ref.actor.megatron.tensor_model_parallel_size=4",
+                      "+actor_rollout_ref.actor.fsdp_config.fsdp_size=4", "trainer.nnodes=2")),
+    (VERL % ("fsdp", 3), "run.yaml", {}, "fsdp_size 3 does not divide the world size 16"),
+    (MEGATRON + "--ds-sequence-parallel-size 4", "run.sh", {},
+     "beside another of the sizes --tensor-model-parallel-size = 2, --ds-seq"),
+    (AUTOMODEL % "expert_parallel_size: 4, tensor_parallel_size: 2", "run.yaml", {},
+     "expert_parallel_size beside tensor or context parallelism"),
+    (nemo("-1", "2"), "gpt.yaml", {}, WORLD),
+    (nemo("${oc.env:NODES}", "2"), "gpt.yaml", {}, WORLD),
+    (nemo("2", "${oc.env:PP}"), "gpt.yaml", {},
+     r"the environment of the job gives it; give the variable a value: --set PP=2$"),
+    (nemo("2", "${model.pipeline_model_parallel_size}"), "gpt.yaml", {}, NO_SIZE),
+    (nemo("2", "${eval:1+1}"), "gpt.yaml", {}, NO_SIZE),
+    (nemo("2", "2"), "gpt.yaml", {"variables": {"PP": "4"}},
+     r"variables \(PP\) are set for a file that is not a script and does not name them"),
+    # Each of 30 values is twice the one before.
+    ("".join(f"a{i}: '${{a{i + 1}}}${{a{i + 1}}}'\n" for i in range(30)) +
+     "a30: 1\ntensor_model_parallel_size: '${a0}'\n", "gpt.yaml", {"world_size": 8}, NO_SIZE),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "name", "given", "message"), REFUSED)
+def test_what_is_not_known_is_refused(text, name, given, message):
+    """Sizes that lead nowhere, or that no recipe has, and files of other systems are refused, never guessed."""
+    with pytest.raises(PlanError, match=message):
+        read_config(text, name, **given)

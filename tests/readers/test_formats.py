@@ -56,20 +56,6 @@ def test_two_world_sizes_are_refused(name):
         source.read(str(FILES / "nanotron.yaml"), world_size=32)
 
 
-def test_data_names_lines_and_arguments():
-    """The data of a config: format, path, and each line with key, value and argument."""
-    data = read_config("parallelism: {dp: 2, pp: 1, tp: 4,\n  tp_mode: ALL_REDUCE}", "x.yaml").to_dict()
-    assert (data["format"], data["path"], data["notes"]) == ("nanotron", "x.yaml", [])
-    assert data["lines"][2] == {"line": 1, "key": "parallelism.tp", "value": 4, "argument": "tp", "also": ()}
-
-
-def test_a_line_of_toml_is_the_one_that_states_the_value():
-    """Comments, strings and other keys that name a key are passed over."""
-    text = '# tensor_parallel_degree = 8\nnote = """\ntensor_parallel_degree = 4\n"""\n[parallelism]\n'
-    text += "enable_tensor_parallel_degree = false\ntensor_parallel_degree = 2 # not 4\n"
-    assert [reading.line for reading in read_config(text, "run", world_size=2).readings] == [7]
-
-
 TITAN = "[parallelism]\ntensor_parallel_degree = 2\n"
 ACCELERATE = "distributed_type: {}\nnum_machines: 2\nnum_processes: 8\n"
 
@@ -168,18 +154,17 @@ def test_what_is_ambiguous_or_not_modelled_is_refused(text, world_size, message)
 
 
 @pytest.mark.parametrize(
-    ("name", "text"),
+    ("name", "kind", "text"),
     [
-        ("a.toml", "[parallelism\n"),
-        ("a.yaml", "a: [1\n"),
-        ("a.yml", "a: b: c\n"),
-        ("a.json", '{"train_batch_size": 8} // as DeepSpeed reads it\n'),
+        ("a.toml", "TOML", "[parallelism\n"),
+        ("a.yaml", "YAML", "a: [1\n"),
+        ("a.yml", "YAML", "a: b: c\n"),
+        ("a.json", "JSON", '{"train_batch_size": 8} // as DeepSpeed reads it\n'),
     ],
 )
-def test_a_broken_file_is_an_error_with_the_reason(name, text, tmp_path):
+def test_a_broken_file_is_an_error_with_the_reason(name, kind, text, tmp_path):
     """A file whose name says what it is, and whose text is not, is refused with the parser's reason."""
     (tmp_path / name).write_text(text)
-    kind = {"toml": "TOML", "json": "JSON"}.get(name[2:], "YAML")
     with pytest.raises(PlanError, match=f"is not valid {kind} .*; fix the file"):
         source.read(str(tmp_path / name))
 

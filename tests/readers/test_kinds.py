@@ -56,13 +56,6 @@ def test_other_words_are_noted_unless_they_only_compute(words, noted):
     assert config.plan == recipes.megatron(8, tp=2)
 
 
-def test_sequences_of_deepspeed_by_accelerate():
-    """DeepSpeed makes the groups of sp, of adjacent ranks; a tensor parallel size beside it stays refused."""
-    assert read_config(ACCELERATE % (8, "sp"), "a.yaml").plan == recipes.deepspeed(8, sp=4)
-    with pytest.raises(PlanError, match="distributed_type DEEPSPEED lays its ranks out without it"):
-        read_config(ACCELERATE % (8, "tp"), "a.yaml")
-
-
 @pytest.mark.parametrize("name", ["optional cluster: none", "optional cluster@_global_: none", '"optional none"'])
 def test_an_optional_parent_may_be_missing(tmp_path, name):
     """Hydra leaves out an optional parent that is not there, and reads one that is; another is an error."""
@@ -78,20 +71,48 @@ def test_an_optional_parent_may_be_missing(tmp_path, name):
         assert read_config(text, str(path), world_size=8).plan == recipes.megatron(8, tp=2)
 
 
-@pytest.mark.parametrize(
-    ("more", "plan"),
-    [
-        ("fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", recipes.accelerate(8, dp_shard=8)),
-        ("fsdp: [full_shard, auto_wrap]\n", recipes.accelerate(8, dp_shard=8)),
-        ("fsdp_config: {fsdp_sharding_strategy: NO_SHARD}\n", recipes.accelerate(8, dp_replicate=8, dp_shard=1)),
-        ("deepspeed: {zero_optimization: {stage: 3}}\n", recipes.deepspeed(8)),
-        ("deepspeed: {tensor_parallel: {autotp_size: 2}}\n", recipes.deepspeed(8, tp=2)),
-        ("", recipes.accelerate(8, dp_replicate=8, dp_shard=1)),
-    ],
-)
-def test_axolotl_without_sizes(more, plan):
-    """All ranks are data parallel: shards of FSDP, DeepSpeed's own layout, or replicas."""
-    assert read_config(AXOLOTL + more, "run.yaml", world_size=8).plan == plan
+READ = [
+    # DeepSpeed makes the groups of sp, of adjacent ranks.
+    (ACCELERATE % (8, "sp"), "a.yaml", recipes.deepspeed(8, sp=4)),
+    # All ranks of axolotl are data parallel: shards of FSDP, DeepSpeed's own layout, or replicas.
+    (AXOLOTL + "fsdp_version: 2\nfsdp_config: {reshard_after_forward: true}\n", "run.yaml",
+     recipes.accelerate(8, dp_shard=8)),
+    (AXOLOTL + "fsdp: [full_shard, auto_wrap]\n", "run.yaml", recipes.accelerate(8, dp_shard=8)),
+    (AXOLOTL + "fsdp_config: {fsdp_sharding_strategy: NO_SHARD}\n", "run.yaml",
+     recipes.accelerate(8, dp_replicate=8, dp_shard=1)),
+    (AXOLOTL + "deepspeed: {zero_optimization: {stage: 3}}\n", "run.yaml", recipes.deepspeed(8)),
+    (AXOLOTL + "deepspeed: {tensor_parallel: {autotp_size: 2}}\n", "run.yaml", recipes.deepspeed(8, tp=2)),
+    (AXOLOTL, "run.yaml", recipes.accelerate(8, dp_replicate=8, dp_shard=1)),
+    # A run of Megatron whose sizes are all its defaults has one data parallel group.
+    (f"#!/bin/bash\ntorchrun --nproc_per_node 8 my_gpt.py {MODEL}\n", "run.sh", recipes.megatron(8)),
+    ("#!/bin/bash\nNPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1\n", "run.sh",
+     recipes.megatron(8)),
+    (f"{MODEL.replace(' --', chr(10) + '--')}\n", "run.args", recipes.megatron(8)),
+    ("micro_batch_size: 2\nglobal_batch_size: 16\nnum_layers: 12\nhidden_size: 768\n", "run.yaml", recipes.megatron(8)),
+    # Documents that hold nothing do not count.
+    ("---\ntensor_model_parallel_size: 2\n---\n# nothing\n", "run.yaml", recipes.megatron(8, tp=2)),
+]  # fmt: skip
+REFUSED = [
+    (ACCELERATE % (8, "tp"), "a.yaml", "distributed_type DEEPSPEED lays its ranks out without it"),
+    ("#!/bin/bash\ntorchrun --nproc_per_node 8 train.py --hidden-size 8 --seq-length 8\n", "run.sh",
+     "no argument of Megatron"),
+    # `show` of a manifest names its kind, and the command that reads it.
+    ("apiVersion: batch/v1\nkind: Job\nspec: {parallelism: 2}\n", "job.yaml",
+     r"a manifest of kind Job; rankmesh lint job\.yaml"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("text", "name", "plan"), READ)
+def test_files_without_sizes(text, name, plan):
+    """What a file does not state has the default of its system, in a world of 8 ranks."""
+    assert read_config(text, name, world_size=8).plan == plan
+
+
+@pytest.mark.parametrize(("text", "name", "message"), REFUSED)
+def test_files_that_have_no_layout(text, name, message):
+    """Sizes that the system ignores, programs of others and manifests are refused."""
+    with pytest.raises(PlanError, match=message):
+        read_config(text, name, world_size=8)
 
 
 def test_axolotl_names_the_file_of_deepspeed(tmp_path):
@@ -106,35 +127,10 @@ def test_axolotl_names_the_file_of_deepspeed(tmp_path):
     assert read_config(text, str(path), world_size=8).plan == recipes.deepspeed(8, hpz=4)
 
 
-@pytest.mark.parametrize(
-    ("text", "name"),
-    [
-        (f"#!/bin/bash\ntorchrun --nproc_per_node 8 my_gpt.py {MODEL}\n", "run.sh"),
-        ("#!/bin/bash\nNPROC_PER_NODE=8 megatron sft --model Qwen/Qwen3-8B --micro_batch_size 1\n", "run.sh"),
-        (f"{MODEL.replace(' --', chr(10) + '--')}\n", "run.args"),
-        ("micro_batch_size: 2\nglobal_batch_size: 16\nnum_layers: 12\nhidden_size: 768\n", "run.yaml"),
-    ],
-)
-def test_megatron_of_default_sizes(text, name):
-    """A run of Megatron whose sizes are all its defaults has one data parallel group; another program is refused."""
-    assert read_config(text, name, world_size=8).plan == recipes.megatron(8)
-    with pytest.raises(PlanError, match="no argument of Megatron"):
-        read_config("#!/bin/bash\ntorchrun --nproc_per_node 8 train.py --hidden-size 8 --seq-length 8\n", "run.sh")
-
-
 @pytest.mark.parametrize("text", ["a: 1\n---\nb: 2\n", "tp: 1\n---\n# none\n---\ndp: 2\n...\n---\nc: [1]\n"])
 def test_several_documents(text):
-    """A YAML of several documents is said to be one; documents that hold nothing do not count."""
-    with pytest.raises(
-        PlanError, match=r"has [23] YAML documents \(the second at line \d\), and one is read"
-    ) as caught:
+    """A YAML of several documents is said to be one."""
+    match = r"has [23] YAML documents \(the second at line \d\), and one is read"
+    with pytest.raises(PlanError, match=match) as caught:
         read_config(text, "run.yaml", world_size=8)
     assert "not valid" not in str(caught.value)
-    one = "---\ntensor_model_parallel_size: 2\n---\n# nothing\n"
-    assert read_config(one, "run.yaml", world_size=8).plan == recipes.megatron(8, tp=2)
-
-
-def test_a_manifest_is_checked_by_lint():
-    """`show` of a manifest names its kind, and the command that reads it."""
-    with pytest.raises(PlanError, match=r"a manifest of kind Job; rankmesh lint job\.yaml"):
-        read_config("apiVersion: batch/v1\nkind: Job\nspec: {parallelism: 2}\n", "job.yaml")

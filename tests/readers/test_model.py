@@ -20,41 +20,52 @@ CONFIG = {
 }  # fmt: skip
 
 
-def test_three_ways_to_say_one_model(tmp_path):
-    """A Megatron script, a config.json and a name give one transformer; the script says the batch, too."""
-    (tmp_path / "train.sh").write_text(SCRIPT)
-    (tmp_path / "config.json").write_text(json.dumps(CONFIG))
-    model, training = read_model(str(tmp_path / "train.sh"))
-    assert model == read_model(str(tmp_path / "config.json"))[0] == read_model("llama3-8b")[0]
+@pytest.fixture
+def script(tmp_path):
+    """Read the model of the script, with these flags in the place of --sequence-parallel."""
+
+    def read(flags="--sequence-parallel"):
+        (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", flags))
+        return read_model(str(tmp_path / "train.sh"))
+
+    return read
+
+
+@pytest.fixture
+def config(tmp_path):
+    """Read the model of a config.json."""
+
+    def read(fields):
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        return read_model(str(tmp_path / "config.json"))
+
+    return read
+
+
+def test_three_ways_to_say_one_model(script, config):
+    """A Megatron script, a config.json, by type or class, and a name give one transformer; the script has the batch."""
+    model, training = script()
+    assert model == config(CONFIG)[0] == read_model("llama3-8b")[0]
+    fields = {name: value for name, value in CONFIG.items() if name != "model_type"}
+    assert model == config(fields | {"architectures": ["LlamaForCausalLM"]})[0]
     how = Training(**training)
     assert (how.batch, how.microbatch, how.sequence, how.sequence_parallel, how.zero) == (512, 2, 8192, True, 1)
+    assert {"recompute", "precision", "overlap"}.isdisjoint(training)
 
 
-def test_a_script_says_how_it_trains(tmp_path):
+def test_a_script_says_how_it_trains(script):
     """Recomputation, FP8 and overlapped tensor parallelism of a Megatron script are those of its flags."""
-    flags = "--recompute-granularity full --fp8-format hybrid --tp-comm-overlap"
-    (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", f"--sequence-parallel {flags}"))
-    how = Training(**read_model(str(tmp_path / "train.sh"))[1])
+    how = Training(
+        **script("--sequence-parallel --recompute-granularity full --fp8-format hybrid --tp-comm-overlap")[1]
+    )
     assert (how.recompute, how.precision, "tp" in how.overlap) == ("full", "fp8", True)
-    (tmp_path / "train.sh").write_text(SCRIPT)
-    stated = read_model(str(tmp_path / "train.sh"))[1]
-    assert {"recompute", "precision", "overlap"}.isdisjoint(stated)
 
 
-def test_experts_of_a_config(tmp_path):
+def test_experts_of_a_config(config):
     """Experts, shared ones and their units have other names in every model."""
-    config = {**CONFIG, "n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408,
-              "n_shared_experts": 2}  # fmt: skip
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    model, _ = read_model(str(tmp_path / "config.json"))
+    experts = {"n_routed_experts": 64, "num_experts_per_tok": 6, "moe_intermediate_size": 1408, "n_shared_experts": 2}
+    model, _ = config(CONFIG | experts)
     assert (model.experts, model.top_k, model.moe_ffn_hidden_size, model.shared_ffn_hidden_size) == (64, 6, 1408, 2816)
-
-
-def test_a_class_in_place_of_a_type(tmp_path):
-    """A config without a model_type is of the type of the class in its architectures."""
-    config = {key: value for key, value in CONFIG.items() if key != "model_type"}
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["LlamaForCausalLM"]}))
-    assert read_model(str(tmp_path / "config.json"))[0] == read_model("llama3-8b")[0]
 
 
 DEEPSEEK = {
@@ -66,10 +77,9 @@ DEEPSEEK = {
 }  # fmt: skip
 
 
-def test_latent_attention_and_dense_layers(tmp_path):
+def test_latent_attention_and_dense_layers(config):
     """DeepSeek-V3 has 671 billion parameters, of which a token uses 37."""
-    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK))
-    model, _ = read_model(str(tmp_path / "config.json"))
+    model, _ = config(DEEPSEEK)
     assert model.parameters / 1e9 == pytest.approx(671.0, rel=0.001)
     assert model.active / 1e9 == pytest.approx(37.5, rel=0.02)
     assert (model.expert_layers(0, 61), model.expert_layers(0, 3), model.expert_layers(2, 5)) == (58, 0, 2)
@@ -89,31 +99,19 @@ def test_latent_attention_and_dense_layers(tmp_path):
         ({"qk_rope_head_dim": None}, "qk_rope_head_dim of the model is None"),
     ],
 )
-def test_models_of_another_form(tmp_path, change, output):
+def test_models_of_another_form(config, change, output):
     """A type that is not known and a value that is no number are refused by name, not read as Llama's."""
-    (tmp_path / "config.json").write_text(json.dumps(DEEPSEEK | change))
     with pytest.raises(PlacementError, match=output):
-        read_model(str(tmp_path / "config.json"))
+        config(DEEPSEEK | change)
 
 
 def test_published_sizes():
     """The models by name have the number of parameters that their names say."""
     billions = {
-        "llama3-8b": 8.0,
-        "llama3-70b": 70.6,
-        "llama3-405b": 405.9,
-        "mixtral-8x7b": 46.7,
-        "mixtral-8x22b": 140.6,
-        "qwen3-8b": 8.19,
-        "qwen3-32b": 32.8,
-        "qwen3-30b-a3b": 30.5,
-        "qwen3-235b-a22b": 235.1,
-        "deepseek-v3": 671.0,
-        "gpt-oss-20b": 20.9,
-        "gpt-oss-120b": 116.8,
-        "gemma3-1b": 1.0,
-        "gemma3-27b": 27.0,
-    }
+        "llama3-8b": 8.0, "llama3-70b": 70.6, "llama3-405b": 405.9, "mixtral-8x7b": 46.7, "mixtral-8x22b": 140.6,
+        "qwen3-8b": 8.19, "qwen3-32b": 32.8, "qwen3-30b-a3b": 30.5, "qwen3-235b-a22b": 235.1, "deepseek-v3": 671.0,
+        "gpt-oss-20b": 20.9, "gpt-oss-120b": 116.8, "gemma3-1b": 1.0, "gemma3-27b": 27.0,
+    }  # fmt: skip
     for name, size in billions.items():
         assert read_model(name)[0].parameters / 1e9 == pytest.approx(size, rel=0.005), name
     assert read_model("mixtral-8x7b")[0].active / 1e9 == pytest.approx(12.9, rel=0.01)
@@ -130,11 +128,9 @@ def test_a_name_that_is_nearly_one():
     ("pattern", "dense", "every", "count"),
     [("([0]*3+[1]*29)", 3, 1, 29), ("[0, 1]*16", 0, 2, 16), ("2", 0, 2, 16), ("[1]*32", 0, 1, 32)],
 )
-def test_which_blocks_of_megatron_have_experts(tmp_path, pattern, dense, every, count):
+def test_which_blocks_of_megatron_have_experts(script, pattern, dense, every, count):
     """A list of each block and a number mean the same blocks as Megatron's; its defaults fill what is left out."""
-    experts = f"--num-experts 8 --moe-layer-freq '{pattern}'"
-    (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", experts))
-    model, _ = read_model(str(tmp_path / "train.sh"))
+    model, _ = script(f"--num-experts 8 --moe-layer-freq '{pattern}'")
     assert (model.dense_layers, model.expert_every, model.expert_layers(0, 32)) == (dense, every, count)
     assert (model.top_k, model.kv_heads) == (2, 8)
 
@@ -144,25 +140,21 @@ def test_which_blocks_of_megatron_have_experts(tmp_path, pattern, dense, every, 
     ["--moe-layer-freq '[1]*3+[0]*29'", "--moe-layer-freq '[0]*3+[1]*3'", "--moe-layer-freq 'f(3)'",
      "--moe-ffn-hidden-size $UNSET_SIZE", "--hybrid-override-pattern M-M-"],
 )  # fmt: skip
-def test_what_changes_the_blocks_is_not_ignored(tmp_path, arguments):
+def test_what_changes_the_blocks_is_not_ignored(script, arguments):
     """A pattern, a size or a kind of block that is not understood is refused, as the model would be another one."""
-    (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", f"--num-experts 8 {arguments}"))
     with pytest.raises(PlacementError, match=f"train.sh:5: {arguments.split()[0]}"):
-        read_model(str(tmp_path / "train.sh"))
+        script(f"--num-experts 8 {arguments}")
 
 
-def test_latent_attention_and_windows_of_megatron(tmp_path):
+def test_latent_attention_and_windows_of_megatron(script, config):
     """DeepSeek-V3's arguments have its parameters; GPT-OSS's windows are in every second block."""
-    latent = (
+    model, _ = script(
         "--multi-latent-attention --q-lora-rank 1536 --kv-lora-rank 512 --qk-head-dim 128 --qk-pos-emb-head-dim 64 "
         "--v-head-dim 128 --window-size 127,0 --window-attn-skip-freq 2"
     )
-    (tmp_path / "train.sh").write_text(SCRIPT.replace("--sequence-parallel", latent))
-    model, _ = read_model(str(tmp_path / "train.sh"))
     assert (model.width, model.value_width, model.window, model.windowed) == (192, 128, 128, 16)
-    config = {**DEEPSEEK, "hidden_size": 4096, "num_attention_heads": 32}
-    (tmp_path / "config.json").write_text(json.dumps(config))
-    assert model.attention_weights == read_model(str(tmp_path / "config.json"))[0].attention_weights
+    other, _ = config({**DEEPSEEK, "hidden_size": 4096, "num_attention_heads": 32})
+    assert model.attention_weights == other.attention_weights
 
 
 @pytest.mark.parametrize(

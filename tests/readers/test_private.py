@@ -43,28 +43,13 @@ def test_another_user_reads_nothing(shared):  # noqa: F811
     assert not runs("cat", shared / "private" / "text")
 
 
-def _loose(path):
-    path.mkdir(mode=0o700)
-    path.chmod(0o750)
-
-
-def _linked(path):
-    (path.parent / "elsewhere").mkdir(mode=0o700)
-    path.symlink_to("elsewhere")
-
-
-def _given_away(path):
-    path.mkdir(mode=0o700)
-    give_away(path)
-
-
 @pytest.mark.parametrize(
     ("prepare", "why"),
     [
-        (_loose, "has mode 0750"),
-        (_linked, "is a symbolic link"),
+        (lambda path: path.mkdir(mode=0o750), "has mode 0750"),
+        (lambda path: path.symlink_to(path.parent), "is a symbolic link"),
         (lambda path: path.touch(), "is not a folder"),
-        pytest.param(_given_away, "belongs to user 65534", marks=as_root),
+        pytest.param(lambda path: path.mkdir(mode=0o700) or give_away(path), "belongs to user 65534", marks=as_root),
     ],
 )
 def test_what_others_may_have_prepared_is_refused(tmp_path, prepare, why):

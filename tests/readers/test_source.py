@@ -1,7 +1,7 @@
 import pytest
 
 import rankmesh
-from rankmesh import GroupSpec, LayoutError, Mesh, Plan, PlanError, RankmeshError
+from rankmesh import LayoutError, Mesh, PlanError, RankmeshError
 from rankmesh.core import recipes
 from rankmesh.readers import source
 
@@ -39,15 +39,6 @@ def test_what_the_world_size_fills():
     found = source.read("llama3-405b")
     assert (found.kind, found.plan.world_size) == ("preset", 16_384)
     assert "2407.21783" in found.preset.source
-
-
-def test_files(tmp_path):
-    """A saved plan is read from any path that is a file, whatever it is called."""
-    plan = Plan(Mesh(tp=2, dp=2), [GroupSpec("tp")])
-    for name in ("plan.json", "saved"):
-        (tmp_path / name).write_text(plan.to_json(), encoding="utf-8")
-        found = source.read(str(tmp_path / name))
-        assert (found.kind, found.plan) == ("file", plan)
 
 
 @pytest.mark.parametrize(
@@ -120,6 +111,7 @@ def test_read_takes_what_names_a_plan(tmp_path):
     plan = recipes.axes(Mesh(tp=2, dp=2))
     path = tmp_path / "saved"
     path.write_text(plan.to_json(), encoding="utf-8")
+    assert (source.read(path).kind, source.read(path).plan) == ("file", plan)
     for spec in ("tp=2,dp=2", "tp=2,dp=*", path, str(path), Mesh(tp=2, dp=2), plan):
         assert rankmesh.read(spec, world_size=4) == plan
     for spec in (path, Mesh(tp=2, dp=2), plan):
