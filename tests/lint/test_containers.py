@@ -3,6 +3,7 @@
 import json
 
 import pytest
+from tests.lint.test_lint import codes
 
 from rankmesh.readers.tokens import shown
 from rankmesh.readers.tools.containers import read_containers
@@ -10,11 +11,6 @@ from rankmesh.readers.tools.lint import lint_files, lint_text
 
 SERVE = "vllm serve Qwen/Qwen3-8B --tensor-parallel-size 3"
 TRAIN = "torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 3"
-
-
-def codes(text, name):
-    """The findings of a text, without their words."""
-    return [(found.code, found.line, found.fix) for found in lint_text(text, name).findings]
 
 
 DOCKERFILES = [

@@ -61,54 +61,6 @@ def test_commands(folder, command, right, wrong):
 
 
 @pytest.mark.parametrize(
-    "command",
-    [
-        "accelerate launch --config_file none.yaml train.py",
-        "accelerate launch train.py",
-        "torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file none.toml",
-        "./run_train.sh --parallelism.tensor_parallel_degree=3",
-        "docker pull vllm/vllm-openai:v1",
-    ],
-)
-def test_commands_without_a_layout(folder, command):
-    """A file that is not there and a world size that only the machine has leave the layout open."""
-    found = lint_text(f"#!/bin/bash\n{command}\n", str(folder / "run.sh"))
-    assert (found.findings, found.notes) == ((), ())
-
-
-@pytest.mark.parametrize(
-    "command",
-    [
-        "torchrun --nnodes 2 a.py",
-        "accelerate launch --num_machines 2 a.py",
-        "deepspeed --num_nodes 2 a.py",
-        "NNODES=2 NPROC_PER_NODE=8 llamafactory-cli train a.yaml",
-    ],
-)
-def test_nodes(command):
-    """A launcher without a layout is told another number of nodes than Slurm."""
-    (found,) = lint_text(f"#!/bin/bash\n#SBATCH --nodes=4\n{command}\n", "a.sh").findings
-    assert (found.code, found.line) == ("nodes", 3)
-
-
-@pytest.mark.parametrize(
-    ("command", "expected"),
-    [
-        ("CUDA_VISIBLE_DEVICES=0,1,2,3 vllm serve m -tp 8", [("gpus", 2, "tp=4")]),
-        ("export CUDA_VISIBLE_DEVICES=0,1\nsglang serve --model-path m --tp 4", [("gpus", 3, "tp=2")]),
-        ("CUDA_VISIBLE_DEVICES=4,5 torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2",
-         [("gpus", 2, "--nproc_per_node 2")]),
-        ("CUDA_VISIBLE_DEVICES=$1 vllm serve m -tp 8", []),
-        ("CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 vllm serve m -tp 8", []),
-    ],
-)  # fmt: skip
-def test_devices_that_a_command_may_see(command, expected):
-    """The devices of CUDA_VISIBLE_DEVICES are the GPUs of a node; a list that is not known is none."""
-    found = lint_text(f"#!/bin/bash\n{command}\n", "a.sh").findings
-    assert [(each.code, each.line, each.fix) for each in found] == expected
-
-
-@pytest.mark.parametrize(
     ("batch", "more", "wrong"),
     [(64, {}, False), (62, {}, True), (64, {"gradient_accumulation_steps": 4}, False),
      (64, {"gradient_accumulation_steps": 3}, True), ("auto", {}, False)],

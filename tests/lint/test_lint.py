@@ -39,6 +39,8 @@ FOUND = [
      ("batch", 1, '"train_batch_size": 63')),
     ("a.sh", script(f"{TP} 2.5"), ("not-a-size", 4, None)),
     ("a.sh", script("--tensor-model-paralel-size 2 " + f"{PP} 2"), ("unknown-size", 4, TP)),
+    # Megatron's own programs refuse underscores, which ms-swift and files of arguments take.
+    ("a.sh", script("--tensor_model_parallel_size 2"), ("unknown-size", 4, TP)),
     ("a.sh", script(f"{TP} 8 --num-attention-heads 12"), ("heads", 4, "tp=4")),
     ("a.sh", script(f"{TP} 8 --num-attention-heads 48 --num-query-groups 6"), ("heads", 4, "tp=2")),
     ("a.sh", script(f"{EP} 8 --num-experts 60"), ("experts", 4, "ep=4")),
@@ -50,6 +52,7 @@ FOUND = [
      ("unknown-size", 2, "tensor_parallel_degree")),
 ]  # fmt: skip
 UNEVEN = f"{PP} 8 --num-layers 60 --decoder-first-pipeline-num-layers 4"
+SWIFT = "#!/bin/bash\nNPROC_PER_NODE=8 megatron sft "
 CLEAN = [
     ("a.sh", script(f"{TP} 2 {PP} 2 --num-layers 4 --num-attention-heads 4")),
     ("a.sh", script(UNEVEN)),
@@ -58,6 +61,9 @@ CLEAN = [
     ("a.sh", script(f"{TP} 2", "#SBATCH --nodes=4", "--nnodes 2").replace("torchrun", "srun -N 2 torchrun")),
     ("a.sh", script(f"{TP} 2", "#SBATCH --gres=nvme:1")),
     ("a.sh", script(f"{TP} 2", "#SBATCH --gres=gpu:8,nvme:1")),
+    ("a.sh", SWIFT + "--tensor_model_parallel_size 2\n"),
+    # ms-swift's expert_tensor_parallel_size is 1 by default, where Megatron's is the tensor parallel size.
+    ("a.sh", SWIFT + "--tensor_model_parallel_size 2 --expert_model_parallel_size 8\n"),
     ("a.sh", "#!/bin/bash\npip install torch # tensor parallel\n"),
     ("a.yaml", "model: {parallel: true}\n"),
     ("a.yaml", "{{ .Values.tp }}: : [\n"),
@@ -65,7 +71,53 @@ CLEAN = [
 ]
 
 
-def codes(name, text):
+SGLANG = "python -m sglang.launch_server --model-path"
+VERL = "python3 -m verl.trainer.main_ppo trainer.nnodes=1 trainer.n_gpus_per_node=8 "
+VERL += "actor_rollout_ref.actor.ulysses_sequence_parallel_size=8 actor_rollout_ref.model.path=Qwen/Qwen2.5-7B"
+# Commands with a size that the engine refuses for this model, or for its own other sizes.
+WRONG = [
+    ("vllm serve Qwen/Qwen2.5-7B-Instruct --tensor-parallel-size 8", ("heads", 2, "tp=4")),
+    ("vllm serve --model openai/gpt-oss-20b -tp 24", ("heads", 2, "tp=16")),
+    ("python -m vllm.entrypoints.openai.api_server --model Qwen/Qwen3-32B -tp 6", ("heads", 2, "tp=4")),
+    (f"{SGLANG} Qwen/Qwen3-8B --tp 24 --dp 4 --enable-dp-attention", ("heads", 2, "tp=16")),
+    (f"{SGLANG} m --tp 8 --dp 3 --enable-dp-attention", ("sizes", 2, "attn_dp=2")),
+    (f"{SGLANG} m --tp 8 --ep 3", ("sizes", 2, "ep=2")),
+    (f"{SGLANG} openai/gpt-oss-20b --tp 64 --ep 64", ("experts", 2, "ep=32")),
+    (f"{SGLANG} m --tp 8 --nnodes 3", ("nodes", 2, None)),
+    (VERL, ("heads", 2, "sp=4")),
+    # Another number of nodes than Slurm's.
+    ("#SBATCH --nodes=4\ntorchrun --nnodes 2 a.py", ("nodes", 3, "--nnodes 4")),
+    ("#SBATCH --nodes=4\naccelerate launch --num_machines 2 a.py", ("nodes", 3, "--num_machines 4")),
+    ("#SBATCH --nodes=4\ndeepspeed --num_nodes 2 a.py", ("nodes", 3, "--num_nodes 4")),
+    ("#SBATCH --nodes=4\nNNODES=2 NPROC_PER_NODE=8 llamafactory-cli train a.yaml", ("nodes", 3, "NNODES=4")),
+    # The devices of CUDA_VISIBLE_DEVICES are the GPUs of a node.
+    ("CUDA_VISIBLE_DEVICES=0,1,2,3 vllm serve m -tp 8", ("gpus", 2, "tp=4")),
+    ("export CUDA_VISIBLE_DEVICES=0,1\nsglang serve --model-path m --tp 4", ("gpus", 3, "tp=2")),
+    ("CUDA_VISIBLE_DEVICES=4,5 torchrun --nproc_per_node 8 pretrain_gpt.py --tensor-model-parallel-size 2",
+     ("gpus", 2, "--nproc_per_node 2")),
+]  # fmt: skip
+ALLOWED = [
+    "vllm serve Qwen/Qwen3-8B -tp 16",  # heads of keys are copied
+    "vllm serve Qwen/Qwen3-8B -pp 5",  # stages may differ
+    "vllm serve Qwen/Qwen3-30B-A3B -tp 4 -dp 3 --enable-expert-parallel",  # experts are in no size of its own
+    f"{SGLANG} openai/gpt-oss-20b --tp 64 --ep 64 --ep-num-redundant-experts 32",
+    f"{SGLANG} Qwen/Qwen2.5-7B --tp 8 --dp 2 --enable-dp-attention",
+    "vllm serve org/merged-Qwen2.5-7B-x -tp 8",  # not known
+    f"{SGLANG} m --config sizes.yaml --nnodes 2",
+    "CUDA_VISIBLE_DEVICES=$1 vllm serve m -tp 8",  # a list that is not known is none
+    "CUDA_VISIBLE_DEVICES=0,1,2,3,4,5,6,7 vllm serve m -tp 8",
+    # A file that is not there and a world size that only the machine has leave the layout open.
+    "accelerate launch --config_file none.yaml train.py",
+    "accelerate launch train.py",
+    "torchrun --nproc_per_node=8 -m torchtitan.train --job.config_file none.toml",
+    "./run_train.sh --parallelism.tensor_parallel_degree=3",
+    "docker pull vllm/vllm-openai:v1",
+]
+FOUND += [("a.sh", f"#!/bin/bash\n{command}\n", expected) for command, expected in WRONG]
+CLEAN += [("a.sh", f"#!/bin/bash\n{command}\n") for command in ALLOWED]
+
+
+def codes(text, name="a.sh"):
     """The findings of a text, without their words."""
     return [(found.code, found.line, found.fix) for found in lint_text(text, name).findings]
 
@@ -73,7 +125,7 @@ def codes(name, text):
 @pytest.mark.parametrize(("name", "text", "expected"), FOUND)
 def test_each_finding_has_its_code_line_and_fix(name, text, expected):
     """A small file with one mistake has one finding, at its line, with a fix where there is one."""
-    assert codes(name, text) == [expected]
+    assert codes(text, name) == [expected]
 
 
 def test_each_code_has_an_example():
@@ -116,7 +168,7 @@ def test_sizes_are_refused_exactly_where_megatron_has_no_plan():
             fits = True
         except PlanError:
             fits = False
-        found = codes("a.sh", script(f"{TP} {tp} {PP} {pp} {EP} {ep} --expert-tensor-parallel-size 1"))
+        found = codes(script(f"{TP} {tp} {PP} {pp} {EP} {ep} --expert-tensor-parallel-size 1"))
         assert [code for code, *_ in found] == ([] if fits else ["sizes"])
         for _, _, fix in found:
             if fix is not None:
@@ -132,9 +184,9 @@ def test_sizes_are_refused_exactly_where_megatron_has_no_plan():
 def test_comments_ignore_codes(comment, left):
     """A comment after a line is of that line, one on a line of its own of the file."""
     text = "tensor_model_parallel_size: 3{}\nnum_attention_heads: 32{}\n"
-    assert len(codes("a.yaml", text.format(f"  {comment}", ""))) == left
-    assert len(codes("a.yaml", f"{comment}\n" + text.format("", ""))) == left
-    assert len(codes("a.yaml", text.format("", f"  {comment}"))) == 1
+    assert len(codes(text.format(f"  {comment}", ""), "a.yaml")) == left
+    assert len(codes(f"{comment}\n" + text.format("", ""), "a.yaml")) == left
+    assert len(codes(text.format("", f"  {comment}"), "a.yaml")) == 1
 
 
 @pytest.fixture
@@ -209,13 +261,7 @@ def test_layout_of_a_finding_is_a_spec():
 def test_a_huge_size_is_refused_soon():
     """Numbers that no cluster has do not make lint count down from them."""
     text = "tensor_model_parallel_size: 999999937\nnum_attention_heads: 999999929\n"
-    assert [code for code, *_ in codes("a.yaml", text)] in ([], ["heads"])
-
-
-def test_swift_has_experts_without_tensor_parallelism():
-    """ms-swift's expert_tensor_parallel_size is 1 by default, where Megatron's is the tensor parallel size."""
-    sizes = "--tensor_model_parallel_size 2 --expert_model_parallel_size 8"
-    assert codes("a.sh", f"#!/bin/bash\nNPROC_PER_NODE=8 megatron sft {sizes}\n") == []
+    assert [code for code, *_ in codes(text, "a.yaml")] in ([], ["heads"])
 
 
 def test_the_hook_and_the_action_start_the_command():
