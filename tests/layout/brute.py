@@ -34,8 +34,3 @@ def level(group, widths, chosen):
 def pick(group, positions):
     """The ranks at some positions, each once, in the order of choice."""
     return list(dict.fromkeys(group[position] for position in positions))
-
-
-def is_partition(listed, ranks):
-    """Whether every rank is in exactly one of the lists."""
-    return sorted(rank for group in listed for rank in group) == sorted(ranks)

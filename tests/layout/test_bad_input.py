@@ -6,21 +6,16 @@ import numpy as np
 import pytest
 
 from rankmesh import (
-    AgreementError,
     Cluster,
     ClusterError,
-    ConnectError,
     GroupSpec,
     Job,
     LayoutError,
     Mesh,
-    NotAMember,
     Pick,
     PlacementError,
     Plan,
     PlanError,
-    ProofError,
-    RankmeshError,
     UnknownAxis,
     UnknownGroup,
     place,
@@ -30,25 +25,6 @@ from rankmesh import (
 LINE = Mesh(tp=2, dp=4)
 PLAN = Plan(LINE, [GroupSpec("tp"), GroupSpec("dp")])
 SHIFTED = Mesh(dp=4, offset=4)
-
-
-@pytest.mark.parametrize(
-    ("error", "built_in"),
-    [
-        (LayoutError, ValueError),
-        (UnknownAxis, KeyError),
-        (PlanError, ValueError),
-        (UnknownGroup, KeyError),
-        (AgreementError, RuntimeError),
-        (ConnectError, RuntimeError),
-        (ProofError, RuntimeError),
-        (NotAMember, LookupError),
-    ],
-)
-def test_tree(error, built_in):
-    """Every error is a RankmeshError and the built-in that fits."""
-    assert issubclass(error, RankmeshError)
-    assert issubclass(error, built_in)
 
 
 def test_errors_print_their_sentence_and_survive_pickle():
@@ -123,6 +99,7 @@ REFUSED = [
         (lambda rank=rank: SHIFTED.coordinate(rank), {"received": rank, "what": "rank", "least": 0})
         for rank in (-1, 5.0, "5", None, True)
     ),
+    (lambda: LINE.rank(tp=0), {"missing": "dp"}),
     (lambda: LINE.rank(tp=0, dp=4), {"axis": "dp", "received": 4, "size": 4}),
     (lambda: LINE.rank(tp=-1, dp=0), {"received": -1, "what": "position along axis 'tp'", "least": 0}),
     (split(), {"axis": "dp"}),
@@ -148,6 +125,7 @@ REFUSED = [
     (pick([1.5]), {"received": [1.5]}),
     (pick(3), {"received": 3}),
     (pick(lambda ranks: None), {"received": None}),
+    *((lambda positions=positions: Pick(positions), {"received": positions}) for positions in ((), (1.5,), ("a",), 3)),
     # jobs
     (lambda: Job(world_size=8), {}),
     (lambda: Job(world_size=0, a=Mesh(dp=1)), {"received": 0, "what": "world_size", "least": 1}),
@@ -198,34 +176,14 @@ def test_ranks_outside(query, rank):
     assert (caught.value.rank, caught.value.first, caught.value.last) == (rank, 4, 7)
 
 
-def test_a_position_of_each_axis_is_needed():
-    """A coordinate has every axis of several ranks."""
-    with pytest.raises(LayoutError) as caught:
-        LINE.rank(tp=0)
-    assert caught.value.missing == "dp"
-
-
-@pytest.mark.parametrize("positions", [(), (1.5,), ("a",), 3])
-def test_a_pick_is_checked_when_it_is_made(positions):
-    """A Pick made by hand obeys the same rule."""
-    with pytest.raises(LayoutError, match="pick"):
-        Pick(positions)
-
-
 @pytest.mark.parametrize(
     "change",
     [
-        {"axes": [["tp", 2], ["tp", 4]]},
-        {"axes": [["tp", 0]]},
-        {"views": 3},
-        {"views": {"expert": {"axes": [["ep", 3]]}}},
-        {"parts": {"cp": ["inner"]}},
-        {"parts": {"tp": ["dp"]}},
-        {"parts": {"cp": []}},
-        {"rank_map": [0, 0]},
-        {"offset": -1},
+        {"axes": [["tp", 2], ["tp", 4]]}, {"axes": [["tp", 0]]}, {"views": 3}, {"parts": {"cp": ["inner"]}},
+        {"views": {"expert": {"axes": [["ep", 3]]}}}, {"parts": {"tp": ["dp"]}}, {"parts": {"cp": []}},
+        {"rank_map": [0, 0]}, {"offset": -1},
     ],
-)
+)  # fmt: skip
 def test_saved_meshes_are_checked(change):
     """Plain data that is no mesh is refused as the constructor would."""
     with pytest.raises(LayoutError):

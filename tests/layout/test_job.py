@@ -5,18 +5,13 @@ from hypothesis import strategies as st
 from rankmesh import Job, LayoutError, Mesh, UnknownAxis
 
 
-def test_disjoint_meshes():
-    """Each rank of a job of disjoint meshes is in exactly one of them, with its own coordinate."""
+def test_disjoint_and_equal_meshes():
+    """A rank is in one of several disjoint meshes, with its own coordinate, and in all of several equal ones."""
     job = Job(world_size=48, encoder=Mesh(tp=2, dp=8), llm=Mesh(tp=4, dp=4, pp=2, offset=16))
     assert [job.of(rank) for rank in (0, 15, 16, 47)] == [("encoder",), ("encoder",), ("llm",), ("llm",)]
     assert job["llm"].coordinate(20) == {"tp": 0, "dp": 1, "pp": 0}
     assert list(job) == ["encoder", "llm"]
-
-
-def test_colocated_meshes():
-    """Meshes over exactly the same ranks share all of them."""
-    job = Job(world_size=8, actor=Mesh(tp=2, dp=4), critic=Mesh(dp=8))
-    assert job.of(5) == ("actor", "critic")
+    assert Job(world_size=8, actor=Mesh(tp=2, dp=4), critic=Mesh(dp=8)).of(5) == ("actor", "critic")
 
 
 def test_partial_is_explicit():

@@ -169,12 +169,6 @@ def test_membership_in_a_kind_is_of_groups(mesh, data):
             rank in groups  # noqa: B015  - refused
 
 
-@given(meshes())
-def test_a_mesh_of_a_mapping(mesh):
-    """A mesh made of a mapping is the mesh of its keywords."""
-    assert Mesh.of(mesh.axes, offset=mesh.offset, rank_map=mesh.rank_map) == mesh
-
-
 @given(meshes(), st.data())
 def test_joined_otherwise(mesh, data):
     """Axes joined by something else than hyphens, or written in capitals, are recognised."""

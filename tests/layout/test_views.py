@@ -72,13 +72,15 @@ def test_split_keeps_the_ranks_of_the_axis(mesh, data):
 
 
 def test_split_fills_what_is_left_and_nests():
-    """One sub-axis may be ``...``, and sub-axes can be split again under both names."""
+    """One sub-axis may be ``...``; sub-axes can be split again, and are read back whichever split is listed first."""
     mesh = Mesh(tp=2, cp=8).split("cp", inner=2, outer=...).split("outer", near=2, far=2)
     assert mesh.axes == {"tp": 2, "inner": 2, "near": 2, "far": 2}
     assert mesh.groups("cp") == Mesh(tp=2, cp=8).groups("cp")
     assert mesh.groups("outer").of(0) == (0, 4, 8, 12)
     assert mesh.groups("tp-outer").size == 8
-    assert Mesh.from_dict(mesh.to_dict()) == mesh
+    data = mesh.to_dict()
+    for parts in (data["parts"], dict(reversed(data["parts"].items()))):
+        assert Mesh.from_dict({**data, "parts": parts}) == mesh
 
 
 def test_split_of_a_view():
@@ -98,15 +100,6 @@ def test_expert_view_of_the_design(shared):
     assert mesh.groups("pp", view="expert").of(13) == mesh.groups("pp").of(13) == (13, 29)
 
 
-def test_views_with_equal_contents_in_any_order_are_one_mesh():
-    """The order in which views were added does not tell two meshes apart."""
-    mesh = Mesh(dp=8)
-    one = mesh.with_view("a", x=2, y=4).with_view("b", z=8)
-    other = mesh.with_view("b", z=8).with_view("a", x=2, y=4)
-    assert one == other
-    assert hash(one) == hash(other)
-
-
 @pytest.mark.parametrize("parts", [{"a": ["a"]}, {"a": ["b"], "b": ["a"]}, {"a": ["tp", "b"], "b": ["c"], "c": ["b"]}])
 def test_parts_that_form_a_cycle_are_refused(parts):
     """Saved sub-axes end at axes of the mesh or of the view; a circle is refused with its names."""
@@ -116,14 +109,6 @@ def test_parts_that_form_a_cycle_are_refused(parts):
     assert set(caught.value.axes) <= set(parts)
     with pytest.raises(LayoutError, match="are each other's"):
         Mesh.from_dict({**data, "views": {"expert": {"axes": [["tp", 8]], "parts": parts}}})
-
-
-def test_parts_of_parts_are_read_in_any_order():
-    """An axis split twice is read back, whichever split is listed first."""
-    mesh = Mesh(cp=8).split("cp", inner=2, outer=4).split("outer", middle=2, top=2)
-    data = mesh.to_dict()
-    for parts in (data["parts"], dict(reversed(data["parts"].items()))):
-        assert Mesh.from_dict({**data, "parts": parts}) == mesh
 
 
 def test_a_saved_view_has_the_rank_range_of_its_mesh():

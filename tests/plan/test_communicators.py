@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from rankmesh.core import GroupSpec, Mesh, Plan, ends, first

@@ -27,13 +27,6 @@ def test_hcp_stands_for_every_level():
     assert [dict(plan.spec(f"hcp_{level}").options.nccl) for level in range(2)] == [{"min_ctas": 2}] * 2
 
 
-def test_different_options_end_sharing():
-    """A group with NCCL options of its own no longer uses a communicator without them."""
-    assert PLAN.of(0)["intra_dp_cp"].canonical == "dp_cp"
-    plan = with_nccl_config(PLAN, {"intra_dp_cp": {"max_ctas": 1}})
-    assert plan.of(0)["intra_dp_cp"].canonical == "intra_dp_cp"
-
-
 def test_a_file_is_read(tmp_path):
     """A path is given as a Path; an empty file changes nothing."""
     path = tmp_path / "nccl.yaml"

@@ -102,12 +102,10 @@ REFUSED = [
     ({"world_size": 8, "optimizer_instances": 0}, _least(0, "size of axis 'optimizer_instances'")),
     ({"world_size": 8, "cp": 4, "hierarchical_cp": (2, 3)}, {"sizes": (2, 3), "size": 4}),
     ({"world_size": 10, "hybrid_cp": True}, {"size": 10}),
-    (
-        {"world_size": 8, "cp": 2, "pp": 2, "order": "tp-pp-cp-ep-dp", "tp": 2, "etp": 1},
-        {"view": "expert", "axis": "pp"},
-    ),
+    ({"world_size": 8, "cp": 2, "pp": 2, "order": "tp-pp-cp-ep-dp", "tp": 2, "etp": 1},
+     {"view": "expert", "axis": "pp"}),
     ({"world_size": 8, "timeout": 0}, {"option": "timeout", "received": 0}),
-]
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "values"), REFUSED)
@@ -145,18 +143,9 @@ def test_torchtitan():
     plan = recipes.torchtitan(16, dp_shard=2, cp=2, tp=2, pp=2, ep=4)
     assert plan.mesh.axes == {"tp": 2, "cp": 2, "dp_shard": 2, "dp_replicate": 1, "pp": 2}
     table = {
-        "pp": (5, 13),
-        "batch": (1, 5),
-        "loss": (1, 3, 5, 7),
-        "dp_replicate": (5,),
-        "dp_shard": (1, 5),
-        "fsdp": (1, 3, 5, 7),
-        "cp": (5, 7),
-        "tp": (4, 5),
-        "ep": (4, 5, 6, 7),
-        "efsdp": (1, 5),
-        "etp": (5,),
-    }
+        "pp": (5, 13), "batch": (1, 5), "loss": (1, 3, 5, 7), "dp_replicate": (5,), "dp_shard": (1, 5),
+        "fsdp": (1, 3, 5, 7), "cp": (5, 7), "tp": (4, 5), "ep": (4, 5, 6, 7), "efsdp": (1, 5), "etp": (5,),
+    }  # fmt: skip
     assert {name: local.ranks for name, local in plan.of(5).items()} == table
     with pytest.raises(PlanError, match="etp is 4 with tp 2"):
         recipes.torchtitan(16, tp=2, etp=4)

@@ -35,13 +35,6 @@ def test_all_members_agree(case):
                 assert (mine.canonical, mine.options, str(mine)) == (seen[0].canonical, seen[0].options, str(seen[0]))
 
 
-def test_share_false_takes_its_own():
-    """A group that does not share neither uses another's communicator nor lends its own."""
-    plan = Plan(Mesh(dp=4), [GroupSpec("a", "dp", share=False), GroupSpec("b", "dp"), GroupSpec("c", "dp")])
-    assert {name: group.canonical for name, group in plan.of(0).items()} == {"a": "a", "b": "b", "c": "b"}
-    assert plan.sharing == [("a",), ("b", "c")]
-
-
 def test_groups_of_one_rank_need_no_communicator():
     """Only leaders of more than one rank count as communicators."""
     plan = Plan(Mesh(tp=1, dp=2, pp=1), [GroupSpec(name) for name in ("tp", "dp", "pp")])
