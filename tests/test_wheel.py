@@ -60,11 +60,8 @@ def installed(request, wheel, tmp_path_factory):
 def test_what_the_wheel_contains(wheel):
     """The package with its types and its page, nothing beside it, below two megabytes; the licence in the metadata."""
     names = zipfile.ZipFile(wheel).namelist()
-    assert {name.split("/")[0] for name in names} == {
-        "rankmesh",
-        "rankmesh_watch.py",
-        wheel.name.split("-py3")[0] + ".dist-info",
-    }
+    metadata = wheel.name.split("-py3")[0] + ".dist-info"
+    assert {name.split("/")[0] for name in names} == {"rankmesh", "rankmesh_watch.py", metadata}
     assert {"rankmesh/py.typed", "rankmesh/viz/explorer.html", "rankmesh/__main__.py"} <= {*names}
     assert not [name for name in names if "__pycache__" in name or "/tests/" in name]
     assert wheel.stat().st_size < LIMIT

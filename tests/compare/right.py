@@ -84,26 +84,6 @@ def sequence_parallel(groups):
     sim.see("up.grad", up.grad, ("tp", None))
 
 
-@right("tp=2", "tp=4", "dp=2")
-def vocabulary(groups):
-    """Embedding and cross-entropy over a vocabulary that tp cuts."""
-    tp, dp = groups["tp"], pg(groups, "dp")
-    table = weight(groups, "table", (16, 4), ("tp", None))
-    tokens = sim.shard(groups, torch.arange(8) * 7 % 16, ("dp",))
-    low = tp.rank * len(table)
-    outside = (tokens < low) | (tokens >= low + len(table))
-    rows = F.embedding((tokens - low).masked_fill(outside, 0), table).masked_fill(outside[:, None], 0)
-    hidden = summed(rows, tp.pg)
-    scores = copied(hidden, tp.pg) @ table.T
-    highest = reduce_(scores.detach().amax(-1), tp.pg, dist.ReduceOp.MAX)
-    total = summed((scores - highest[:, None]).exp().sum(-1), tp.pg).log() + highest
-    scored = scores.gather(1, (tokens - low).masked_fill(outside, 0)[:, None])[:, 0].masked_fill(outside, 0)
-    loss = (total - summed(scored, tp.pg)).sum()
-    loss.backward()
-    sim.see("loss", reduce_(loss.detach(), dp))
-    sim.see("table.grad", reduce_(table.grad, dp), ("tp", None))
-
-
 @right(*EXPERTS)
 def experts(groups):
     """Experts over ep, their gradients over edp, the router's over dp."""
@@ -160,19 +140,6 @@ def zero(groups):
     part = w.detach().chunk(shards.size)[shards.rank] - 0.1 * gradient
     w.data.copy_(gather_rows(part, shards.pg))
     sim.see("w", w)
-
-
-@right("dp=2", "dp=4")
-def averaged_by_hooks(groups):
-    """Gradients averaged over dp by hooks of the tensors."""
-    model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
-    hooks = [parameter.register_hook(lambda g: reduce_(g.clone(), pg(groups, "dp"), dist.ReduceOp.AVG))
-             for parameter in model.parameters()]  # fmt: skip
-    x = sim.random(groups, "x", (8, 4), ("dp", None))
-    model(x).square().mean().backward()
-    sim.see("model", module=model)
-    for hook in hooks:
-        hook.remove()
 
 
 @right("dp=2", "dp=4")

@@ -14,7 +14,6 @@ from tests.compare.parallel import (
     pg,
     reduce_,
     scatter_rows,
-    scattered,
     summed,
     weight,
 )
@@ -342,34 +341,3 @@ def gathered_without_gradient(groups):
     loss.backward()
     reduce_(w.grad, dp)
     sim.see("w.grad", w.grad)  # wrong
-
-
-class CutBackward(torch.autograd.Function):
-    """The rows of all members, whose gradient is only cut: the members' gradients are taken for equal."""
-
-    @staticmethod
-    def forward(ctx, x, group):
-        """Gather."""
-        ctx.group, ctx.rows = group, len(x)
-        return gather_rows(x, group)
-
-    @staticmethod
-    def backward(ctx, gradient):
-        """Cut."""
-        first = ctx.group.rank() * ctx.rows
-        return gradient[first : first + ctx.rows].contiguous(), None
-
-
-@wrong("ep=2", "ep=4", "dp=2,ep=2", repair=None)
-def gathered_without_a_sum(groups):
-    """Experts see the tokens of all ranks; the gradient of the tokens lacks what other ranks' experts give."""
-    ep, table = groups["ep"], weight(groups, "table", (4, 4))
-    experts = weight(groups, "experts", (4, 4, 4), ("ep", None, None))
-    x = sim.random(groups, "x", (16, 4), ("dp-ep", None))
-    tokens = CutBackward.apply(x @ table.T, ep.pg)
-    y = scattered(sum((tokens @ w.T).tanh() for w in experts), ep.pg)
-    y.square().sum().backward()
-    reduce_(table.grad, pg(groups, "ep"))
-    reduce_(table.grad, pg(groups, "dp"))
-    sim.see("y", y, ("dp-ep", None))
-    sim.see("table.grad", table.grad)  # wrong

@@ -29,6 +29,17 @@ def test_published_collectives_are_near():
     assert {row["collective"] for row in rows} == {"all-reduce", "all-gather", "reduce-scatter", "all-to-all", "ring"}
 
 
+@pytest.mark.parametrize(("members", "near"), [(1, 0.05), (8, 0.1)])
+def test_groups_share_the_ports_of_a_host(members, near):
+    """With four ports for eight devices, groups of one member, and one group of all eight, take twice as long."""
+    plan = rm.Plan(rm.Mesh(a=members, b=8 // members, c=2), [rm.GroupSpec("group", axes="a-c")])
+    eight, gather = Cluster.parse("host=8,leaf=2"), [Message("all-gather", 2**27 / members)]
+    host, leaf = eight.levels
+    four = eight.with_levels([host, replace(leaf, bandwidth=48e9, uplink=4 * 48e9, assumed=False)])
+    seconds = [Links(plan, each, device=DEVICES["h100"]).seconds("group", gather) for each in (eight, four)]
+    assert seconds[1] == pytest.approx(2 * seconds[0], rel=near)
+
+
 def test_switches_that_reduce_are_quicker():
     """NVLink SHARP inside a host, SHARP between hosts: an all-reduce of 1 GiB takes less; without, it is a ring."""
 

@@ -52,11 +52,8 @@ def test_calibration_finds_shared_uplinks():
     ]
     cluster = CLUSTER.with_levels(levels)
     found = calibrated(CLUSTER, PLAN, _perfect(cluster))
-    assert [level.uplink for level in found.levels] == [
-        None,
-        pytest.approx(2.5e7, rel=0.1),
-        pytest.approx(1.25e7, rel=0.1),
-    ]
+    uplinks = [level.uplink for level in found.levels]
+    assert uplinks == [None, pytest.approx(2.5e7, rel=0.1), pytest.approx(1.25e7, rel=0.1)]
     for name in ("tp", "dp", "pp"):
         message = [Message("all-reduce", 2**20)]
         groups = PLAN.groups(name).tolist()

@@ -103,17 +103,9 @@ def test_placements_are_predicted_together_as_one_by_one(problem, data):
 
 @pytest.mark.parametrize(
     "spec",
-    [
-        "ep=8,dp=8",
-        "ep=4,dp=8",
-        "dp=4,ep=4,tp=2",
-        "ep=4,pp=2,dp=4",
-        "ep=2,dp=8",
-        "megatron:world=64,ep=8",
-        "megatron:world=64,tp=2,ep=8,etp=1",
-        "megatron:world=32,ep=4,order=dp-pp-ep-cp-tp",
-    ],
-)
+    ["ep=8,dp=8", "ep=4,dp=8", "dp=4,ep=4,tp=2", "ep=4,pp=2,dp=4", "ep=2,dp=8", "megatron:world=64,ep=8",
+     "megatron:world=64,tp=2,ep=8,etp=1", "megatron:world=32,ep=4,order=dp-pp-ep-cp-tp"],
+)  # fmt: skip
 def test_experts_do_not_leave_a_host_for_gradients(spec):
     """By default the all-to-all stays on NVLink; the reduction of gradients hides behind the backward pass."""
     plan = rm.read(spec)

@@ -101,10 +101,8 @@ def test_the_bubble_of_uneven_stages_is_near(stages):
 
 def test_dualpipe_joins_the_ends():
     """A device computes the mean of its two stages, holds both, and waits (p / 2 - 1)(F + B / 2)."""
-    sizes, links = (
-        Sizes(pp=4),
-        Links(search_plan(Sizes(pp=4), Training(batch=8, sequence=512)), Cluster.parse("host=8")),
-    )
+    sizes = Sizes(pp=4)
+    links = Links(search_plan(sizes, Training(batch=8, sequence=512)), Cluster.parse("host=8"))
     one, two = (Training(batch=8, sequence=512, schedule=name, overlap=("pp",)) for name in ("1f1b", "dualpipe"))
     works = [stage_work(GPT, two, sizes, stage, H100) for stage in range(4)]
     means = [(works[stage].seconds + works[3 - stage].seconds) / 2 for stage in range(2)]

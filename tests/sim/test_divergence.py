@@ -227,18 +227,9 @@ def _opposite(groups):
 def test_groups_entered_in_opposite_orders():
     """4 ranks: a ring of ranks that wait for each other is told on all of them, with group and line of each."""
     found = failures(_opposite, "tp=2,dp=2")
-    assert {rank: (error.kind, error.group) for rank, error in found.items()} == {
-        0: ("deadlock", "dp@tp0"),
-        1: ("deadlock", "tp@dp0"),
-        2: ("deadlock", "tp@dp1"),
-        3: ("deadlock", "dp@tp1"),
-    }
-    for group in (
-        "dp@tp0 of ranks [0, 2]",
-        "tp@dp0 of ranks [0, 1]",
-        "tp@dp1 of ranks [2, 3]",
-        "dp@tp1 of ranks [1, 3]",
-    ):
+    entered = ["dp@tp0 of ranks [0, 2]", "tp@dp0 of ranks [0, 1]", "tp@dp1 of ranks [2, 3]", "dp@tp1 of ranks [1, 3]"]
+    for rank, group in enumerate(entered):
+        assert (found[rank].kind, found[rank].group) == ("deadlock", group.split()[0])
         assert group in str(found[0])
     assert str(found[2]).count("test_divergence.py:") == 4
 

@@ -57,20 +57,21 @@ def _hangs(groups):
     dist.all_reduce(torch.ones(1), group=groups["dp"].pg)
 
 
-@pytest.mark.parametrize("function", [_well, _badly, _hangs])
+@pytest.mark.parametrize("function", [_well, _badly])
 def test_nothing_is_left(function):
-    """4 ranks: after a run that ends well, badly, or with a rank that spins, the process is as it was."""
+    """4 ranks: after a run that ends well or badly, the process is as it was."""
     before = outside()
-    with pytest.raises(sim.RanksFailed) if function is not _well else pytest.MonkeyPatch.context():
-        sim.run(function, "tp=2,dp=2", timeout=1.0 if function is _hangs else 60.0)
-    assert outside() == before
-    assert hooks._back is None
+    with pytest.raises(sim.RanksFailed) if function is _badly else pytest.MonkeyPatch.context():
+        sim.run(function, "tp=2,dp=2")
+    assert (outside(), hooks._back) == (before, None)
 
 
 def test_a_rank_that_spins_is_named():
-    """4 ranks: the rank that does not come back, its line, and the ranks that waited for it are told in time."""
+    """4 ranks: the rank that does not come back, its line, and those that waited are told in time; nothing is left."""
+    before = outside()
     with pytest.raises(sim.RanksFailed) as caught:
         sim.run(_hangs, "tp=2,dp=2", timeout=1.0)
+    assert (outside(), hooks._back) == (before, None)
     found = caught.value.failures
     assert {type(error) for error in found.values()} == {sim.HungRank}
     assert {error.hung for error in found.values()} == {1}

@@ -144,10 +144,8 @@ def test_a_level_that_no_host_names(read):
     text = "levels: [{name: host}, {name: leaf}, {name: spine}]\nhosts:\n"
     whole = text + "- {name: n1, devices: 2, leaf: a}\n- {name: n2, devices: 2, leaf: b}\n"
     cluster = read(whole)
-    assert ([level.name for level in cluster.levels], _units(cluster, "spine")) == (
-        ["host", "leaf", "spine"],
-        ["all"] * 2,
-    )
+    assert [level.name for level in cluster.levels] == ["host", "leaf", "spine"]
+    assert _units(cluster, "spine") == ["all"] * 2
     assert cluster.notes == ("no host names its spine: all hosts are in one",)
     assert read(whole, hosts="n2,n1").notes == cluster.notes
     assert read(text + "- {name: 'n[1-2]', devices: 2}\n").hosts[0].places == ("all", "all")
