@@ -99,7 +99,7 @@ test-gpu: $(VENV)/.installed-test  ## live groups, transfers and hangs on NCCL, 
 
 test-sweeps: $(VENV)/.installed-test  ## kill a rank at every operation of connect, the dialects, a check, a round; hostile files (SWEEP=all)
 	@RANKMESH_TEST_SWEEP=$(SWEEP) RANKMESH_CLUSTER=$(if $(filter all,$(SWEEP)),1) $(PYTEST) -n $(JOBS) --dist load --maxschedchunk 1 --timeout 3000 \
-		tests/check/test_blame.py tests/groups/test_kill_sweep.py tests/readers/test_hostile.py \
+		tests/check/test_blame.py tests/readers/test_hostile.py \
 		tests/dialects/test_kill_sweep.py tests/rendezvous/test_schedules.py tests/survival/test_sweep.py \
 		$(if $(filter all,$(SWEEP)),tests/rendezvous/test_contract.py::test_one_dies_at_each_operation \
 		tests/survival/test_survive.py::test_any_moment tests/survival/test_faults.py tests/guard/test_faults.py tests/survival/test_guarding.py tests/examples/test_survives.py \

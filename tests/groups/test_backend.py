@@ -40,34 +40,31 @@ KINDS = [rm.GroupSpec("tp"), rm.GroupSpec("dp", lazy=True), rm.GroupSpec("ends",
 PLAN = rm.Plan(rm.Mesh(tp=2, dp=2, pp=1), [*KINDS, rm.GroupSpec("pp")])
 
 
-@pytest.mark.few(1)
-@pytest.mark.long
-@pytest.mark.parametrize("call", ["rankmesh.connect('dp=1')", "rankmesh.init()", "from rankmesh import sim"])
-def test_an_old_torch_is_refused_before_anything_happens(call):
-    """Torch 2.7: one ConnectError with both versions, whatever is used first."""
-    program = f"import torch; torch.__version__ = '2.7.1'\nimport rankmesh\n{call}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
-    message = "ConnectError: torch 2.7.1 is installed, and rankmesh needs 2.8 or newer; pip install 'torch>=2.8'"
-    assert done.stderr.splitlines()[-1].endswith(message)
-    assert done.stderr.count("ConnectError: torch") == 1
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize("call", ["rankmesh.connect('dp=1')", "rankmesh.init()", "from rankmesh import sim"])
-def test_a_torch_without_distributed_is_refused(call):
-    """A torch that was built without torch.distributed: one ConnectError, whatever is used first."""
-    without = """
+OLD = "import torch; torch.__version__ = '2.7.1'"
+WITHOUT = """
 import sys, torch, torch.distributed as without
 for name in [name for name in vars(without) if not name.startswith("__")]:
     delattr(without, name)
 without.is_available = lambda: False
 sys.modules["torch.distributed.distributed_c10d"] = sys.modules["torch._C._distributed_c10d"] = None
 """
-    program = f"{without}import rankmesh\n{call}"
+BUILT_WITHOUT = (
+    f"torch {torch.__version__} was built without torch.distributed, in which groups are made; "
+    "pip install --force-reinstall torch, whose wheels have it"
+)
+IS_OLD = "torch 2.7.1 is installed, and rankmesh needs 2.8 or newer; pip install 'torch>=2.8'"
+UNFIT = [(WITHOUT, BUILT_WITHOUT), pytest.param(OLD, IS_OLD, marks=pytest.mark.long)]
+
+
+@pytest.mark.few(2)
+@pytest.mark.parametrize(("torch_is", "message"), UNFIT, ids=["without distributed", "old"])
+@pytest.mark.parametrize("call", ["rankmesh.connect('dp=1')", "rankmesh.init()", "from rankmesh import sim"])
+def test_an_unfit_torch_is_refused_before_anything_happens(call, torch_is, message):
+    """Torch 2.7, and a torch without torch.distributed: one ConnectError, whatever is used first."""
+    program = f"{torch_is}\nimport rankmesh\n{call}"
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
-    assert (
-        f"ConnectError: torch {torch.__version__} was built without torch.distributed" in done.stderr.splitlines()[-1]
-    )
+    assert done.stderr.splitlines()[-1].endswith(f"ConnectError: {message}")
+    assert done.stderr.count("ConnectError: torch") == 1
 
 
 @pytest.mark.parametrize("version", ["2.8.0", "2.15.0+cu132", "3.0.0"])
@@ -132,7 +129,7 @@ def test_a_torch_without_private_pieces_makes_the_same_groups(ranks):
         assert back
 
 
-def _made_by(monkeypatch, groups, backend="nccl", local=(0, 2)):
+def _made_by(monkeypatch, groups, backend, local):
     """What the public fallback calls for one kind, in a world of 4 ranks that is bound to a device."""
     calls = []
     monkeypatch.setattr(public, "check_backend", lambda backend: None)
@@ -149,21 +146,18 @@ def _made_by(monkeypatch, groups, backend="nccl", local=(0, 2)):
     return found, [(by, given.get("split_ranks", ranks)) for by, ranks, given in calls]
 
 
-def test_a_bound_world_is_split_by_public_torch(monkeypatch):
-    """NCCL groups of a world that is bound to a device: one split_group for each kind, on members and others alike."""
-    found, calls = _made_by(monkeypatch, [(0, 2), (1, 3)])
-    assert found == "split_group"
-    assert calls == [("split_group", [[0, 2], [1, 3]])] * 2
-
-
 @pytest.mark.parametrize(
-    ("groups", "backend", "local"), [([(2, 0), (1, 3)], "nccl", (2, 0)), ([(0, 2), (1, 3)], "gloo", (0, 2))]
+    ("groups", "backend", "local", "by", "once"),
+    [
+        ([(0, 2), (1, 3)], "nccl", (0, 2), "split_group", [[[0, 2], [1, 3]]]),
+        ([(2, 0), (1, 3)], "nccl", (2, 0), "new_group", [[2, 0], [1, 3]]),
+        ([(0, 2), (1, 3)], "gloo", (0, 2), "new_group", [[0, 2], [1, 3]]),
+    ],
+    ids=["split", "in another order", "another backend"],
 )
-def test_what_a_split_would_change_is_made_anew(monkeypatch, groups, backend, local):
-    """Members that are not in ascending order, and groups of another backend: new_group for each."""
-    found, calls = _made_by(monkeypatch, groups, backend, local)
-    assert found == "new_group"
-    assert calls == [("new_group", list(ranks)) for ranks in groups] * 2
+def test_groups_of_a_bound_world_by_public_torch(monkeypatch, groups, backend, local, by, once):
+    """One split_group a kind, on members and others alike; new_group for each where a split would change them."""
+    assert _made_by(monkeypatch, groups, backend, local) == (by, [(by, ranks) for ranks in once] * 2)
 
 
 def _sorted_by_torch(me):

@@ -42,15 +42,11 @@ def test_ranks_that_a_kind_leaves_out():
     assert found[1].rows[0].groups[0].ranks == (0, 3)
 
 
-def _sized(groups, sizes):
-    return groups.measure(sizes)
-
-
 def test_sizes_that_are_none():
     """Sizes are bytes, at least one of them."""
     for sizes in ((), (0,)):
         with pytest.raises(RanksFailed, match="bytes that a rank holds"):
-            run(_sized, "tp=2", sizes, timeout=60)
+            run(lambda groups, sizes: groups.measure(sizes), "tp=2", sizes, timeout=60)
 
 
 def _end_at(moment, number):
