@@ -1,11 +1,9 @@
 import os
 import time
-from contextlib import suppress
-from datetime import timedelta
+from dataclasses import replace
 
 import pytest
 from tests import limits
-from tests.counting import Counting
 from tests.torch_lacks import private_backend
 
 import rankmesh as rm
@@ -13,7 +11,7 @@ from rankmesh.backend.registries import registries
 from rankmesh.core.rank_range import RankRange
 from rankmesh.core.saved import contents
 from rankmesh.errors import AgreementError, ConnectError
-from rankmesh.rendezvous import StoreChannel
+from rankmesh.runtime import World
 from rankmesh.runtime.agreement import PlanProposal, agree, differences
 
 PART_OF_WORLD = private_backend("a part of the world does not connect alone")
@@ -37,8 +35,8 @@ ODD = {
 }
 
 
-def _proposal(rank, size, covered=None, **fields):
-    return PlanProposal(rank, RankRange.of(*(covered or (0, size)), None), fields)
+def _proposal(rank, size, **fields):
+    return PlanProposal(rank, RankRange(0, size), fields)
 
 
 # -- ranks that differ -----------------------------------------------------------------------------
@@ -78,29 +76,26 @@ def test_one_rank_with_another_plan_is_named_on_every_rank(ranks, what):
         assert rank["then"] in ([0, 1], [1, 2]), "those that failed meet again under the next epoch"
 
 
-# Another plan, and how the first field that differs is shown: as a user writes it.
+# Two plans, and how what differs is shown: as a user writes it, never as the JSON in which plans are compared.
+VIEW = rm.Plan(rm.Mesh(tp=2, dp=2).with_view("expert", ep=2, edp=2), BASE)
+VIEWS = rm.Plan(rm.Mesh(tp=2, dp=2).with_view("expert", edp=2, ep=2).with_view("data", all=4), BASE)
 WRITTEN = {
-    "axis order": (ODD["axis order"][0], ("mesh.axes", "tp=2,dp=2", "dp=2,tp=2")),
-    "group order": (ODD["group order"][0], ("groups", "tp, dp", "dp, tp")),
-    "rank map": (ODD["rank map"][0], ("mesh.rank_map", "absent", "[1, 0, 2, 3]")),
+    "axis order": (GOOD, ODD["axis order"][0], [("mesh.axes", "tp=2,dp=2", "dp=2,tp=2")]),
+    "group order": (GOOD, ODD["group order"][0], [("groups", "tp, dp", "dp, tp")]),
+    "rank map": (GOOD, ODD["rank map"][0], [("mesh.rank_map", "absent", "[1, 0, 2, 3]")]),
+    "views": (
+        VIEW,
+        VIEWS,
+        [("mesh.views.expert.axes", "ep=2,edp=2", "edp=2,ep=2"), ("mesh.views.data", "absent", "all=4")],
+    ),
 }
 
 
 @pytest.mark.parametrize("what", WRITTEN)
 def test_what_differs_is_shown_as_it_is_written(what):
-    """Axes as a SPEC, groups by their names: never the JSON in which plans are compared."""
-    other, shown = WRITTEN[what]
-    assert differences(contents(GOOD), contents(other)) == [shown]
-
-
-def test_a_view_is_shown_as_it_is_written():
-    """Its axes in another order, and where only one plan has it beside another view."""
-    turned = rm.Plan(rm.Mesh(tp=2, dp=2).with_view("expert", ep=2, edp=2), BASE)
-    other = rm.Plan(rm.Mesh(tp=2, dp=2).with_view("expert", edp=2, ep=2).with_view("data", all=4), BASE)
-    assert differences(contents(turned), contents(other)) == [
-        ("mesh.views.expert.axes", "ep=2,edp=2", "edp=2,ep=2"),
-        ("mesh.views.data", "absent", "all=4"),
-    ]
+    """Axes and views as a SPEC, groups by their names."""
+    ours, theirs, shown = WRITTEN[what]
+    assert differences(contents(ours), contents(theirs)) == shown
 
 
 def _other_ranks(me):
@@ -151,37 +146,17 @@ def test_a_mismatch_inside_one_of_two_meshes_stays_there(ranks):
     assert [answer.get("epoch") for answer in answers[4:]] == [0] * 4
 
 
-@pytest.mark.few(2)
-@pytest.mark.parametrize("come", ["first", "last"])
-@pytest.mark.parametrize("fields", [{"version": "9.9"}, {"live_world_size": 5}, {"live_world_size": 3}])
-def test_another_version_or_world_view_is_named(ranks, fields, come):
-    """4 ranks, the claims as connect makes them: another version, another number of ranks in the world."""
-    for rank in ranks(4, _odd_proposal, fields, come, world=None):
-        assert (rank["ranks"], rank["fields"]) == ([1], list(fields)), rank
-
-
-def _waiting(me):
-    return 4 - len(StoreChannel(me.store).absent("0-4/0/agree/arrived", range(4)))
-
-
-def _odd_proposal(me, odd, come):
-    """Rank 1 claims something else, and comes before all others or after them."""
-    while (me.rank == 1) == (come == "last") and _waiting(me) < (1 if come == "first" else 3):
-        time.sleep(0.01)
-    fields = {"plan": {}, "version": "0.1", "live_world_size": 4} | (odd if me.rank == 1 else {})
-    proposal = PlanProposal(me.rank, RankRange.of(0, 4, None), fields)
-    return me.error(AgreementError, agree, me.store, proposal, LONG)
-
-
+@PART_OF_WORLD
 def test_the_version_and_the_live_world_are_part_of_the_proposal(ranks):
-    """4 ranks, one that runs another version of rankmesh: named, with the field."""
-    for rank in ranks(4, _other_version):
-        assert (rank["ranks"], rank["fields"]) == ([0], ["version"])
+    """4 ranks, one of another version of rankmesh in what it takes for a larger world: named, with both fields."""
+    for rank in ranks(4, _of_another_release):
+        assert (rank["ranks"], rank["fields"]) == ([0], ["live_world_size", "version"])
 
 
-def _other_version(me):
+def _of_another_release(me):
     if me.rank == 0:
         rm.__version__ = "0.0.1"
+        World.current().default = replace(World.current().default, size=5)
     return me.error(AgreementError, rm.connect, GOOD, timeout=limits.LONG)
 
 
@@ -210,22 +185,6 @@ def test_a_rank_that_never_arrives_is_named_at_the_timeout(ranks, late):
             assert 4.9 < rank["seconds"] < limits.AT_ONCE
 
 
-def _late_ranks_come_first_to_the_retry(me):
-    """Those that gave up come back after the late one has been waiting for them."""
-    if me.rank == 3:
-        me.store.wait(["gave up"], timedelta(seconds=LONG))
-    else:
-        assert _connect(GOOD, timeout=5)["missing"] == [3]
-        me.store.set("gave up", "yes")
-        time.sleep(1)
-    return _connect(GOOD).get("epoch")
-
-
-def test_a_late_rank_waits_for_those_that_gave_up(ranks):
-    """4 ranks: the late one is not told that the others differ because they had arrived before."""
-    assert ranks(4, _late_ranks_come_first_to_the_retry) == [1] * 4
-
-
 def _different_and_missing(me):
     if me.rank == 0:
         me.meet("end")
@@ -244,60 +203,7 @@ def test_a_missing_rank_does_not_hide_one_that_differs(ranks):
         assert "did not arrive" in answer["message"]
 
 
-def _interrupted(me):
-    """A rank whose wait is interrupted comes again: it is counted once."""
-
-    class Interrupting(Counting):
-        def wait(self, keys, timeout):
-            raise KeyboardInterrupt
-
-    store = me.store
-    if me.rank == 0:
-        with suppress(KeyboardInterrupt):
-            agree(Interrupting(store), _proposal(0, 2), LONG)
-    me.meet("interrupted")
-    if me.rank == 0:
-        return me.error(AgreementError, agree, store, _proposal(0, 2), 1.0)["missing"]
-    return [1]
-
-
-def test_a_rank_is_counted_once_after_an_interrupt(ranks):
-    """2 ranks: the one that was interrupted and came back does not stand for the other, which never comes."""
-    assert ranks(2, _interrupted, world=None) == [[1], [1]]
-
-
 # -- several meetings on one store -----------------------------------------------------------------
-
-
-def _unequal_counts(me):
-    """Ranks 0 and 1 connect three times while 2 and 3 do it once, and come late."""
-    if me.rank < 2:
-        left = rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp")], name="left")
-        epochs = [_connect(left).get("epoch")]
-        if me.rank == 0:
-            me.store.set("once", "yes")
-        time.sleep(0.5 * me.rank)
-        return [*epochs, *(_connect(left).get("epoch") for _ in range(2))]
-    right = rm.Plan(rm.Mesh(tp=2, offset=2), [rm.GroupSpec("tp")], name="right")
-    me.store.wait(["once"], timedelta(seconds=LONG))
-    time.sleep(0.2 * me.rank)
-    return [_connect(right).get("epoch")]
-
-
-@PART_OF_WORLD
-def test_meshes_that_connect_unequally_often_do_not_accuse_each_other(ranks):
-    """4 ranks, two meshes: one connects three times while the other arrives rank by rank."""
-    assert ranks(4, _unequal_counts) == [[0, 1, 2], [0, 1, 2], [0], [0]]
-
-
-def _colocated(me):
-    plans = [rm.Plan(rm.Mesh(tp=4), [rm.GroupSpec("tp")], name=name) for name in ("encoder", "llm")]
-    return [_connect(plan).get("epoch") for plan in plans]
-
-
-def test_colocated_meshes_meet_apart(ranks):
-    """4 ranks in two meshes at the same time: equal plans with different names do not meet."""
-    assert ranks(4, _colocated) == [[0, 1]] * 4
 
 
 def _two_jobs(me):

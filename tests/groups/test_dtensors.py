@@ -7,6 +7,10 @@ import pytest
 import torch
 import torch.distributed as dist
 from tests.transfer import brute
+from torch.distributed.device_mesh import init_device_mesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
 import rankmesh as rm
 from rankmesh import sim
@@ -17,9 +21,6 @@ from rankmesh.errors import LayoutError
 
 def _placed(shape, placements):
     """Whether each rank's DTensor holds what its sharding says."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import distribute_tensor
-
     mesh = init_device_mesh("cpu", (2, 3), mesh_dim_names=("dp", "tp"))
     whole = torch.arange(torch.Size(shape).numel()).reshape(shape).float()
     placed = distribute_tensor(whole, mesh, placements)
@@ -30,8 +31,6 @@ def _placed(shape, placements):
 
 def test_dtensors_of_any_placement():
     """6 simulated ranks: shards of either axis or both, even and uneven, on one dimension or two."""
-    from torch.distributed.tensor import Replicate, Shard
-
     cases = [
         ((12, 4), [Shard(0), Replicate()], ("dp", None)),
         ((7, 5), [Replicate(), Shard(1)], (None, "tp")),
@@ -45,9 +44,6 @@ def test_dtensors_of_any_placement():
 
 def test_dtensors_round_trip():
     """Every cut of every axis in every order: placements of it, a DTensor with them, and the same sharding again."""
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.tensor import DTensor
-
     mesh, shape, known = rm.Mesh(tp=2, dp=3, pp=2), (24, 36), set()
     with fake_world(0, 12):
         device_mesh = init_device_mesh("cpu", (2, 3, 2), mesh_dim_names=("pp", "dp", "tp"))
@@ -63,8 +59,6 @@ def test_dtensors_round_trip():
 
 def test_what_a_dtensor_cannot_say_is_named():
     """Positions, parts, padding, and a mesh of other axes."""
-    from torch.distributed.device_mesh import init_device_mesh
-
     with fake_world(0, 4):
         device_mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("pp", "tp"))
         for option, value in (("at", {"pp": 1}), ("parts", (6, 2)), ("padded", {0: 10})):
@@ -74,11 +68,7 @@ def test_what_a_dtensor_cannot_say_is_named():
             rm.Sharding(rm.Mesh(tp=4), ("tp",), (8,)).to_dtensor(device_mesh)
 
 
-def _fully_sharded():
-    from torch.distributed.device_mesh import init_device_mesh
-    from torch.distributed.fsdp import fully_shard
-    from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
-
+def _fully_sharded(me):
     mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("dp", "tp"))
     torch.manual_seed(0)
     model = torch.nn.Sequential(torch.nn.Linear(6, 8), torch.nn.Linear(8, 6))
@@ -95,14 +85,10 @@ def _fully_sharded():
 
 def test_fsdp_over_tensor_parallelism(ranks):
     """4 ranks, gloo: FSDP2's strided shards are cut by tp first, then by dp."""
-    for good, cuts in ranks(4, _fully_sharded_here):
+    for good, cuts in ranks(4, _fully_sharded):
         assert all(good.values()), good
         assert cuts["0.weight"] == ["tp-dp", None]
         assert cuts["1.weight"] == ["dp", "tp"]
-
-
-def _fully_sharded_here(me):
-    return _fully_sharded()
 
 
 def test_partial_dtensors_and_meshes_with_holes_are_refused():

@@ -122,14 +122,6 @@ def test_what_is_private_in_torch_is_used_in_one_package():
 
 
 @pytest.mark.parametrize(
-    "name", ["members", "gloo", "registries", "recorder", "meshes", "torch_threads", "single_rank"]
-)
-def test_the_search_finds_them_where_they_are(name):
-    """The same search finds the private calls of each file that has some."""
-    assert private_uses(ast.parse((SOURCES / HERE / f"{name}.py").read_text(encoding="utf-8")))
-
-
-@pytest.mark.parametrize(
     "line",
     [
         "import torch._C._distributed_c10d",

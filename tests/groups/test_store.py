@@ -8,10 +8,7 @@ from tests.torch_lacks import listed_keys
 import rankmesh as rm
 from rankmesh.core.rank_range import RankRange
 from rankmesh.errors import AgreementError
-from rankmesh.rendezvous import StoreChannel
 from rankmesh.runtime.agreement import PlanProposal, agree
-
-STORES = ("tcp", "tcp without libuv", "file")
 
 
 def _plan(number):
@@ -53,24 +50,6 @@ def _after_failures(me):
 def test_what_failed_is_deleted_with_the_next_that_succeeds(ranks):
     """3 ranks, three meetings at which all differ, then one at which they agree: nothing of the three stays."""
     assert ranks(3, _after_failures, world=None) == [["own/rankmesh/job/0-3/epoch"]] * 3
-
-
-def _store(kind, folder):
-    if kind == "file":
-        return dist.FileStore(str(folder / "store"), 1)
-    return dist.TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False, use_libuv=kind == "tcp")
-
-
-@pytest.mark.parametrize("kind", STORES)
-def test_a_set_has_those_that_arrived(tmp_path, kind):
-    """No process, 200 ranks from 5 on: exactly one rank completes the set, and who is absent is known."""
-    everyone = range(5, 205)
-    channel = StoreChannel(_store(kind, tmp_path))
-    order = sorted(everyone, key=lambda rank: (rank * 7919) % 200)
-    assert not any(channel.arrive("set", everyone, rank) for rank in order[:-1])
-    assert channel.absent("set", everyone) == [order[-1]]
-    assert channel.arrive("set", everyone, order[-1])
-    assert channel.absent("set", everyone) == []
 
 
 def test_who_is_missing_in_a_large_world_is_found_in_few_words(tmp_path):
