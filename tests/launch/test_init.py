@@ -98,23 +98,6 @@ def test_a_world_that_is_there_stays(ranks):
     assert ranks(3, _in_a_world) == [[[rank, 3, "gloo"], True] for rank in range(3)]
 
 
-def _is_absent(me, port):
-    me.launched(port)
-    if me.rank == 2:
-        me.meet("the others have waited")
-        return None
-    error = me.error(rm.AgreementError, rm.init, timeout=5)
-    me.meet("the others have waited")
-    return error["missing"], error["seconds"], dist.is_initialized()
-
-
-def test_a_rank_that_does_not_come(ranks):
-    """3 ranks, one of which does not come: the others name it, in time, and have no world."""
-    for missing, seconds, initialized in ranks(3, _is_absent, free_port(), world=None)[:2]:
-        assert (missing, initialized) == ([2], False)
-        assert seconds < limits.AT_ONCE
-
-
 def _loses_the_first(me, port):
     me.launched(port)
 
@@ -145,37 +128,39 @@ def test_the_rank_that_serves_the_store_dies(outcomes):
         assert seconds < limits.AT_ONCE
 
 
-def _forks(me, port, way):
-    """A child of rank 0 or 1 uses what it has from its parent, and ends as programs do or at once."""
+def _forks(me, port):
+    """Children of rank 0 and 1 use what they have from their parent: one asks for more, the other leaves."""
     me.launched(port)
+    codes, total = [], torch.ones(1)
     with rm.init(timeout=20) as live, rm.connect("tp=2", timeout=20) as groups:
         me.meet("all have joined")
-        child = os.fork()
-        if child == 0:
-            os._exit(_as_child(me, live, groups, way))
-        status = os.waitpid(child, 0)[1]
-        total = torch.ones(1)
+        for way in (_is_refused, _leaves):
+            child = os.fork()
+            if child == 0:
+                os._exit(way(me, live, groups))
+            codes.append(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
         dist.all_reduce(total, group=groups["tp"].pg)
         with rm.connect("dp=2", timeout=20) as others:
             dist.all_reduce(total, group=others["dp"].pg)
-    return [os.waitstatus_to_exitcode(status), total.item()]
+    return codes, total.item()
 
 
-def _as_child(me, live, groups, way):
-    if way == "refused":
-        calls = [rm.init, rm.discover, groups.measure, groups.warm_up, groups.report, lambda: rm.connect("tp=2")]
-        messages = [me.error(rm.ConnectError, call)["message"] for call in calls]
-        return 7 if all("was forked by process" in message for message in messages) else 9
+def _is_refused(me, _, groups):
+    calls = [rm.init, rm.discover, groups.measure, groups.warm_up, groups.report, lambda: rm.connect("tp=2")]
+    messages = [me.error(rm.ConnectError, call)["message"] for call in calls]
+    return 7 if all("was forked by process" in message for message in messages) else 9
+
+
+def _leaves(_, live, groups):
     groups.close()
     live.close()
     live.close()
     return 7
 
 
-@pytest.mark.parametrize("way", ["refused", "leaves"])
-def test_a_forked_child_is_refused_or_forgets(ranks, way):
+def test_a_forked_child_is_refused_or_forgets(ranks):
     """2 ranks that fork: their children get errors or leave the world, and the parents go on as before."""
-    assert ranks(2, _forks, free_port(), way, world=None) == [[7, 4.0]] * 2
+    assert ranks(2, _forks, free_port(), world=None) == [[[7, 7], 4.0]] * 2
 
 
 def _on_no_interface(me, port, odd):

@@ -196,47 +196,41 @@ def test_what_is_written_is_read(tasks, data):
 
 # -- Kubernetes --------------------------------------------------------------------------------------------------------
 
-POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MASTER_ADDR": "job-master-0", "MASTER_PORT": "23456"}
+POD = {"KUBERNETES_SERVICE_HOST": "10.96.0.1", "MASTER_ADDR": "master-0", "MASTER_PORT": "23456"}
+INDEXED = {**POD, "JOB_COMPLETION_INDEX": "3"}
+TRAINJOB = {
+    "KUBERNETES_SERVICE_HOST": "10.96.0.1",
+    "PET_NNODES": "4",
+    "PET_NODE_RANK": "2",
+    "PET_MASTER_ADDR": "node-0-0.train",
+    "PET_MASTER_PORT": "29400",
+}
 
 
-def test_a_pytorchjob():
-    """RANK and WORLD_SIZE of the operator, one rank a pod."""
-    result = started_by({**POD, "RANK": "2", "WORLD_SIZE": "4", "PYTHONUNBUFFERED": "1"})
-    assert (result.launcher, result.rank, result.world_size, result.local_rank) == ("kubernetes", 2, 4, None)
-    assert (result.local_world_size, result.meeting) == (1, "job-master-0:23456")
+@pytest.mark.parametrize(
+    ("variables", "expected"),
+    [
+        ({**POD, "RANK": "2", "WORLD_SIZE": "4", "PYTHONUNBUFFERED": "1"}, (2, 4, "master-0:23456")),
+        ({**TRAINJOB, "PET_NPROC_PER_NODE": "1"}, (2, 4, "node-0-0.train:29400")),
+        ({**INDEXED, "WORLD_SIZE": "4"}, (3, 4, "master-0:23456")),
+        ({**INDEXED, "JOB_INDEX": "1", "PROCESSES_IN_JOB": "4", "WORLD_SIZE": "8"}, (7, 8, "master-0:23456")),
+    ],
+    ids=["PyTorchJob", "TrainJob", "indexed Job", "JobSet"],
+)
+def test_a_pod_is_a_rank(variables, expected):
+    """The number of the operator, of the node, or of the completion, to which a JobSet adds the jobs before it."""
+    result = started_by(variables)
+    assert (result.rank, result.world_size, result.meeting) == expected
+    assert (result.launcher, result.local_rank, result.local_world_size) == ("kubernetes", None, 1)
 
 
-def test_a_trainjob_of_one_process_a_node():
-    """PET variables without torchrun: the pod is the rank; with several processes torchrun has to start them."""
-    pod = {
-        "KUBERNETES_SERVICE_HOST": "10.96.0.1",
-        "PET_NNODES": "4",
-        "PET_NODE_RANK": "2",
-        "PET_MASTER_ADDR": "node-0-0.train",
-        "PET_MASTER_PORT": "29400",
-    }
-    result = started_by({**pod, "PET_NPROC_PER_NODE": "1"})
-    assert (result.launcher, result.rank, result.world_size, result.meeting) == (
-        "kubernetes",
-        2,
-        4,
-        "node-0-0.train:29400",
-    )
+def test_pods_without_their_number():
+    """Several processes of a node, which torchrun has to start; an index of a job of unknown size."""
     with pytest.raises(ConnectError) as error:
-        started_by({**pod, "PET_NPROC_PER_NODE": "8"})
+        started_by({**TRAINJOB, "PET_NPROC_PER_NODE": "8"})
     assert (error.value.variable, error.value.received) == ("PET_NPROC_PER_NODE", "8")
-
-
-def test_an_indexed_job_and_a_jobset():
-    """The completion index is the rank; in a JobSet the job's index counts whole jobs before it."""
-    result = started_by({**POD, "JOB_COMPLETION_INDEX": "3", "WORLD_SIZE": "4"})
-    assert (result.launcher, result.rank, result.world_size) == ("kubernetes", 3, 4)
-    result = started_by(
-        {**POD, "JOB_COMPLETION_INDEX": "3", "JOB_INDEX": "1", "PROCESSES_IN_JOB": "4", "WORLD_SIZE": "8"}
-    )
-    assert (result.rank, result.world_size) == (7, 8)
     with pytest.raises(ConnectError) as error:
-        started_by({**POD, "JOB_COMPLETION_INDEX": "3"})
+        started_by(INDEXED)
     assert (error.value.variable, error.value.launcher) == ("WORLD_SIZE", "kubernetes")
 
 
@@ -261,23 +255,16 @@ def test_an_indexed_job_and_a_jobset():
         ("slurm", "SLURM_JOB_ID", "12_3"),
         ("openmpi", "OMPI_COMM_WORLD_RANK", "8"),
         ("flux", "FLUX_JOB_SIZE", "2:4"),
+        *(("slurm", "SLURM_STEP_TASKS_PER_NODE", text) for text in ("four", "4(x2", "4(2)", "4,,2", "4;2")),
     ],
 )
-def test_what_is_no_number_is_refused(base, name, text):
+def test_what_no_launcher_writes_is_refused(base, name, text):
     """The variable, what it holds, the rule and the remedy, as text and as attributes, and what was read before."""
     with pytest.raises(ConnectError) as error:
         started_by({**RECORDED[base], name: text})
     assert (error.value.variable, error.value.received) == (name, text)
     assert str(error.value).startswith(f"{name}=")
     assert error.value.evidence[name] == text
-
-
-@pytest.mark.parametrize("text", ["four", "4(x2", "4(2)", "4,,2", "4;2"])
-def test_tasks_per_node_that_slurm_does_not_write(text):
-    """The list of tasks is refused with its text."""
-    with pytest.raises(ConnectError) as error:
-        started_by({**SLURM, "SLURM_STEP_TASKS_PER_NODE": text})
-    assert error.value.received == text
 
 
 @pytest.mark.parametrize(
