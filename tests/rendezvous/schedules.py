@@ -4,27 +4,27 @@
 rank 0   arrive ─────────────── wait . . . . . . . . . . . . outcome
 rank 1          arrive ── dies
 rank 2                  arrive ──── wait ── conclude ───────
-         └──────┴───────┴───────┴──── before each operation of the channel, chance says who runs
+         └──────┴───────┴───────┴──── before each operation of the store, chance says who runs
 ```
 
 Real processes try the interleavings that a machine happens to make; this tries any, thousands of them, and again.
 """
 
-# Methods of `Channel` have their docstrings there; chance keeps no secrets.
-# ruff: noqa: D102, S311
+# ruff: noqa: S311 - chance keeps no secrets
 
 import random
 import threading
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 
-from rankmesh.rendezvous import arrivals
+from tests.rendezvous.transports import Died
+from torch.distributed import HashStore
+
+from rankmesh.rendezvous import StoreChannel, arrivals, waiting
 from rankmesh.rendezvous import round as rounds
 
 NEVER = float("inf")
-
-
-class Died(BaseException):
-    """A participant that is killed: it does nothing any more."""
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class Schedule:
     """Runs one program on each rank, one at a time; ``seed`` decides who is next."""
 
     def __init__(self, seed, faults=()):
-        self.chance, self.faults = random.Random(seed), faults
-        self.clock, self.data, self.operations = 0.0, {}, {}
+        self.chance, self.faults, self.store = random.Random(seed), faults, HashStore()
+        self.clock, self.operations = 0.0, {}
         self._turns, self._ready, self._waiting = {}, [], {}
         self._dead = set()
         self._over = threading.Event()
@@ -54,7 +54,7 @@ class Schedule:
         def one(rank):
             self._turns[rank].acquire()
             try:
-                answers[rank] = program(rank, Memory(self, rank))
+                answers[rank] = program(rank, StoreChannel(Points(self, rank)))
             except (Exception, Died) as error:  # noqa: BLE001 - what this participant met
                 answers[rank] = error
             self._next(None)
@@ -92,6 +92,11 @@ class Schedule:
             if (fault.rank, fault.at) == (rank, self.operations[rank]) and fault.seconds == NEVER:
                 self._die(rank)
 
+    def left(self):
+        """The number of the next epoch, which is all that is left in the store."""
+        assert self.store.num_keys() == 1
+        return int(self.store.get("rankmesh/job/meet/epoch"))
+
     def _die(self, rank):
         self._dead.add(rank)
         raise Died
@@ -120,92 +125,33 @@ class Schedule:
                 self._turns[rank].acquire()
 
 
-class Memory:
-    """The channel of one rank: every operation is a point of the schedule."""
-
-    remote = False
+class Points:
+    """The store of one rank: every operation is a point of the schedule, and a wait is one by its clock."""
 
     def __init__(self, schedule, rank):
-        self._schedule, self._rank, self._data = schedule, rank, schedule.data
+        self._schedule, self._rank, self._store = schedule, rank, schedule.store
 
-    def again(self):
-        return self
-
-    def _do(self, work):
+    def _do(self, work, *given):
         self._schedule.point(self._rank)
-        found = work(self._data)
+        found = work(*given)
         self._schedule.done(self._rank)
         return found
 
-    def arrive(self, key, participants, rank):
-        def work(data):
-            there = data.setdefault(key, set())
-            there.add(rank)
-            return there >= set(participants)
+    def __getattr__(self, name):
+        return partial(self._do, getattr(self._store, name))
 
-        return self._do(work)
+    def wait(self, keys, timeout):
+        """Let the others run until the keys are there, or the time is over."""
+        self._do(self._wait, partial(self._store.check, keys), timeout.total_seconds())
 
-    def absent(self, key, participants):
-        return self._do(lambda data: [rank for rank in participants if rank not in data.get(key, ())])
-
-    def post(self, key, rank, text):
-        self._do(lambda data: data.setdefault(key, []).append((rank, text)))
-
-    def posted(self, key, writers=1):
-        def work(data):
-            found = {}
-            for rank, text in data.get(key, ()):
-                found.setdefault(rank, []).append(text)
-            return found
-
-        return self._do(work)
-
-    def advance(self, key, number):
-        def work(data):
-            if data.get(key, 0) == number:
-                data[key] = number + 1
-
-        self._do(work)
-
-    def tick(self, key, amount):
-        def work(data):
-            data[key] = data.get(key, 0) + amount
-            return data[key]
-
-        return self._do(work)
-
-    def first(self, key, text):
-        return self._do(lambda data: data.setdefault(key, text))
-
-    announce = first
-
-    def write(self, key, text):
-        self._do(lambda data: data.__setitem__(key, text))
-
-    def read(self, key):
-        return self._do(lambda data: data.get(key))
-
-    def wait(self, key, seconds):
-        self._schedule.point(self._rank)
-        if key not in self._data and seconds > 0:
-            self._schedule.wait(self._rank, lambda: key in self._data, seconds)
-        found = key in self._data
-        self._schedule.done(self._rank)
-        return found
-
-    def delete(self, keys, *, sets=(), participants=()):
-        for key in (*keys, *sets):
-            self._do(lambda data, key=key: data.pop(key, None))
-
-
-class Clock:
-    """The ``time`` module of rounds, by the clock of a schedule."""
-
-    def __init__(self, schedule):
-        self.monotonic = lambda: schedule.clock
+    def _wait(self, come, seconds):
+        if not come() and seconds > waiting._LEAST:
+            self._schedule.wait(self._rank, come, seconds)
+        if not come():
+            raise RuntimeError("the time is over")
 
 
 def on_its_clock(monkeypatch, schedule):
     """Have rounds measure time by the clock of the schedule."""
     for module in (rounds, arrivals):
-        monkeypatch.setattr(module, "time", Clock(schedule))
+        monkeypatch.setattr(module, "time", SimpleNamespace(monotonic=lambda: schedule.clock))

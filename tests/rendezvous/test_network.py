@@ -75,24 +75,3 @@ def test_who_serves_the_store_leaves_last(outcomes, serves):
     """3 ranks, one of which fails: nobody who was to hear so loses the store instead, if its server is known."""
     _, slow, _ = outcomes(3, _server_reads_first, serves, world=None)
     assert (slow.value == "no more sockets") is serves, slow
-
-
-def _counted(me):
-    """The store operations of one round of two steps, on this rank."""
-    from tests.counting import Counting
-
-    store = Counting(me.store)
-    found = Round(StoreChannel(store), "meet", range(me.size), me.rank)
-    for name in ("agree", "make"):
-        every = or_missing(lambda _: Outcome(), limits.LONG, "meet")
-        outcome = found.step(name, Proposal("same" if name == "agree" else ""), every, WaitPolicy(limits.LONG))
-    found.leave(outcome)
-    return store.calls.total()
-
-
-def test_store_operations_are_flat(ranks):
-    """8 and 31 processes, two steps: nine operations a rank; at most 40 for who coordinates or leaves last."""
-    for size in (8, 31):
-        counted = sorted(ranks(size, _counted, world=None))
-        assert counted[: size - 3] == [9] * (size - 3)
-        assert counted[-1] <= 40
