@@ -19,12 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from bench.report import page
-
-if TYPE_CHECKING:
-    from bench.results import Comparison
+from bench.results import Comparison, load, machine
 
 __all__ = ["main"]
 
@@ -60,10 +58,9 @@ def _comparisons(given: argparse.Namespace) -> Iterator[Comparison]:
 
     import rankmesh.runtime  # noqa: F401
     from bench.contests import CONTESTS
-    from bench.dry import dry
     from bench.getters import getters
     from bench.live import live
-    from bench.planning import planning
+    from bench.worlds import dry, planning
 
     rounds, limit = given.rounds, given.limit
     if "live" in given.only:
@@ -78,18 +75,17 @@ def _comparisons(given: argparse.Namespace) -> Iterator[Comparison]:
 
 
 def _measured(given: argparse.Namespace) -> dict[str, Any]:
-    before, done = round(os.getloadavg()[0], 2), []
+    before, done = load(), []
     for comparison in _comparisons(given):
         done.append(asdict(comparison))
         found = [f"{name} {stat.median:.3g} times faster" for name, stat in comparison.both.ratios.items()]
         found += [f"{side}: {why}" for side, why in comparison.failures.items()]
-        about = f"{comparison.section}, {comparison.ranks:,} ranks, {comparison.what} ({comparison.peer})"
-        sys.stderr.write(f"{about}: {', '.join(found) or 'done'}\n")
-    load = {"before": before, "after": round(os.getloadavg()[0], 2)}
-    machine = {"system": platform.system(), "cores": os.cpu_count(), "python": platform.python_version(), "load": load}
+        title = f"{comparison.section}, {comparison.ranks:,} ranks, {comparison.what} ({comparison.peer})"
+        sys.stderr.write(f"{title}: {', '.join(found) or 'done'}\n")
+    about = machine() | {"system": platform.system(), "load": {"before": before, "after": load()}}
     versions = {name: _version(name) for name in ("rankmesh", "torch", "megatron-core", "numpy")}
     settings = {name: getattr(given, name) for name in ("ranks", "worlds", "rounds", "limit")}
-    return {"machine": machine, "versions": versions, "settings": settings, "comparisons": done}
+    return {"machine": about, "versions": versions, "settings": settings, "comparisons": done}
 
 
 def _version(name: str) -> str:
@@ -102,10 +98,10 @@ def _version(name: str) -> str:
 def main(message: Sequence[str]) -> int:
     """Measure or read the figures, show and write them. Return 1 if rankmesh failed, 2 if the machine is busy."""
     given = _parser().parse_args([*(QUICK if "--quick" in message else ()), *message])
-    load, cores = os.getloadavg()[0], os.cpu_count() or 1
-    if load > cores and not (given.source or given.loaded):
+    now, cores = os.getloadavg()[0], os.cpu_count() or 1
+    if now > cores and not (given.source or given.loaded):
         sys.stderr.write(
-            f"error: the load is {load:.2f} on {cores} cores, so times would be those of other work, too; "
+            f"error: the load is {now:.2f} on {cores} cores, so times would be those of other work, too; "
             f"wait until it is below {cores}, or add --loaded\n"
         )
         return 2

@@ -13,17 +13,19 @@ from __future__ import annotations
 
 import importlib
 import warnings
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import dataclass
 from importlib.util import find_spec
 from typing import Any
 
+from bench.processes import Outcome
+from bench.results import Comparison, alternate
 from rankmesh.core.mesh import Mesh
 from rankmesh.core.plan import Plan
 from rankmesh.core.recipes.megatron_core import megatron
 from rankmesh.core.spec import GroupSpec
 
-__all__ = ["CONTESTS", "MEGATRON", "Contest", "Sizes", "load", "missing"]
+__all__ = ["CONTESTS", "MEGATRON", "Contest", "Make", "Sizes", "contested", "load", "megatron_plan", "missing"]
 
 
 @dataclass(frozen=True)
@@ -86,38 +88,33 @@ def load(module: str) -> Any:
         return importlib.import_module(module)
 
 
+def contested(
+    section: str,
+    contest: Contest,
+    ranks: int,
+    rounds: int,
+    run: Callable[[Make], Outcome],
+    *,
+    note: str = "",
+    absent: Callable[[Contest], str | None] = missing,
+) -> Comparison:
+    """Compare both sides of a contest; ``run`` makes the groups of one of them once."""
+    runs = {"ours": lambda: run(contest.ours), "theirs": lambda: run(contest.theirs)}
+    return alternate(section, contest.what + note, ranks, contest.peer, runs, rounds, absent(contest))
+
+
 # -- Megatron -----------------------------------------------------------------------------------------------
 
-_GLOBALS = (
-    "_DATA_PARALLEL_GROUP_WITH_CP",
-    "_INTRA_PARTIAL_DATA_PARALLEL_GROUP_WITH_CP",
-    "_DATA_PARALLEL_GROUP",
-    "_CONTEXT_PARALLEL_GROUP",
-    "_MODEL_PARALLEL_GROUP",
-    "_TENSOR_MODEL_PARALLEL_GROUP",
-    "_PIPELINE_MODEL_PARALLEL_GROUP",
-    "_EMBEDDING_GROUP",
-    "_POSITION_EMBEDDING_GROUP",
-    "_TENSOR_AND_DATA_PARALLEL_GROUP_WITH_CP",
-    "_TENSOR_AND_DATA_PARALLEL_GROUP",
-    "_TENSOR_AND_CONTEXT_PARALLEL_GROUP",
-    "_EXPERT_MODEL_PARALLEL_GROUP",
-    "_EXPERT_TENSOR_PARALLEL_GROUP",
-    "_EXPERT_TENSOR_AND_MODEL_PARALLEL_GROUP",
-    "_EXPERT_TENSOR_MODEL_PIPELINE_PARALLEL_GROUP",
-    "_EXPERT_DATA_PARALLEL_GROUP",
-    "_INTRA_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
-    "_INTER_PARTIAL_EXPERT_DATA_PARALLEL_GROUP",
-    "_INTRA_DISTRIBUTED_OPTIMIZER_INSTANCE_GROUP",
-)
 
-
-def _megatron_plan(sizes: Sizes) -> Plan:
+def megatron_plan(sizes: Sizes) -> Plan:
+    """Return the plan of all Megatron groups."""
     return megatron(sizes.world, tp=sizes.tp, cp=sizes.cp, pp=sizes.pp, ep=sizes.ep, etp=sizes.etp)
 
 
 def _their_megatron(sizes: Sizes) -> list[Any]:
-    state = load("megatron.core.parallel_state")
+    import torch.distributed as dist
+
+    state = load(MEGATRON.module)
     state.initialize_model_parallel(
         tensor_model_parallel_size=sizes.tp,
         pipeline_model_parallel_size=sizes.pp,
@@ -126,14 +123,8 @@ def _their_megatron(sizes: Sizes) -> list[Any]:
         expert_tensor_parallel_size=sizes.etp,
         create_gloo_process_groups=False,
     )
-    return _groups(getattr(state, name, None) for name in _GLOBALS)
-
-
-def _groups(found: Iterable[Any]) -> list[Any]:
-    """Return the process groups among a peer's values, which are None or a mark where this rank is not a member."""
-    import torch.distributed as dist
-
-    return [group for group in found if isinstance(group, dist.ProcessGroup)]
+    # They are globals, None or a mark where this rank is not a member.
+    return [value for value in vars(state).values() if isinstance(value, dist.ProcessGroup)]
 
 
 # -- DeviceMesh ---------------------------------------------------------------------------------------------
@@ -142,13 +133,8 @@ _DATA = ("dp_replicate", "dp_shard", "cp")
 
 
 def _device_mesh_plan(sizes: Sizes) -> Plan:
-    mesh = Mesh(
-        tp=sizes.tp,
-        cp=sizes.cp,
-        dp_shard=sizes.dp // sizes.replicas,
-        dp_replicate=sizes.replicas,
-        pp=sizes.pp,
-    )
+    shards = sizes.dp // sizes.replicas
+    mesh = Mesh(tp=sizes.tp, cp=sizes.cp, dp_shard=shards, dp_replicate=sizes.replicas, pp=sizes.pp)
     specs = [GroupSpec(axis) for axis in reversed(mesh.axes)]
     return Plan(mesh, [*specs, GroupSpec("dp_cp", "-".join(reversed(_DATA)))])
 
@@ -164,13 +150,11 @@ def _their_device_mesh(sizes: Sizes) -> list[Any]:
     return [*(mesh.get_group(name) for name in names), flat.get_group()]
 
 
+# What is made, by whom else, in which module.
 MEGATRON = Contest(
-    "all Megatron groups", "megatron-core", "megatron.core.parallel_state", _megatron_plan, _their_megatron
+    "all Megatron groups", "megatron-core", "megatron.core.parallel_state", megatron_plan, _their_megatron
 )
-
-CONTESTS = (
-    MEGATRON,
-    Contest(
-        "5 axes, 1 flattened", "DeviceMesh", "torch.distributed.device_mesh", _device_mesh_plan, _their_device_mesh
-    ),
+DEVICE_MESH = Contest(
+    "5 axes, 1 flattened", "DeviceMesh", "torch.distributed.device_mesh", _device_mesh_plan, _their_device_mesh
 )
+CONTESTS = (MEGATRON, DEVICE_MESH)

@@ -10,10 +10,10 @@ from timeit import Timer
 from typing import Any
 
 from bench.contests import MEGATRON, load, missing
-from bench.dry import fake_world
 from bench.live import live_sizes
 from bench.processes import run_isolated
 from bench.results import Comparison, compare
+from bench.worlds import fake_world
 from rankmesh.core.recipes.megatron_core import megatron
 
 __all__ = ["getters"]
@@ -46,30 +46,21 @@ def getters(rounds: int, limit: float) -> list[Comparison]:
     if outcome.failure is not None:
         return [Comparison("getters", "all", _WORLD, "megatron-core", compare([], []), {"ours": outcome.failure})]
     return [
-        Comparison("getters", what, _WORLD, "megatron-core", _compared(sides), failures)
+        Comparison("getters", what, _WORLD, "megatron-core", compare(sides["ours"], sides["theirs"]), failures)
         for what, sides in outcome.reports[0].items()
     ]
 
 
-def _compared(sides: dict[str, list[float]]) -> Any:
-    ours, theirs = ([{"call": seconds} for seconds in sides[side]] for side in ("ours", "theirs"))
-    return compare(ours, theirs)
-
-
-def _measure(rounds: int, with_peer: bool) -> dict[str, dict[str, list[float]]]:
+def _measure(rounds: int, with_peer: bool) -> dict[str, dict[str, list[dict[str, float]]]]:
     fake_world(_WORLD)
-    ours, theirs = _ours(), _theirs() if with_peer else {}
-    found: dict[str, dict[str, list[float]]] = {what: {"ours": [], "theirs": []} for what in ours}
+    sides = {"ours": _ours(), "theirs": _theirs() if with_peer else {}}
+    found: dict[str, dict[str, list[dict[str, float]]]] = {what: {"ours": [], "theirs": []} for what in sides["ours"]}
     for _ in range(rounds):
-        for what, question in ours.items():
-            found[what]["ours"].append(_seconds(question))
-            if what in theirs:
-                found[what]["theirs"].append(_seconds(theirs[what]))
+        for what, each in found.items():
+            for side, questions in sides.items():
+                if what in questions:
+                    each[side].append({"call": float(f"{Timer(questions[what]).timeit(_CALLS) / _CALLS:.3g}")})
     return found
-
-
-def _seconds(question: Question) -> float:
-    return float(f"{Timer(question).timeit(_CALLS) / _CALLS:.3g}")
 
 
 def _ours() -> dict[str, Question]:

@@ -12,29 +12,20 @@ groups from its own communicator; another makes each anew. The whole device is r
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import sys
-import time
 from collections.abc import Iterator
 from dataclasses import asdict
-from pathlib import Path
 from typing import Any
 
-from bench.contests import CONTESTS, MEGATRON, Contest, Make, Sizes, load, missing
-from bench.live import live_sizes, slowest
-from bench.processes import run_isolated, run_world
+from bench.contests import CONTESTS, MEGATRON, Contest, Make, Sizes, contested, load, missing
+from bench.live import live_sizes, timed
+from bench.processes import Outcome, run_isolated, run_world
 from bench.report import record
-from bench.results import Comparison, alternate
+from bench.results import Comparison, options
 
-__all__ = ["absent_gpu", "contest_on_gpus", "measured"]
-
-
-def absent_gpu(limit: float) -> str | None:
-    """Return why nothing can be measured on a GPU here, from another process, since CUDA does not survive a fork."""
-    outcome = run_isolated(_machine, limit=limit)
-    return outcome.failure or (outcome.reports[0]["reason"] or None)
+__all__ = ["contest_on_gpus"]
 
 
 def _machine() -> dict[str, Any]:
@@ -42,25 +33,15 @@ def _machine() -> dict[str, Any]:
     import torch.distributed as dist
 
     if not torch.cuda.is_available():
-        return {"reason": "no GPU"}
+        raise RuntimeError("no GPU")
     if not dist.is_nccl_available():
-        return {"reason": "torch without NCCL"}
+        raise RuntimeError("torch without NCCL")
     return {
-        "reason": "",
         "gpus": torch.cuda.device_count(),
         "gpu": torch.cuda.get_device_name(0),
         "torch": torch.__version__,
         "nccl": ".".join(map(str, torch.cuda.nccl.version())),
     }
-
-
-def measured(ranks: int, rounds: int, limit: float) -> Iterator[dict[str, Any]]:
-    """Yield the comparisons so far as plain data, after each one, with what they were measured on."""
-    about = {"machine": dict(run_isolated(_machine, limit=limit).reports[0]), "rounds": rounds, "cores": os.cpu_count()}
-    kept: list[dict[str, Any]] = []
-    for compared in _comparisons(ranks, rounds, limit):
-        kept.append(asdict(compared))
-        yield {**about, "comparisons": kept}
 
 
 def _comparisons(ranks: int, rounds: int, limit: float) -> Iterator[Comparison]:
@@ -73,25 +54,20 @@ def _comparisons(ranks: int, rounds: int, limit: float) -> Iterator[Comparison]:
 def contest_on_gpus(contest: Contest, ranks: int, rounds: int, limit: float, *, bound: bool) -> Comparison:
     """Compare both sides of a contest on NCCL; ``bound``: in worlds that are bound to their device."""
     sizes = live_sizes(ranks) if ranks > 1 else Sizes(1)
-    sides = {"ours": contest.ours, "theirs": contest.theirs}
-    return alternate(
-        "gpu",
-        f"{contest.what}, world bound to its device" if bound else contest.what,
-        ranks,
-        contest.peer,
-        {side: _timed(contest, make, sizes, limit, bound) for side, make in sides.items()},
-        rounds,
-        reduce=slowest,
-        absent=run_isolated(lambda: {"reason": missing(contest)}, limit=limit).reports[0]["reason"],
-    )
 
+    def run(make: Make) -> Outcome:
+        def body(rank: int, store: Any) -> dict[str, float]:
+            load(contest.module)  # here, not before the fork: importing Megatron-Core begins to use the GPU
+            return _measure(make, sizes, rank, store, bound)
 
-def _timed(contest: Contest, make: Make, sizes: Sizes, limit: float, bound: bool) -> Any:
-    def body(rank: int, store: Any) -> dict[str, float]:
-        load(contest.module)  # here, not before the fork: importing Megatron-Core begins to use the GPU
-        return _measure(make, sizes, rank, store, bound)
+        return run_world(ranks, body, limit=limit, backend=None)
 
-    return lambda: run_world(sizes.world, body, limit=limit, backend=None)
+    def absent(contest: Contest) -> str | None:
+        why: str | None = run_isolated(lambda: missing(contest), limit=limit).checked()[0]
+        return why
+
+    note = ", world bound to its device" if bound else ""
+    return contested("gpu", contest, ranks, rounds, run, note=note, absent=absent)
 
 
 def _measure(make: Make, sizes: Sizes, rank: int, store: Any, bound: bool) -> dict[str, float]:
@@ -109,21 +85,7 @@ def _measure(make: Make, sizes: Sizes, rank: int, store: Any, bound: bool) -> di
         device_id=device if bound else None,
     )
     free = _free_when_all_are_here()
-    started = time.perf_counter()
-    groups = make(sizes)
-    built = time.perf_counter()
-    for group in groups:
-        one = torch.ones(1, device=device)
-        dist.all_reduce(one, group=group)
-        if int(one) != group.size():
-            raise RuntimeError(f"a group of {group.size()} adds up to {int(one)}")
-    used = time.perf_counter()
-    return {
-        "built": built - started,
-        "used": used - started,
-        "device_bytes": free - _free_when_all_are_here(),
-        "groups": len(groups),
-    }
+    return timed(make, sizes, "cuda") | {"device_bytes": free - _free_when_all_are_here()}
 
 
 def _free_when_all_are_here() -> int:
@@ -138,23 +100,23 @@ def _free_when_all_are_here() -> int:
     return free
 
 
-def _main(message: list[str]) -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.gpu", description=(__doc__ or "").partition("\n")[0])
+def _main() -> None:
+    parser = options("gpu", __doc__, rounds=3)
     parser.add_argument("--ranks", type=int, default=8)
-    parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--limit", type=float, default=120.0, help="seconds that one run may take")
-    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("gpu.json"))
-    given = parser.parse_args(message)
+    given = parser.parse_args()
     os.environ.setdefault("NCCL_MULTI_RANK_GPU_ENABLE", "1")
-    reason = absent_gpu(given.limit)
-    if reason is not None:
-        parser.exit(2, f"nothing measured: {reason}\n")
-    tests = json.loads(given.json.read_text(encoding="utf-8"))["tests"]
-    for document in measured(given.ranks, given.rounds, given.limit):
-        record(given.json, {"tests": tests, **document})
-        last = document["comparisons"][-1]
-        sys.stderr.write(f"{last['what']}, {last['ranks']} ranks: done\n")
+    # In another process, since CUDA does not survive a fork.
+    here = run_isolated(_machine, limit=given.limit)
+    if here.failure is not None:
+        parser.exit(2, f"nothing measured: {here.failure}\n")
+    tests, done = json.loads(given.json.read_text(encoding="utf-8"))["tests"], []
+    about = {"machine": here.reports[0], "rounds": given.rounds, "cores": os.cpu_count()}
+    for compared in _comparisons(given.ranks, given.rounds, given.limit):
+        done.append(asdict(compared))
+        record(given.json, {"tests": tests, **about, "comparisons": done})
+        sys.stderr.write(f"{compared.what}, {compared.ranks} ranks: done\n")
 
 
 if __name__ == "__main__":
-    _main(sys.argv[1:])
+    _main()

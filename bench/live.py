@@ -1,8 +1,7 @@
-"""Live: real gloo ranks on this machine, from an initialised world to groups that have all been used once.
+"""Live: real ranks on this machine, from an initialised world to groups that have all been used once.
 
 ```
-world ready ──▶ built ──▶ used: one all-reduce on every group, each answer checked
-      │ descriptors, threads │ …of the same rank again
+world ready ──▶ built ──▶ used: one all-reduce on every group, each answer checked     descriptors, threads
 ```
 
 Times are the slowest rank's, counts are of the rank with most. Store operations are counted in a run of their
@@ -13,13 +12,12 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
 
-from bench.contests import Contest, Make, Sizes, missing
+from bench.contests import Contest, Make, Sizes, contested
 from bench.processes import Outcome, run_world
-from bench.results import Comparison, Sample, alternate
+from bench.results import Comparison
 
-__all__ = ["live", "live_sizes", "slowest", "use"]
+__all__ = ["live", "live_sizes", "timed"]
 
 _PROCESS = Path("/proc/self")
 
@@ -31,60 +29,33 @@ def live_sizes(ranks: int) -> Sizes:
 
 def live(contest: Contest, ranks: int, rounds: int, limit: float) -> Comparison:
     """Compare both sides of a contest on ``ranks`` processes."""
-    sizes = live_sizes(ranks)
-    makes = {"ours": contest.ours, "theirs": contest.theirs}
-    absent = missing(contest)
-    operations = {side: _operations(make, sizes, limit) for side, make in makes.items() if side == "ours" or not absent}
-    return alternate(
-        "live",
-        contest.what,
-        ranks,
-        contest.peer,
-        {side: _timed(make, sizes, limit, operations.get(side)) for side, make in makes.items()},
-        rounds,
-        reduce=slowest,
-        absent=absent,
-    )
+    sizes, counted = live_sizes(ranks), dict[Make, dict[str, float]]()
+
+    def run(make: Make) -> Outcome:
+        if make not in counted:
+            counted[make] = _operations(make, sizes, limit)
+        return run_world(ranks, lambda _rank, _store: timed(make, sizes) | _open() | counted[make], limit=limit)
+
+    return contested("live", contest, ranks, rounds, run)
 
 
-def _timed(make: Make, sizes: Sizes, limit: float, operations: float | None) -> Any:
-    known = {} if operations is None else {"store_operations": operations}
-    return lambda: run_world(sizes.world, lambda rank, store: _measure(make, sizes) | known, limit=limit)
-
-
-def slowest(outcome: Outcome) -> Sample:
-    """Return the largest value of each figure over the ranks."""
-    return {name: max(report[name] for report in outcome.reports) for name in outcome.reports[0]}
-
-
-def _measure(make: Make, sizes: Sizes) -> dict[str, float]:
-    before = _kept()
-    started = time.perf_counter()
-    groups = make(sizes)
-    built = time.perf_counter()
-    use(groups)
-    used = time.perf_counter()
-    kept = _kept()
-    added = {f"added_{name}": count - before[name] for name, count in kept.items()}
-    return {"built": built - started, "used": used - started} | kept | added | {"groups": len(groups)}
-
-
-def use(groups: list[Any]) -> None:
-    """Run one all-reduce on every group and check its result; on a bare backend too."""
+def timed(make: Make, sizes: Sizes, device: str = "cpu") -> dict[str, float]:
+    """Time making the groups, and one all-reduce on each, whose result is checked."""
     import torch
     import torch.distributed as dist
 
+    started = time.perf_counter()
+    groups = make(sizes)
+    built = time.perf_counter()
     for group in groups:
-        one = torch.ones(1)
-        if isinstance(group, dist.ProcessGroup):
-            dist.all_reduce(one, group=group)
-        else:
-            group.allreduce([one]).wait()
+        one = torch.ones(1, device=device)
+        dist.all_reduce(one, group=group)
         if int(one) != group.size():
             raise RuntimeError(f"received {int(one)} from a group of {group.size()}")
+    return {"built": built - started, "used": time.perf_counter() - started, "groups": len(groups)}
 
 
-def _kept() -> dict[str, float]:
+def _open() -> dict[str, float]:
     """Count open descriptors and threads of this process; return nothing where the system has no /proc."""
     if not _PROCESS.exists():
         return {}
@@ -95,14 +66,14 @@ def _kept() -> dict[str, float]:
     }
 
 
-def _operations(make: Make, sizes: Sizes, limit: float) -> float | None:
-    """Count the store operations of the busiest rank, until its groups have been used; None if it fails."""
+def _operations(make: Make, sizes: Sizes, limit: float) -> dict[str, float]:
+    """Count the store operations of the busiest rank, until its groups have been used; nothing if it fails."""
     from bench.counting import CountingStore
 
-    def body(rank: int, store: CountingStore) -> dict[str, float]:
+    def body(_rank: int, store: CountingStore) -> int:
         before = store.operations
-        use(make(sizes))
-        return {"store_operations": store.operations - before}
+        timed(make, sizes)
+        return store.operations - before
 
     outcome = run_world(sizes.world, body, limit=limit, wrap=CountingStore)
-    return None if outcome.failure else slowest(outcome)["store_operations"]
+    return {} if outcome.failure else {"store_operations": max(outcome.reports)}

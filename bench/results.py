@@ -1,4 +1,4 @@
-"""Results: what was measured on two sides, as medians with their spread.
+"""Results: what was measured in turn, as medians with their spread.
 
 >>> both = compare([{"used": 2.0}, {"used": 1.0}, {"used": 4.0}], [{"used": 4.0}, {"used": 5.0}, {"used": 6.0}])
 >>> both.ours["used"], both.ratios["used"]
@@ -7,15 +7,108 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import argparse
+import os
+import platform
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from importlib.metadata import version
+from pathlib import Path
 from statistics import median
+from typing import Any
 
 from bench.processes import Outcome
 
-__all__ = ["Both", "Comparison", "Sample", "Stat", "alternate", "compare", "spread"]
+__all__ = [
+    "Both",
+    "Comparison",
+    "Sample",
+    "Stat",
+    "alternate",
+    "by_round",
+    "compare",
+    "in_turn",
+    "load",
+    "machine",
+    "options",
+    "ratios",
+    "spread",
+    "taken",
+]
 
 Sample = Mapping[str, float]
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def options(name: str, about: str | None, rounds: int) -> argparse.ArgumentParser:
+    """Return the parser of ``python -m bench.NAME``: rounds, and the file of the figures."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=(about or "").partition("\n")[0])
+    parser.add_argument("--rounds", type=int, default=rounds, help="runs of each side; default %(default)s")
+    parser.add_argument("--json", type=Path, default=Path(__file__).with_name(f"{name}.json"), help="the figures")
+    return parser
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "torch": version("torch")}
+
+
+def load() -> float:
+    """Return the load of the last minute."""
+    return round(os.getloadavg()[0], 2)
+
+
+# -- in one process ----------------------------------------------------------------------------------------------------
+
+
+def taken(call: Callable[[], object]) -> dict[str, float]:
+    """Return the seconds of a call, and the processor seconds of all threads of this process meanwhile."""
+    processor, wall = time.process_time(), time.perf_counter()
+    call()
+    return {"processor": time.process_time() - processor, "wall": time.perf_counter() - wall}
+
+
+def in_turn(
+    methods: Mapping[str, Callable[[int], Sample]], rounds: int, check: Callable[[str, int], object]
+) -> dict[str, list[Sample]]:
+    """Run each method once a round on this rank, in turn with the other ranks; a first round does not count.
+
+    A method takes the number of the round, and returns what it took; ``check(name, number)`` follows it.
+    """
+    import torch.distributed as dist
+
+    found: dict[str, list[Sample]] = {name: [] for name in methods}
+    for number in range(rounds + 1):
+        for name, method in methods.items():
+            dist.barrier()
+            sample = method(number)
+            dist.barrier()
+            check(name, number)
+            found[name] += [sample] * (number > 0)
+    return found
+
+
+def by_round(
+    reports: Sequence[Mapping[str, Any]], name: str, what: str, reduce: Callable[[Iterable[float]], float] = max
+) -> list[float]:
+    """Return one figure of a method over the ranks, for each round: the highest, or the sum."""
+    return [reduce(sample[what] for sample in samples) for samples in zip(*(one["found"][name] for one in reports))]  # noqa: B905
+
+
+def spread(values: Sequence[float]) -> list[float]:
+    """Return the median, the lowest and the highest."""
+    return [median(values), min(values), max(values)]
+
+
+def ratios(values: Sequence[float], others: Sequence[float]) -> list[float]:
+    """Return the ratios of two sides in one round: the median, the lowest and the highest."""
+    return spread([one / other for one, other in zip(values, others, strict=True)])
+
+
+# -- two sides, each run in new processes ------------------------------------------------------------------------------
 
 
 @dataclass(frozen=True)
@@ -54,22 +147,17 @@ class Comparison:
 def compare(ours: Sequence[Sample], theirs: Sequence[Sample]) -> Both:
     """Return the medians of the rounds of both sides, and the ratios; either side may be empty."""
     left, right = _stats(ours), _stats(theirs)
-    ratios = {}
-    for name in left.keys() & right.keys():
+    found = {}
+    for name in sorted(left.keys() & right.keys()):
         if left[name].low > 0:
             rounds = [other[name] / local[name] for local, other in zip(ours, theirs, strict=False)]
-            ratios[name] = Stat(right[name].median / left[name].median, min(rounds), max(rounds))
-    return Both(left, right, dict(sorted(ratios.items())))
+            found[name] = Stat(right[name].median / left[name].median, min(rounds), max(rounds))
+    return Both(left, right, found)
 
 
 def _stats(samples: Sequence[Sample]) -> dict[str, Stat]:
     names = samples[0] if samples else ()
     return {name: Stat(*spread([sample[name] for sample in samples])) for name in names}
-
-
-def spread(values: Sequence[float]) -> list[float]:
-    """Return the median, the lowest and the highest."""
-    return [median(values), min(values), max(values)]
 
 
 def alternate(
@@ -79,11 +167,12 @@ def alternate(
     peer: str,
     runs: Mapping[str, Callable[[], Outcome]],
     rounds: int,
-    *,
-    reduce: Callable[[Outcome], Sample],
     absent: str | None = None,
 ) -> Comparison:
-    """Run both sides in turn, ``ours`` and, where there is a peer, ``theirs``; a side that fails is not run again."""
+    """Run both sides in turn, ``ours`` and, where there is a peer, ``theirs``; a side that fails is not run again.
+
+    Each figure is the highest of the ranks.
+    """
     samples: dict[str, list[Sample]] = {"ours": [], "theirs": []}
     failures = {} if absent is None else {"theirs": absent}
     for _ in range(rounds):
@@ -92,7 +181,8 @@ def alternate(
                 continue
             outcome = run()
             if outcome.failure is None:
-                samples[side].append(reduce(outcome))
+                names = outcome.reports[0]
+                samples[side].append({name: max(report[name] for report in outcome.reports) for name in names})
             else:
                 failures[side] = outcome.failure
     return Comparison(section, what, ranks, peer, compare(samples["ours"], samples["theirs"]), failures)

@@ -10,7 +10,7 @@ from bench.__main__ import main
 
 pytest.importorskip("torch.distributed")
 
-KEYS = {"built", "used", "descriptors", "threads", "added_descriptors", "added_threads", "groups", "store_operations"}
+KEYS = {"built", "used", "descriptors", "threads", "groups", "store_operations"}
 
 
 @pytest.mark.nightly
