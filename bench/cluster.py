@@ -12,10 +12,8 @@ predicted from that, and run; the placement that ``rm.place`` chooses is among t
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import signal
+import math
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -28,8 +26,9 @@ import torch
 import torch.distributed as dist
 
 import rankmesh as rm
-from bench.emulated import Emulated, emulated, problem
+from bench.emulated import Emulated, emulated, require
 from bench.report import record
+from bench.results import load, options
 from rankmesh.core.measured import Measurement
 from rankmesh.placement import Traffic, Training, Transformer, place, step_traffic
 from rankmesh.placement.calibrated import calibrated
@@ -53,7 +52,6 @@ SLOW = (256 * 2**10,)
 EXAMPLE = {"layers": 2, "hidden": 128, "heads": 4, "sequence": 64, "batch": 4}
 # Costs that differ by less than this part are tied, predicted or measured.
 TIE = 0.05
-RESULTS = Path(__file__).with_name("cluster.json")
 
 
 def planned(rank_map: Sequence[int] | None = None) -> rm.Plan:
@@ -61,13 +59,15 @@ def planned(rank_map: Sequence[int] | None = None) -> rm.Plan:
     return rm.Plan(rm.Mesh(**MESH, rank_map=rank_map), [rm.GroupSpec(name) for name in MESH])
 
 
-def placements(size: int, hosts: Sequence[str], ranks: int) -> dict[str, tuple[int, ...]]:
+def ordered(sizes: Mapping[str, int], order: Sequence[str]) -> tuple[int, ...]:
+    """Return the rank at each position of a mesh whose axes are on the devices in this order, innermost first."""
+    ranks = np.arange(math.prod(sizes.values())).reshape([sizes[axis] for axis in order], order="F")
+    return tuple(ranks.transpose([order.index(axis) for axis in sizes]).reshape(-1, order="F").tolist())
+
+
+def placements(hosts: Sequence[str], ranks: int) -> dict[str, tuple[int, ...]]:
     """Return each order of the axes on hosts in natural order, and torchrun's: the ranks on hosts sorted as strings."""
-    found = {}
-    for order in permutations(MESH):
-        sizes = [MESH[axis] for axis in order]
-        by_order = np.arange(size).reshape(sizes, order="F").transpose([order.index(axis) for axis in MESH])
-        found["-".join(order)] = tuple(by_order.reshape(-1, order="F").tolist())
+    found = {"-".join(order): ordered(MESH, order) for order in permutations(MESH)}
     strings = sorted(hosts)
     found["torchrun"] = tuple(hosts.index(host) * ranks + local for host in strings for local in range(ranks))
     return found
@@ -117,8 +117,8 @@ def fastest(every: Sequence[Mapping[str, Sequence[float]]]) -> dict[str, float]:
     return {name: min(map(max, zip(*(found[name] for found in every), strict=True))) for name in every[0]}
 
 
-def _measured(sizes: Sequence[int]) -> Measurement:
-    with rm.connect(planned()) as groups:
+def measured_levels(sizes: Sequence[int], plan: rm.Plan | None = None) -> Measurement:
+    with rm.connect(plan or planned()) as groups:
         return groups.measure(sizes)
 
 
@@ -150,10 +150,10 @@ def kendall(left: Sequence[float], right: Sequence[float]) -> float:
     return float(sum(a * b for a, b in zip(ours, theirs, strict=True)) / untied)
 
 
-def study(there: Emulated, rounds: int) -> dict[str, Any]:
+def study(there: Emulated, rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
     """Measure everything on one emulated cluster."""
-    cases = placements(there.size, there.hosts, there.ranks)
-    seen: Measurement = there.on_ranks(_measured, SIZES)[0]
+    cases = placements(there.hosts, there.ranks)
+    seen: Measurement = there.on_ranks(measured_levels, SIZES)[0]
     cluster = calibrated(there.cluster, planned(), seen)
     predicted = {
         name: place(planned(rank_map), cluster, traffic=TRAFFIC, backend="gloo").before
@@ -164,18 +164,13 @@ def study(there: Emulated, rounds: int) -> dict[str, Any]:
     single = once(cases)
     found = fastest(there.on_ranks(_steps, {name: cases[name] for name in single}, rounds))
     measured = {name: found[next(one for one in single if cases[one] == rank_map)] for name, rank_map in cases.items()}
-    best = min(measured.values())
     return {
         "rounds": rounds,
         "levels": [level.to_dict() for level in cluster.levels],
         "predicted": predicted,
         "measured": measured,
         "kendall": kendall([predicted[name] for name in single], [measured[name] for name in single]),
-        "placed": {
-            "order": chosen.order,
-            "rank_map": list(chosen.rank_map),
-            "over_best": measured["placed"] / best - 1,
-        },
+        "placed": {"order": chosen.order, "over_best": measured["placed"] / min(measured.values()) - 1},
         "torchrun_over_placed": measured["torchrun"] / measured["placed"],
         "rank_maps": {name: list(rank_map) for name, rank_map in cases.items()},
     }
@@ -185,10 +180,15 @@ def slow_host(there: Emulated, host: str, rate: int) -> dict[str, Any]:
     """Slow one host's link; return which hosts ``measure`` names."""
     there.set_link(host, rate)
     try:
-        seen: Measurement = there.on_ranks(_measured, SLOW)[0]
+        seen: Measurement = there.on_ranks(measured_levels, SLOW)[0]
     finally:
         there.set_link(host, there.link)
     return {"slowed": host, "rate": rate, "named": list(seen.slow_hosts)}
+
+
+def slow_hosts(there: Emulated, _rounds: int, _: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Halve each host's link in turn."""
+    return [slow_host(there, host, there.link // 2) for host in there.hosts]
 
 
 def load_example() -> None:
@@ -225,26 +225,30 @@ def example_plan(rank_map: Sequence[int] | None = None) -> rm.Plan:
     return rm.recipes.megatron(tp=MESH["tp"], dp=MESH["dp"], pp=MESH["pp"]).replace(rank_map=rank_map)
 
 
-def example_traffic() -> Traffic:
-    """Return what a step of the example sends; tests hold it against the bytes that it sends."""
+def described(
+    shape: Mapping[str, int], replicas: int, microbatches: int = 1, **more: Any
+) -> tuple[Transformer, Training]:
+    """Return the example's model of a shape, and how it is trained."""
     from gpt.text import VOCABULARY
 
-    sizes: dict[str, Any] = {name: EXAMPLE[name] for name in ("layers", "hidden", "heads")}
-    model = Transformer(**sizes, ffn_hidden_size=4 * EXAMPLE["hidden"], vocabulary=VOCABULARY)
-    batch = EXAMPLE["batch"]
+    sizes: dict[str, Any] = {name: shape[name] for name in ("layers", "hidden", "heads")}
+    if "experts" in shape:
+        sizes |= {"experts": shape["experts"], "top_k": shape["top"], "expert_every": 2}
+    model = Transformer(**sizes, ffn_hidden_size=4 * shape["hidden"], vocabulary=VOCABULARY)
     four: dict[str, Any] = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
     training = Training(
-        batch=batch, microbatch=batch // MESH["dp"], sequence=EXAMPLE["sequence"], context="all-gather",
-        sequence_parallel=False, **four,
+        batch=shape["batch"], microbatch=shape["batch"] // replicas // microbatches, sequence=shape["sequence"],
+        context="all-gather", sequence_parallel=False, **four, **more,
     )  # fmt: skip
-    return step_traffic(example_plan(), model, training)
+    return model, training
 
 
-def train(there: Emulated, cluster: rm.Cluster, steps: int) -> dict[str, Any]:
+def train(there: Emulated, steps: int, before: Mapping[str, Any]) -> dict[str, Any]:
     """Train the example in the order predicted dearest, torchrun's, and the placed one."""
     load_example()
-    traffic = example_traffic()
-    maps = placements(there.size, there.hosts, there.ranks)
+    cluster = rm.Cluster.from_dict({**there.cluster.to_dict(), "levels": before["racks"]["levels"]})
+    traffic = step_traffic(example_plan(), *described(EXAMPLE, MESH["dp"]))
+    maps = placements(there.hosts, there.ranks)
     costs = {
         name: place(example_plan(rank_map), cluster, traffic=traffic, backend="gloo").before
         for name, rank_map in maps.items()
@@ -260,60 +264,35 @@ def train(there: Emulated, cluster: rm.Cluster, steps: int) -> dict[str, Any]:
     return found
 
 
-def _flat(rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
-    with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
-        return {"flat": study(there, rounds)}
-
-
-def _slow(_rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
-    with emulated([tuple(host for rack in RACKS for host in rack)], link=LINK) as there:
-        return {"slow": [slow_host(there, host, LINK // 2) for host in there.hosts]}
-
-
-def _racks(rounds: int, _: Mapping[str, Any]) -> dict[str, Any]:
-    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
-        return {"racks": study(there, rounds)}
-
-
-def _train(rounds: int, before: Mapping[str, Any]) -> dict[str, Any]:
-    with emulated(RACKS, link=LINK, trunk=TRUNK) as there:
-        cluster = rm.Cluster.from_dict({**there.cluster.to_dict(), "levels": before["racks"]["levels"]})
-        return {"train": train(there, cluster, rounds)}
-
-
 # What is measured, each on a cluster of its own that is there for a minute or two; `train` takes what `racks` found.
-PARTS: dict[str, Callable[[int, Mapping[str, Any]], dict[str, Any]]] = {
-    "flat": _flat,
-    "slow": _slow,
-    "racks": _racks,
-    "train": _train,
+FLAT = (tuple(host for rack in RACKS for host in rack),)
+PARTS: dict[str, tuple[Any, int | None, Callable[[Emulated, int, Mapping[str, Any]], Any]]] = {
+    "flat": (FLAT, None, study),
+    "slow": (FLAT, None, slow_hosts),
+    "racks": (RACKS, TRUNK, study),
+    "train": (RACKS, TRUNK, train),
 }
 
 
 def main(parts: Sequence[str], rounds: int, before: Mapping[str, Any]) -> dict[str, Any]:
     """Measure these parts; return them and the others as they were ``before``."""
-    why = problem()
-    if why is not None:
-        raise SystemExit(f"error: {why}")
-    # A launcher that ends this must not leave namespaces behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    require()
     results = {**before, "link": LINK, "trunk": TRUNK, "traffic": TRAFFIC.to_dict(), "mesh": MESH, "tie": TIE}
     for part in parts:
-        started, load = time.perf_counter(), os.getloadavg()[0]
-        found = PARTS[part](rounds, results)
-        results |= found
-        results.setdefault("load", {})[part] = [load, os.getloadavg()[0]]
-        sys.stderr.write(f"{part}, {time.perf_counter() - started:.0f} s: {json.dumps(found)}\n")
+        racks, trunk, measure = PARTS[part]
+        started, begun = time.perf_counter(), load()
+        with emulated(racks, link=LINK, trunk=trunk) as there:
+            results[part] = measure(there, rounds, results)
+        results.setdefault("load", {})[part] = [begun, load()]
+        sys.stderr.write(f"{part}, {time.perf_counter() - started:.0f} s: {json.dumps(results[part])}\n")
     both = [results[name] for name in ("flat", "racks") if name in results]
     pairs = [(each["predicted"][name], each["measured"][name]) for each in both for name in once(each["rank_maps"])]
     return {**results, "kendall": kendall([one for one, _ in pairs], [other for _, other in pairs])}
 
 
 if __name__ == "__main__":
-    parser = argparse.ArgumentParser(description="Placement on emulated clusters, predicted and measured; needs root.")
+    parser = options("cluster", __doc__, rounds=9)
     parser.add_argument("--only", default=",".join(PARTS), help="parts to measure anew, of: %(default)s")
-    parser.add_argument("--rounds", type=int, default=9)
     given = parser.parse_args()
-    known = json.loads(RESULTS.read_text(encoding="utf-8")) if RESULTS.exists() else {}
-    found = main(given.only.split(","), given.rounds, known)
-    record(RESULTS, found)
+    known = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
+    record(given.json, main(given.only.split(","), given.rounds, known))

@@ -14,21 +14,22 @@ removed in the end.
 from __future__ import annotations
 
 import ctypes
-import multiprocessing
 import os
 import secrets
 import shutil
+import signal
 import subprocess
-import traceback
+import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from typing import Any
 
+from bench.processes import run_ranks
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.host_names import natural
 
-__all__ = ["Emulated", "emulated", "problem"]
+__all__ = ["Emulated", "emulated", "problem", "require"]
 
 _NEW_UTS, _NEW_NET = 0x04000000, 0x40000000
 _PORT = 29431
@@ -58,6 +59,14 @@ def problem() -> str | None:
         with suppress(subprocess.SubprocessError, OSError):
             _do("ip", "netns", "del", name)
     return None
+
+
+def require() -> None:
+    """End this program if hosts cannot be emulated; whatever ends it later leaves no namespaces behind."""
+    why = problem()
+    if why is not None:
+        raise SystemExit(f"error: {why}")
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
 
 
 @dataclass
@@ -178,36 +187,9 @@ class Emulated:
 
     def on_ranks(self, work: Callable[..., Any], *arguments: Any, limit: float = 600.0) -> list[Any]:
         """Run ``work(*arguments)`` on each rank of an initialised world; return the values, raise an error of one."""
-        forks = multiprocessing.get_context("fork")
-        pipes, ranks = [], []
-        for rank in range(self.size):
-            ours, theirs = forks.Pipe(duplex=False)
-            process = forks.Process(target=self._rank, args=(rank, theirs, work, arguments), daemon=True)
-            process.start()
-            theirs.close()
-            pipes.append(ours)
-            ranks.append(process)
-        try:
-            return [self._result(rank, pipe, limit) for rank, pipe in enumerate(pipes)]
-        finally:
-            for process in ranks:
-                process.join(5)
-                process.kill()
-                process.join()
 
-    def _result(self, rank: int, pipe: Any, limit: float) -> Any:
-        if not pipe.poll(limit):
-            raise RuntimeError(f"rank {rank} of the emulated cluster said nothing within {limit:g} s")
-        try:
-            well, value = pipe.recv()
-        except EOFError:
-            raise RuntimeError(f"rank {rank} of the emulated cluster died") from None
-        if not well:
-            raise RuntimeError(f"rank {rank} of the emulated cluster failed:\n{value}")
-        return value
-
-    def _rank(self, rank: int, pipe: Any, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:
-        try:
+        @contextmanager
+        def world(rank: int) -> Iterator[None]:
             import torch
 
             import rankmesh as rm
@@ -215,10 +197,9 @@ class Emulated:
             self.enter(rank)
             torch.set_num_threads(1)
             with rm.init("gloo", timeout=120):
-                value = work(*arguments)
-            pipe.send((True, value))
-        except BaseException:  # noqa: BLE001  - whatever ends a rank is told to the process that started it
-            pipe.send((False, traceback.format_exc()))
+                yield
+
+        return list(run_ranks(self.size, lambda _: work(*arguments), world, limit=limit).checked())
 
 
 def _enter(space: str, name: str) -> None:

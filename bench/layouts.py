@@ -12,11 +12,9 @@ Links are slow, so that waiting for them is nearly all of what the calls take, w
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
 import random
-import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -27,17 +25,14 @@ from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
-import numpy as np
-
 import rankmesh as rm
-from bench.cluster import load_example
-from bench.emulated import emulated, problem
+from bench.cluster import described, load_example, measured_levels, ordered
+from bench.emulated import emulated, require
 from bench.report import record
+from bench.results import load, options
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES
-from rankmesh.core.measured import Measurement
 from rankmesh.core.model import Sizes
-from rankmesh.placement import Training, Transformer
 from rankmesh.placement.calibrated import calibrated
 from rankmesh.placement.predict import Links, predict
 
@@ -75,8 +70,7 @@ class Layout:
     @property
     def rank_map(self) -> tuple[int, ...]:
         """The rank at each position of the mesh."""
-        by_order = np.arange(self.sizes.world).reshape([getattr(self, axis) for axis in self.order], order="F")
-        return tuple(by_order.transpose([self.order.index(axis) for axis in _AXES]).reshape(-1, order="F").tolist())
+        return ordered({axis: getattr(self, axis) for axis in _AXES}, self.order)
 
     @property
     def plan(self) -> rm.Plan:
@@ -108,25 +102,9 @@ def _every(world: int) -> Iterator[Layout]:
                     yield Layout(**sizes, ep=ep, order=(*order, *rest), microbatches=microbatches)
 
 
-def _described(layout: Layout) -> tuple[Transformer, Training]:
-    """Return the example's model, and how it is trained on a layout."""
-    from gpt.text import VOCABULARY
-
-    sizes: dict[str, Any] = {name: SHAPE[name] for name in ("layers", "hidden", "heads", "experts")}
-    model = Transformer(
-        **sizes, ffn_hidden_size=4 * SHAPE["hidden"], vocabulary=VOCABULARY, top_k=SHAPE["top"], expert_every=2
-    )
-    four: dict[str, Any] = dict.fromkeys(("activation", "gradient", "parameter", "scalar"), 4)
-    training = Training(
-        batch=SHAPE["batch"], microbatch=SHAPE["batch"] // layout.dp // layout.microbatches,
-        sequence=SHAPE["sequence"], context="all-gather", sequence_parallel=False, overlap=(), **four,
-    )  # fmt: skip
-    return model, training
-
-
 def predicted(layout: Layout, cluster: Cluster) -> float:
     """Predict the seconds of a step's communication as the search does, with computation that takes no time."""
-    model, training = _described(layout)
+    model, training = described(SHAPE, layout.dp, layout.microbatches, overlap=())
     links = Links(layout.plan, cluster, "gloo")
     return predict(model, training, replace(DEVICES["h100"], speed=float("inf")), links).seconds
 
@@ -137,11 +115,6 @@ def predicted(layout: Layout, cluster: Cluster) -> float:
 def _calibration() -> rm.Plan:
     """Return groups inside a host, a rack, and between racks, on which `measure` runs the example's collectives."""
     return rm.Plan(rm.Mesh(tp=2, cp=2, dp=2), [rm.GroupSpec(name) for name in ("tp", "cp", "dp")])
-
-
-def _measured() -> Measurement:
-    with rm.connect(_calibration()) as groups:
-        return groups.measure(SIZES)
 
 
 def _ahead() -> None:
@@ -180,8 +153,8 @@ def _again(function: Callable[..., Any], given: Sequence[Any], named: Mapping[st
         work.wait()
 
 
-def _step(layout: Layout) -> tuple[float, list[float]]:
-    """Time one step of the example with its computation, and its calls by themselves, on this rank."""
+def _step(layout: Layout) -> list[float]:
+    """Time the calls of one step of the example by themselves, on this rank."""
     import torch
     import torch.distributed as dist
 
@@ -194,10 +167,8 @@ def _step(layout: Layout) -> tuple[float, list[float]]:
     with rankmesh(axes, layout.rank_map) as groups:
         trainer = Trainer(Run(Shape(**SHAPE, microbatches=layout.microbatches)), groups, torch.device("cpu"))
         dist.barrier()
-        started = time.perf_counter()
         with _recorded() as calls:
             trainer.step(0)
-        whole = time.perf_counter() - started
         times: list[float] = []
         while not _settled(times):
             dist.barrier()
@@ -207,7 +178,7 @@ def _step(layout: Layout) -> tuple[float, list[float]]:
             slowest = torch.tensor(time.perf_counter() - started)
             dist.all_reduce(slowest, dist.ReduceOp.MAX)
             times.append(float(slowest))
-    return whole, times
+    return times
 
 
 def _settled(times: Sequence[float]) -> bool:
@@ -237,42 +208,39 @@ def predictions(layouts: Sequence[Layout], cluster: Cluster, seed: int = SEED) -
 
 def complete(
     found: Mapping[str, Any],
-    measure: Callable[[Layout], tuple[float, list[float]]],
+    measure: Callable[[Layout], list[float]],
     save: Callable[[Mapping[str, Any]], None],
 ) -> None:
     """Save the predictions; then measure one layout after the other, saving each."""
     save(found)
     for row in found["rows"]:
         layout = Layout(**{field.name: row[field.name] for field in fields(Layout)})
-        load = os.getloadavg()[0]
-        row["step"], row["times"] = measure(layout)
-        row["measured"], row["load"] = min(row["times"]), [load, os.getloadavg()[0]]
+        begun = load()
+        row["times"] = measure(layout)
+        row["measured"], row["load"] = min(row["times"]), [begun, load()]
         save(found)
 
 
 def main() -> None:
     """Draw, predict, write, measure, write."""
-    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser = options("layouts", __doc__)
     parser.add_argument("--count", type=int, default=COUNT)
     parser.add_argument("--seed", type=int, default=SEED, help="of the draw; another one tells whether the model fits")
-    parser.add_argument("--json", type=Path, help="layouts.json beside this file; layouts_32.json with --seed 32")
+    parser.set_defaults(json=None)
     given = parser.parse_args()
     path = given.json or FIGURES / ("layouts.json" if given.seed == SEED else f"layouts_{given.seed}.json")
-    why = problem()
-    if why is not None:
-        raise SystemExit(f"error: {why}")
-    # A launcher that ends this must not leave namespaces behind.
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    require()
     _ahead()
     load_example()
     with emulated(RACKS, ranks=RANKS, link=LINK, trunk=TRUNK, burst=BURST) as there:
 
         def calibrate() -> Cluster:
-            return calibrated(there.cluster, _calibration(), there.on_ranks(_measured)[0])
+            plan = _calibration()
+            return calibrated(there.cluster, plan, there.on_ranks(measured_levels, SIZES, plan)[0])
 
-        def measure(layout: Layout) -> tuple[float, list[float]]:
-            found = there.on_ranks(_step, layout)
-            return max(whole for whole, _ in found), found[0][1]
+        def measure(layout: Layout) -> list[float]:
+            times: list[float] = there.on_ranks(_step, layout)[0]
+            return times
 
         def save(found: Mapping[str, Any]) -> None:
             path.write_text(json.dumps(found, indent=1) + "\n", encoding="utf-8")

@@ -43,10 +43,11 @@ Sample = Mapping[str, float]
 # -- programs ----------------------------------------------------------------------------------------------------------
 
 
-def options(name: str, about: str | None, rounds: int) -> argparse.ArgumentParser:
-    """Return the parser of ``python -m bench.NAME``: rounds, and the file of the figures."""
+def options(name: str, about: str | None, rounds: int = 0) -> argparse.ArgumentParser:
+    """Return the parser of ``python -m bench.NAME``: the file of the figures and, with a default, the rounds."""
     parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=(about or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=rounds, help="runs of each side; default %(default)s")
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help="runs of each side; default %(default)s")
     parser.add_argument("--json", type=Path, default=Path(__file__).with_name(f"{name}.json"), help="the figures")
     return parser
 

@@ -18,7 +18,7 @@ HOSTS = ("node1", "node2", "node10", "node11")
 
 def test_every_order_is_another_placement():
     """Six orders and torchrun's: each permutes the ranks, and puts the first axis inside the hosts."""
-    found = cluster.placements(8, HOSTS, 2)
+    found = cluster.placements(HOSTS, 2)
     assert len(found) == 7
     assert len(set(found.values())) == 7
     machine = rm.Cluster.parse("host=2,leaf=4")
@@ -45,9 +45,9 @@ def _dumb(order, machine):
 def test_a_placement_is_predicted_and_measured():
     """8 ranks on 4 emulated hosts in 2 racks: predicted and measured agree on the best and the worst of three."""
     with emulated(cluster.RACKS, link=200, trunk=100) as there:
-        seen = there.on_ranks(cluster._measured, (4096, 64 * 2**10))[0]
+        seen = there.on_ranks(cluster.measured_levels, (4096, 64 * 2**10))[0]
         machine = calibrated(there.cluster, cluster.planned(), seen)
-        cases = {name: cluster.placements(8, HOSTS, 2)[name] for name in ("tp-dp-pp", "dp-tp-pp", "pp-dp-tp")}
+        cases = {name: cluster.placements(HOSTS, 2)[name] for name in ("tp-dp-pp", "dp-tp-pp", "pp-dp-tp")}
         measured = cluster.fastest(there.on_ranks(cluster._steps, cases, 2))
     predicted = {name: _dumb(order, machine) for name, order in cases.items()}
     assert sorted(cases, key=predicted.get) == sorted(cases, key=measured.get)
