@@ -18,6 +18,7 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from bench.memory import highest, resident
 from bench.processes import Outcome
 
 __all__ = [
@@ -73,21 +74,29 @@ def taken(call: Callable[[], object]) -> dict[str, float]:
 
 
 def in_turn(
-    methods: Mapping[str, Callable[[int], Sample]], rounds: int, check: Callable[[str, int], object]
+    methods: Mapping[str, Callable[[int], Sample]],
+    rounds: int,
+    *,
+    before: Callable[[str, int], object] = lambda _name, _number: None,
+    after: Callable[[str, int], object] = lambda _name, _number: None,
+    memory: bool = False,
 ) -> dict[str, list[Sample]]:
     """Run each method once a round on this rank, in turn with the other ranks; a first round does not count.
 
-    A method takes the number of the round, and returns what it took; ``check(name, number)`` follows it.
+    A method takes the number of the round, and returns what it took; ``before`` and ``after`` take its name, too.
+    With ``memory`` its sample also has how much the process grew at most, as in `bench.memory`.
     """
     import torch.distributed as dist
 
     found: dict[str, list[Sample]] = {name: [] for name in methods}
     for number in range(rounds + 1):
         for name, method in methods.items():
+            before(name, number)
+            start = resident() if memory else 0
             dist.barrier()
-            sample = method(number)
+            sample = dict(method(number)) | ({"memory": highest() - start} if memory else {})
             dist.barrier()
-            check(name, number)
+            after(name, number)
             found[name] += [sample] * (number > 0)
     return found
 

@@ -13,32 +13,27 @@ gloo are measured again at other sizes, and between two emulated hosts, over a l
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
 import shutil
-import signal
 import socket
-import sys
-import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import rankmesh as rm
-from bench.emulated import emulated
-from bench.memory import highest, resident
+from bench.emulated import emulated, require
 from bench.processes import run_world
 from bench.report import record
-from bench.results import spread
+from bench.results import Sample, by_round, in_turn, load, machine, options, ratios, spread, taken
 
 FOLDER = Path("/dev/shm/rankmesh-bench-sync")  # noqa: S108  - shared memory is what is measured
 TRAINER, ENGINE = rm.Mesh(dp=2), rm.Mesh(tp=2, offset=2)
-Method = Callable[[], object]
+# Brings a version; returns the seconds that this rank took.
+Move = Callable[[int], float]
 
 
 def llama(width: int = 10, words: int = 128256) -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
@@ -101,12 +96,10 @@ def planned() -> dict[str, Any]:
     for name in ("direct", "stored"):
         started = time.perf_counter()
         moves = getattr(Layouts(*layouts), name)
-        total, digest = moves.bytes, moves.digest
-        seconds = time.perf_counter() - started
-        found[name] = {"all": seconds, "bytes": total, "bound": moves.lower_bound, "digest": digest[:12]}
-        started = time.perf_counter()
-        part = moves.of(1024)
-        found[name] |= {"one": time.perf_counter() - started, "moves": len(part.receives)}
+        found[name] = {"bytes": moves.bytes, "bound": moves.lower_bound, "digest": moves.digest[:12]}
+        planned = time.perf_counter()
+        moves.of(1024)
+        found[name] |= {"all": planned - started, "one": time.perf_counter() - planned}
     return found
 
 
@@ -145,16 +138,14 @@ class Side:
                 raise AssertionError(f"{name} on rank {self.rank}")
 
 
-def plain_copy(side: Side) -> Callable[[int], float]:
+def clocked(call: Callable[[], object]) -> Move:
+    """Return a method that takes the seconds of a call."""
+    return lambda _: taken(call)["wall"]
+
+
+def plain_copy(side: Side) -> Move:
     """Copy all tensors of this rank, in memory that is there."""
-
-    def move(_: int) -> float:
-        started = time.perf_counter()
-        for name, tensor in side.tensors.items():
-            side.copy[name].copy_(tensor)
-        return time.perf_counter() - started
-
-    return move
+    return clocked(lambda: [side.copy[name].copy_(tensor) for name, tensor in side.tensors.items()])
 
 
 def pair_sizes(side: Side) -> dict[tuple[int, int], int]:
@@ -163,7 +154,7 @@ def pair_sizes(side: Side) -> dict[tuple[int, int], int]:
     return {pair: sum(m.bytes for m in side.moves.of(pair[1]).receives if m.source == pair[0]) for pair in pairs}
 
 
-def plain_gloo(side: Side) -> Callable[[int], float]:
+def plain_gloo(side: Side) -> Move:
     """Send as many bytes between these ranks in one message of gloo for each pair, from and into one buffer."""
     import torch
     import torch.distributed as dist
@@ -171,21 +162,18 @@ def plain_gloo(side: Side) -> Callable[[int], float]:
     sizes = {pair: size for pair, size in pair_sizes(side).items() if side.rank in pair}
     buffers = {pair: torch.ones(size, dtype=torch.uint8) for pair, size in sizes.items()}
 
-    def move(_: int) -> float:
-        started = time.perf_counter()
+    def move() -> None:
         calls = [
             dist.isend(buffer, target) if side.trains else dist.irecv(buffer, source)
             for (source, target), buffer in buffers.items()
         ]
         for call in calls:
-            if call is not None:
-                call.wait()
-        return time.perf_counter() - started
+            call.wait()  # type: ignore[union-attr]  # not None: this rank is in the group
 
-    return move
+    return clocked(move)
 
 
-def raw_socket(side: Side) -> Callable[[int], float]:
+def raw_socket(side: Side) -> Move:
     """Send as many bytes between these ranks over TCP, a thread for each pair, from and into one buffer."""
     sizes = pair_sizes(side)
     connections = {}
@@ -213,19 +201,14 @@ def raw_socket(side: Side) -> Callable[[int], float]:
             view = view[connections[pair].recv_into(view, len(view)) :]
         connections[pair].sendall(b".")
 
-    def move(_: int) -> float:
-        started = time.perf_counter()
-        threads = [threading.Thread(target=transfer, args=(pair,)) for pair in connections]
-        for thread in threads:
-            thread.start()
-        for thread in threads:
-            thread.join()
-        return time.perf_counter() - started
+    def move() -> None:
+        with ThreadPoolExecutor(len(connections)) as threads:
+            list(threads.map(transfer, connections))
 
-    return move
+    return clocked(move)
 
 
-def synced(side: Side, at: Any) -> Callable[[int], float]:
+def synced(side: Side, at: Any) -> Move:
     """Publish and receive with rankmesh.Sync; over files one after the other, over gloo at once."""
     import torch.distributed as dist
 
@@ -256,7 +239,7 @@ def dist_store(side: Side, name: str) -> Any:
     return PrefixStore(name, side.store)
 
 
-METHODS: dict[str, Callable[[Side], Callable[[int], float]]] = {
+METHODS: dict[str, Callable[[Side], Move]] = {
     "copy": plain_copy,
     "files": lambda side: synced(side, FOLDER),
     "socket": raw_socket,
@@ -271,31 +254,30 @@ LINKED = ("socket", "gloo_plain", "gloo")
 SIZES = ((256, 12_800), (32, 96_000), (10, 128_256), (8, 128_256))
 
 
-def measured(side: Side, names: Sequence[str], rounds: int) -> Mapping[str, Any]:
+def measured(side: Side, names: Sequence[str], rounds: int) -> dict[str, Any]:
     """Run each method once a round, in turn, on this rank."""
-    import torch.distributed as dist
 
-    methods = {name: METHODS[name](side) for name in names}
-    found: dict[str, list[list[float]]] = {name: [] for name in methods}
-    for number in range(rounds + 1):
-        side.fill(number)
-        for name, move in methods.items():
-            if not side.trains:
-                side.fill(number)
-            before = resident()
-            dist.barrier()
+    def timed(move: Move) -> Callable[[int], Sample]:
+        def sample(number: int) -> Sample:
             used = time.process_time()
-            seconds = move(number + 1)
-            grown, used = highest() - before, time.process_time() - used
-            dist.barrier()
-            if name not in ("copy", "socket", "gloo_plain"):
-                side.check(number)
-            if number:
-                found[name].append([round(seconds, 5), grown >> 10, round(used, 5)])
-    return {"rank": side.rank, "found": found, "bytes_in": side.moves.bytes_in(side.rank)}
+            return {"seconds": move(number + 1), "processor": time.process_time() - used}
+
+        return sample
+
+    def fill(name: str, number: int) -> None:
+        if name == names[0] or not side.trains:
+            side.fill(number)
+
+    def check(name: str, number: int) -> None:
+        if name in ("files", "gloo"):
+            side.check(number)
+
+    methods = {name: timed(METHODS[name](side)) for name in names}
+    found = in_turn(methods, rounds, before=fill, after=check, memory=True)
+    return {"found": found, "bytes_in": side.moves.bytes_in(side.rank)}
 
 
-def over_link(addresses: Sequence[str], rounds: int) -> Mapping[str, Any]:
+def over_link(addresses: Sequence[str], rounds: int) -> dict[str, Any]:
     """Measure on a rank of an emulated cluster: the trainer is on the first of two hosts, the engine on the other."""
     import torch.distributed as dist
     from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
@@ -307,50 +289,39 @@ def over_link(addresses: Sequence[str], rounds: int) -> Mapping[str, Any]:
 
 def linked(rounds: int) -> dict[str, Any]:
     """Measure over a link that is the limit, as it is between hosts."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # leaves no namespaces behind
+    require()
     with emulated([["host0", "host1"]], ranks=2, link=LINK, trunk=None, burst=1024) as there:
         reports = there.on_ranks(over_link, [there.address(host) for host in there.hosts], rounds)
-    seconds = {name: [max(one["found"][name][i][0] for one in reports) for i in range(rounds)] for name in LINKED}
-    return {
-        "link": LINK,
-        "rounds": rounds,
-        "seconds": {name: spread(values) for name, values in seconds.items()},
-        "to_socket": _to_socket(seconds),
-    }
+    seconds = {name: by_round(reports, name, "seconds") for name in LINKED}
+    medians = {name: spread(values) for name, values in seconds.items()}
+    return {"link": LINK, "rounds": rounds, "seconds": medians, "to_socket": _to_socket(seconds)}
 
 
 def run(rounds: int) -> dict[str, Any]:
     """Measure the seconds of each method in each round by rank, and the rates."""
     shutil.rmtree(FOLDER, ignore_errors=True)
-    load = os.getloadavg()[0]
+    begun = load()
     outcome = run_world(4, lambda rank, store: measured(Side(rank, store), list(METHODS), rounds), limit=280)
     shutil.rmtree(FOLDER, ignore_errors=True)
-    if outcome.failure:
-        raise SystemExit(outcome.failure)
-    reports = sorted(outcome.reports, key=lambda report: report["rank"])
-    both = {name: [[one["found"][name][i][0] for one in reports] for i in range(rounds)] for name in METHODS}
-    trainer = {name: [max(row[:2]) for row in rows] for name, rows in both.items()}
-    engine = {name: [max(row[2:]) for row in rows] for name, rows in both.items()}
+    reports = outcome.checked()
+    trainer, engine = (
+        {name: by_round(part, name, "seconds") for name in METHODS} for part in (reports[:2], reports[2:])
+    )
     seconds = {}
     for name in METHODS:
         both_sides = zip(trainer[name], engine[name], strict=True)
         seconds[name] = [a + b if name in ("files", "copy") else max(a, b) for a, b in both_sides]
-    rates = {
-        "publish to files / copy": [a / b for a, b in zip(trainer["copy"], trainer["files"], strict=True)],
-        "receive from files / copy": [a / b for a, b in zip(engine["copy"], engine["files"], strict=True)],
-    }
-    used = {name: [sum(one["found"][name][i][2] for one in reports) for i in range(rounds)] for name in METHODS}
-    memory = {name: max(max(row[1] for row in one["found"][name]) << 10 for one in reports) for name in METHODS}
     return {
         "rounds": rounds,
-        "load": [load, os.getloadavg()[0]],
+        "load": [begun, load()],
         "bytes": sum(one["bytes_in"] for one in reports),
         "seconds": {name: spread(values) for name, values in seconds.items()},
-        "rates": {name: spread(values) for name, values in rates.items()},
+        "rates": {
+            "publish to files / copy": ratios(trainer["copy"], trainer["files"]),
+            "receive from files / copy": ratios(engine["copy"], engine["files"]),
+        },
         "to_socket": _to_socket(seconds),
-        "processor": {name: spread(values) for name, values in used.items()},
-        "processor_to_socket": _to_socket(used),
-        "memory": memory,
+        "memory": {name: max(by_round(reports, name, "memory")) for name in METHODS},
     }
 
 
@@ -360,44 +331,33 @@ def limits(rounds: int) -> dict[str, Any]:
     for sizes in SIZES:
         side = partial(Side, sizes=sizes)
         outcome = run_world(4, lambda rank, store: measured(side(rank, store), LINKED, rounds), limit=280)  # noqa: B023
-        if outcome.failure:
-            raise SystemExit(f"{sizes}: {outcome.failure}")
-        used = {
-            name: [sum(one["found"][name][i][2] for one in outcome.reports) for i in range(rounds)] for name in LINKED
-        }
-        size = sum(one["bytes_in"] for one in outcome.reports)
+        reports = outcome.checked()
+        used = {name: by_round(reports, name, "processor", sum) for name in LINKED}
         processor = {name: spread(values) for name, values in used.items()}
+        size = sum(one["bytes_in"] for one in reports)
         rows.append({"bytes": size, "processor": processor, "to_socket": _to_socket(used)})
-    return {"limits": rows, "limits_load": os.getloadavg()[0]}
+    return {"limits": rows, "limits_load": load()}
 
 
 def _to_socket(seconds: Mapping[str, Sequence[float]]) -> dict[str, list[float]]:
     """Return the rates over gloo, its own and ours, to the raw socket's, by method."""
-    return {name: spread([a / b for a, b in zip(seconds["socket"], seconds[name], strict=True)]) for name in LINKED[1:]}
+    return {name: ratios(seconds["socket"], seconds[name]) for name in LINKED[1:]}
 
 
 def main() -> None:
     """Measure, and write the figures."""
-    parser = argparse.ArgumentParser(description="Sync against a plain copy, a raw socket and others, in one run.")
-    parser.add_argument("--rounds", type=int, default=7)
-    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("sync.json"))
+    parser = options("sync", __doc__, rounds=7)
     parser.add_argument("--limits", action="store_true", help="measure processor time beside the socket's alone")
     given = parser.parse_args()
-    import torch
 
     import rankmesh.transfer.sync  # noqa: F401  - loaded once, before the ranks are forked
 
     if given.limits:
-        record(given.json, {**json.loads(given.json.read_text(encoding="utf-8")), **limits(given.rounds)})
-        return
-    document = {
-        "machine": {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__},
-        "llama": run(given.rounds),
-        **limits(given.rounds),
-        "linked": linked(given.rounds),
-        "kimi": planned(),
-    }
-    record(given.json, document)
+        found = json.loads(given.json.read_text(encoding="utf-8"))
+    else:
+        found = {"machine": machine(), "llama": run(given.rounds)}
+        found |= {"linked": linked(given.rounds), "kimi": planned()}
+    record(given.json, found | limits(given.rounds))
 
 
 if __name__ == "__main__":

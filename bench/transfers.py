@@ -14,28 +14,25 @@ Memory is measured as in `bench.memory`; the targets' pages are resident before.
 
 from __future__ import annotations
 
-import argparse
 import json
 import os
-import platform
 import subprocess
 import sys
-import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from importlib import import_module
 from importlib.metadata import version
+from itertools import product
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import MagicMock, patch
 
 import rankmesh as rm
-from bench.memory import highest, resident
 from bench.processes import run_world
 from bench.report import record
-from bench.results import spread
+from bench.results import Sample, by_round, in_turn, load, machine, options, ratios, spread, taken
 
 RANKS = 16
 LOADED = (
@@ -174,64 +171,52 @@ def _wire() -> int:
     return int(next(line for line in text.splitlines() if line.strip().startswith("lo:")).split(":")[1].split()[0])
 
 
-def measured(case_name: str, rounds: int, hidden: int, layers: int) -> Callable[[int, Any], Mapping[str, Any]]:
+def measured(case: Case, rounds: int, hidden: int, layers: int) -> Callable[[int, Any], dict[str, Any]]:
     """Run each method once a round, in turn, on each rank."""
 
-    def body(rank: int, _store: Any) -> Mapping[str, Any]:
+    def body(rank: int, _store: Any) -> dict[str, Any]:
         import torch.distributed as dist
 
-        side = Side(CASES[case_name], hidden, layers, rank)
-        methods = {name: make(side) for name, make in METHODS.items()}
-        found: dict[str, list[list[float]]] = {name: [] for name in methods}
-        for number in range(rounds + 1):
-            for name, method in methods.items():
-                before = resident()
+        side = Side(case, hidden, layers, rank)
+
+        def timed(method: Method) -> Callable[[int], Sample]:
+            def sample(_: int) -> Sample:
+                wire = _wire()
                 dist.barrier()
-                wire = _wire() if rank == 0 else 0
-                dist.barrier()
-                started = time.perf_counter()
-                method()
-                dist.barrier()
-                seconds, grown = time.perf_counter() - started, highest() - before
-                carried = _wire() - wire if rank == 0 else 0
-                dist.barrier()
-                side.check()
-                if number:
-                    found[name].append([seconds, carried, grown])
-        moves = side.moves
-        facts = {
-            "bytes": moves.bytes,
-            "lower_bound": moves.lower_bound,
-            "whole": sum(s.bytes for s in side.source.values()),
-        }
-        return {"rank": rank, "found": found, **facts}
+                seconds = taken(lambda: (method(), dist.barrier()))["wall"]
+                return {"seconds": seconds, "wire": _wire() - wire}
+
+            return sample
+
+        methods = {name: timed(make(side)) for name, make in METHODS.items()}
+        return {"found": in_turn(methods, rounds, after=lambda *_: side.check(), memory=True)}
 
     return body
 
 
-def run(case: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
+def run(name: str, rounds: int, hidden: int, layers: int) -> dict[str, Any]:
     """Measure one case: medians with the lowest and the highest."""
     # Loaded once, before the ranks are forked: sixteen of them would load it at the same time.
-    for name in LOADED:
-        import_module(name)
-    load = os.getloadavg()[0]
-    outcome = run_world(RANKS, measured(case, rounds, hidden, layers), limit=280)
-    if outcome.failure:
-        raise SystemExit(f"{case}: {outcome.failure}")
-    reports = sorted(outcome.reports, key=lambda report: report["rank"])
-    methods = {}
-    for name in reports[0]["found"]:
-        runs = [report["found"][name] for report in reports]
-        seconds = [max(local[i][0] for local in runs) for i in range(rounds)]
-        memory = [max(local[i][2] for local in runs) for i in range(rounds)]
-        wire = [runs[0][i][1] for i in range(rounds)]
-        methods[name] = {"seconds": spread(seconds), "wire": spread(wire), "memory": spread(memory)}
-    facts = {key: reports[0][key] for key in ("bytes", "lower_bound", "whole")}
+    for module in LOADED:
+        import_module(module)
+    case, begun = CASES[name], load()
+    moves = rm.Transfer(*shardings(case, hidden, layers))
+    reports = run_world(RANKS, measured(case, rounds, hidden, layers), limit=280).checked()
+    methods = {
+        method: {
+            "seconds": spread(by_round(reports, method, "seconds")),
+            "wire": spread(by_round(reports[:1], method, "wire")),
+            "memory": spread(by_round(reports, method, "memory")),
+        }
+        for method in METHODS
+    }
     return {
-        "title": CASES[case].title,
+        "title": case.title,
         "rounds": rounds,
-        "load": [load, os.getloadavg()[0]],
-        **facts,
+        "load": [begun, load()],
+        "bytes": moves.bytes,
+        "lower_bound": moves.lower_bound,
+        "whole": sum(sharding.bytes for sharding in shardings(case, hidden, layers)[0].values()),
         "methods": methods,
     }
 
@@ -253,10 +238,10 @@ def limit_shardings(kind: str, ranks: int, megabytes: int) -> tuple[dict[str, rm
     return shardings(case, max(64, int((whole * 1e6 / 48 / layers) ** 0.5) // 64 * 64), layers)
 
 
-def beside_limit(kind: str, ranks: int, megabytes: int, rounds: int) -> Callable[[int, Any], Mapping[str, Any]]:
+def beside_limit(kind: str, ranks: int, megabytes: int, rounds: int) -> Callable[[int, Any], dict[str, Any]]:
     """Run the transfer and its limit in turn: the processor time of each on one rank, its threads included."""
 
-    def body(rank: int, _store: Any) -> Mapping[str, Any]:
+    def body(rank: int, _store: Any) -> dict[str, Any]:
         import torch
         import torch.distributed as dist
 
@@ -281,17 +266,11 @@ def beside_limit(kind: str, ranks: int, megabytes: int, rounds: int) -> Callable
             for call in calls:
                 call.wait()  # type: ignore[union-attr]  # not None: this rank is in the group
 
-        found: dict[str, list[float]] = {"rankmesh": [], "limit": []}
-        methods: dict[str, Method] = {"rankmesh": lambda: moves.run(tensors, into, 4 * BUDGET), "limit": limit}
-        for number in range(rounds + 1):
-            for name, method in methods.items():
-                dist.barrier()
-                started = time.process_time()
-                method()
-                seconds = time.process_time() - started
-                dist.barrier()
-                if number:
-                    found[name].append(seconds)
+        methods: dict[str, Callable[[int], Sample]] = {
+            "rankmesh": lambda _: taken(lambda: moves.run(tensors, into, 4 * BUDGET)),
+            "limit": lambda _: taken(limit),
+        }
+        found = in_turn(methods, rounds)
         if not all((into[name] == numbers[name]).all() for name in into):
             raise AssertionError(f"rank {rank} has other numbers")
         return {"bytes": part.bytes_in + part.bytes_copied, "found": found}
@@ -299,24 +278,16 @@ def beside_limit(kind: str, ranks: int, megabytes: int, rounds: int) -> Callable
     return body
 
 
-def limits(rounds: int) -> list[dict[str, Any]]:
+def limits(rounds: int) -> dict[str, Any]:
     """Measure the processor time of all ranks beside the limit, at all numbers of ranks and sizes."""
+    import_module("rankmesh.transfer.live.run")
     rows = []
-    for kind in ("moves", "stays"):
-        for ranks in LIMIT_RANKS:
-            for megabytes in LIMIT_MEGABYTES:
-                outcome = run_world(ranks, beside_limit(kind, ranks, megabytes, rounds), limit=280)
-                if outcome.failure:
-                    raise SystemExit(f"{kind}, {ranks} ranks, {megabytes} MB: {outcome.failure}")
-                totals = {
-                    name: [sum(report["found"][name][i] for report in outcome.reports) for i in range(rounds)]
-                    for name in ("rankmesh", "limit")
-                }
-                ratios = [ours / least for ours, least in zip(totals["rankmesh"], totals["limit"], strict=True)]
-                size = sum(report["bytes"] for report in outcome.reports)
-                seconds = {name: spread(values) for name, values in totals.items()}
-                rows.append({"kind": kind, "ranks": ranks, "bytes": size, "ratio": spread(ratios), **seconds})
-    return rows
+    for kind, ranks, megabytes in product(("moves", "stays"), LIMIT_RANKS, LIMIT_MEGABYTES):
+        reports = run_world(ranks, beside_limit(kind, ranks, megabytes, rounds), limit=280).checked()
+        ours, least = (by_round(reports, name, "processor", sum) for name in ("rankmesh", "limit"))
+        row = {"kind": kind, "ranks": ranks, "bytes": sum(report["bytes"] for report in reports)}
+        rows.append(row | {"ratio": ratios(ours, least), "rankmesh": spread(ours), "limit": spread(least)})
+    return {"limits": rows, "limits_load": load()}
 
 
 def _megatron(peers: Path) -> Path:
@@ -328,19 +299,16 @@ def _megatron(peers: Path) -> Path:
 
 def main() -> None:
     """Measure, and write the figures."""
-    parser = argparse.ArgumentParser(description="Transfers against what others do, in one run.")
-    parser.add_argument("--rounds", type=int, default=5)
+    parser = options("transfers", __doc__, rounds=5)
     parser.add_argument("--hidden", type=int, default=768)
     parser.add_argument("--layers", type=int, default=4)
     parser.add_argument("--only", default=",".join(CASES), help="cases to measure anew; the others stay as they are")
     parser.add_argument("--peers", type=Path, help="the folder of `python -m tests.peers.fetch`")
     parser.add_argument("--limits", action="store_true", help="measure processor time beside the limits alone")
-    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("transfers.json"))
     given = parser.parse_args()
+    before = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
     if given.limits:
-        import_module("rankmesh.transfer.live.run")
-        found = {"limits": limits(given.rounds), "limits_load": os.getloadavg()[0]}
-        record(given.json, {**json.loads(given.json.read_text(encoding="utf-8")), **found})
+        record(given.json, before | limits(given.rounds))
         return
     if "RANKMESH_BENCH_INSIDE" not in os.environ:
         _megatron(given.peers)
@@ -349,18 +317,13 @@ def main() -> None:
         raise SystemExit(subprocess.call(["unshare", "-n", "sh", "-c", inside], env=environment))  # noqa: S603, S607
     sys.path.insert(0, str(_megatron(given.peers)))
     import_module("tests.peers.stand_ins").triton()
-    import torch
-
-    before = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
     known = before.get("cases", {})
-    found = {case: run(case, given.rounds, given.hidden, given.layers) for case in given.only.split(",")}
-    cases = {case: {**known, **found}[case] for case in CASES if case in {**known, **found}}
-    machine = {"cores": os.cpu_count(), "python": platform.python_version()}
-    versions = {"rankmesh": rm.__version__, "torch": torch.__version__, "megatron-core": version("megatron-core")}
+    found = known | {case: run(case, given.rounds, given.hidden, given.layers) for case in given.only.split(",")}
+    versions = {name: version(name) for name in ("rankmesh", "torch", "megatron-core")}
     settings = {"hidden": given.hidden, "layers": given.layers, "budget": BUDGET, "ranks": RANKS}
-    document = {"machine": machine, "versions": versions, "settings": settings, "cases": cases}
-    document |= {"limits": before.get("limits", []), "limits_load": before.get("limits_load", 0.0)}
-    record(given.json, document)
+    document = {"machine": machine(), "versions": versions, "settings": settings}
+    document |= {"cases": {case: found[case] for case in CASES if case in found}}
+    record(given.json, {"limits": [], "limits_load": 0.0} | before | document)
 
 
 if __name__ == "__main__":
