@@ -4,27 +4,34 @@
 death of a rank ──notice──free──agree──connect──build──transfer──step──> the end of the first step after it
 ```
 
-Each phase ends when the last member has come to its end.
+Each phase ends when the last member has come to its end. 16 ranks of examples/train_gpt (tp=2, pp=2, dp=4) train with
+spares; one process is ``python -m bench.lost FOLDER``, and writes when what happened.
 """
 
 from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from bench.processes import free_port
+import torch
 
-__all__ = ["PHASES", "environment", "measured_losses"]
+import rankmesh as rm
+from bench.processes import ROOT, environment, free_port, lines
+from rankmesh.survival.rounds import Rounds
+from rankmesh.survival.session import Session
+
+__all__ = ["Log", "first_times", "mark", "measured_losses"]
 
 RANKS = 16
+# For each phase the mark at which it ends.
 PHASES = {
     "notice": "noticed",
     "free": "freed",
@@ -35,44 +42,20 @@ PHASES = {
     "step": "stepped",
 }
 # Members of different places: on both stages, the one that serves the store, a spare that took over.
-DEATHS = ((3, 2), (0, 4), (14, 6), (7, 8))
-STOPPED = (9, 10)
+DEATHS = [{"member": member, "step": step, "how": "SIGKILL"} for member, step in ((3, 2), (0, 4), (14, 6), (7, 8))] + [
+    {"member": 9, "step": 10, "how": "SIGSTOP"}
+]
 STEPS = 12
-_ROOT = Path(__file__).parents[1]
-# Where no name server answers, each look-up of a name would take as long as the loss.
-RESOLVER = {"RES_OPTIONS": "timeout:1 attempts:1"}
 
 
 def measured_losses(rounds: int, *, limit: float = 240.0) -> list[dict[str, Any]]:
     """Return what was lost at each death of each round."""
-    return [loss for _ in range(rounds) for loss in _survived(limit)]
-
-
-def _survived(limit: float) -> list[dict[str, Any]]:
-    deaths = [_death(member, step) for member, step in DEATHS] + [_death(*STOPPED, "SIGSTOP")]
-    size = RANKS + len(deaths)
-    with _folder(deaths, steps=STEPS, spares=len(deaths)) as folder:
-        _run(folder, size, limit)
-        return _losses(folder)
-
-
-def _death(member: int, step: int, how: str = "SIGKILL") -> dict[str, Any]:
-    return {"member": member, "step": step, "how": how}
-
-
-@contextmanager
-def _folder(deaths: Sequence[Mapping[str, Any]], **given: Any) -> Iterator[Path]:
-    with tempfile.TemporaryDirectory(prefix="rankmesh-lost-") as name:
-        folder = Path(name)
-        (folder / "deaths.json").write_text(json.dumps(deaths), encoding="utf-8")
-        (folder / "given.json").write_text(json.dumps(given), encoding="utf-8")
-        yield folder
-
-
-def environment() -> dict[str, str]:
-    """Return the variables of a measured process, one thread each."""
-    path = os.pathsep.join([str(_ROOT), str(_ROOT / "src"), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "OMP_NUM_THREADS": "1", "PYTHONPATH": path, "TORCH_CPP_LOG_LEVEL": "ERROR", **RESOLVER}
+    found = []
+    for _ in range(rounds):
+        with tempfile.TemporaryDirectory(prefix="rankmesh-lost-") as name:
+            _run(Path(name), RANKS + len(DEATHS), limit)
+            found += _losses(lines(Path(name)), _output(Path(name)))
+    return found
 
 
 def _run(folder: Path, size: int, limit: float) -> None:
@@ -83,11 +66,11 @@ def _run(folder: Path, size: int, limit: float) -> None:
     for rank in range(size):
         variables = torchrun_variables(rank, size, local_rank=rank, local_world_size=size, port=port)
         with (folder / f"output-{rank}").open("w") as output:
-            command = [sys.executable, "-m", "bench.lost_rank", str(folder)]
+            command = [sys.executable, "-m", "bench.lost", str(folder)]
             given = {**environment(), **variables}
-            running.append(subprocess.Popen(command, env=given, stdout=output, stderr=output, cwd=_ROOT))  # noqa: S603
+            running.append(subprocess.Popen(command, env=given, stdout=output, stderr=output, cwd=ROOT))  # noqa: S603
     end = time.monotonic() + limit
-    stopped = sum(1 for death in json.loads((folder / "deaths.json").read_text()) if death["how"] == "SIGSTOP")
+    stopped = sum(death["how"] == "SIGSTOP" for death in DEATHS)
     try:
         while sum(one.poll() is None for one in running) > stopped and time.monotonic() < end:
             time.sleep(0.1)
@@ -98,49 +81,113 @@ def _run(folder: Path, size: int, limit: float) -> None:
             one.wait()
 
 
-def _losses(folder: Path) -> list[dict[str, Any]]:
+def _losses(found: Sequence[Mapping[str, Any]], output: str) -> list[dict[str, Any]]:
     """Of each death: how it was, the seconds until the last rank had done the step, by phase; the steps done again."""
-    lines = [json.loads(line) for path in folder.glob("log-*.jsonl") for line in path.read_text().splitlines()]
-    deaths = sorted((line for line in lines if line["what"] == "death"), key=lambda line: line["time"])
+    deaths = sorted((line for line in found if line["what"] == "death"), key=lambda line: line["time"])
     if not deaths:
-        raise RuntimeError(f"nobody came to the step in which to die: {_output(folder)}")
-    found = []
-    for number, death in enumerate(deaths):
-        until = deaths[number + 1]["time"] if number + 1 < len(deaths) else float("inf")
-        after = [line for line in lines if death["time"] < line["time"] < until]
-        # The first time that each member came to each mark.
-        marks = {what: _last(after, what, death) for what in PHASES.values()}
-        if marks["stepped"] is None:
-            raise RuntimeError(f"no step was done after {death}: {_output(folder)}")
-        times = [death["time"], *(marks[what] or death["time"] for what in PHASES.values())]
-        phases = {
-            name: times[index + 1] - times[index]
-            for index, name in enumerate(PHASES)
-            if marks[PHASES[name]] is not None and (index == 0 or marks[list(PHASES.values())[index - 1]] is not None)
-        }
-        epoch = max(line.get("epoch", 0) for line in lines if line["time"] <= death["time"])
+        raise RuntimeError(f"nobody came to the step in which to die: {output}")
+    losses = []
+    for death, until in zip(deaths, [*(death["time"] for death in deaths[1:]), float("inf")], strict=True):
+        after = [line for line in found if death["time"] < line["time"] < until]
+        begun, phases = death["time"], {}
+        for phase, what in PHASES.items():
+            # To the end of the step of the death, which may be done a second time.
+            marks = [line for line in after if what != "stepped" or line["step"] == death["step"]]
+            times = first_times(marks, what).values()
+            if times and begun is not None:
+                phases[phase] = max(times) - begun
+            begun = max(times, default=None)
+        if begun is None:
+            raise RuntimeError(f"no step was done after {death}: {output}")
+        epoch = max(line.get("epoch", 0) for line in found if line["time"] <= death["time"])
         done = [line for line in after if line["what"] == "stepped" and line["epoch"] > epoch]
         again = {line["step"] for line in done if line["step"] < death["step"]}
-        found.append(
-            {
-                "how": death["how"],
-                "seconds": (marks["stepped"] or 0) - death["time"],
-                "phases": phases,
-                "steps": len(again) + 1,
-            }
-        )
-    return found
+        seconds = begun - death["time"]
+        losses.append({"how": death["how"], "seconds": seconds, "phases": phases, "steps": len(again) + 1})
+    return losses
 
 
-def _last(lines: Sequence[Mapping[str, Any]], what: str, death: Mapping[str, Any]) -> float | None:
-    """When the last member came to a mark, which each does once after a death; to the end of the step of it."""
+def first_times(found: Sequence[Mapping[str, Any]], what: str) -> dict[int, float]:
+    """Return when each member first came to a mark."""
     first: dict[int, float] = {}
-    for line in lines:
-        if line["what"] == what and (what != "stepped" or line["step"] == death["step"]):
+    for line in found:
+        if line["what"] == what:
             first[line["member"]] = min(first.get(line["member"], float("inf")), line["time"])
-    return max(first.values(), default=None)
+    return first
 
 
 def _output(folder: Path) -> str:
     texts = (path.read_text(errors="replace")[-300:] for path in sorted(folder.glob("output-*")))
     return " | ".join(text for text in texts if text)[-1500:]
+
+
+# -- one process -------------------------------------------------------------------------------------------------------
+
+
+class Log:
+    """What happened when in this process, as lines of a file."""
+
+    def __init__(self, folder: Path) -> None:
+        self.member = int(os.environ["RANK"])
+        self._file = (folder / f"log-{self.member}-{os.getpid()}.jsonl").open("a", buffering=1, encoding="utf-8")
+
+    def __call__(self, what: str, **more: Any) -> None:
+        """Write that something happens now."""
+        self._file.write(json.dumps({"what": what, "time": time.time(), "member": self.member, **more}) + "\n")
+
+
+def mark(owner: type, name: str, before: str, after: str, log: Log, epoch: list[int]) -> None:
+    """Log each call of a method, and its return."""
+    call = getattr(owner, name)
+
+    def marked(*args: Any, **named: Any) -> Any:
+        if before:
+            log(before, epoch=epoch[0])
+        result = call(*args, **named)
+        log(after, epoch=epoch[0])
+        return result
+
+    setattr(owner, name, marked)
+
+
+def survives(log: Log) -> None:
+    """Train in a job that survives."""
+    from bench.cluster import load_example
+
+    load_example()
+    from gpt import layout, loop, model
+
+    run, epoch = loop.Run(model.Shape(experts=0, sequence=64), steps=STEPS), [0]
+    mark(Session, "_abort", "", "noticed", log, epoch)
+    mark(Rounds, "agree", "freed", "agreed", log, epoch)
+
+    def train(job: Any) -> None:
+        log("connected", epoch=job.epoch)
+        epoch[0] = job.epoch
+        trainer = loop.Trainer(run, layout.of(job.groups), job.device)
+        log("built", epoch=job.epoch)
+        job.hold(trainer.state(), trainer.shardings)
+        trainer.restore(job.step)
+        log("transferred", epoch=job.epoch)
+        for step in range(job.step, STEPS):
+            for death in DEATHS:
+                if [death["member"], death["step"]] == [log.member, step]:
+                    log("death", how=death["how"], step=step)
+                    os.kill(os.getpid(), getattr(signal, str(death["how"])))
+            trainer.step(step)
+            job.commit(step + 1)
+            log("stepped", epoch=job.epoch, step=step)
+
+    rm.survive(train, "megatron:tp=2,pp=2", spares=len(DEATHS), redundancy=1, timeout=5.0)
+
+
+def _main() -> None:
+    torch.set_num_threads(1)
+    log = Log(Path(sys.argv[1]))
+    log("started")
+    survives(log)
+    log("ended")
+
+
+if __name__ == "__main__":
+    _main()

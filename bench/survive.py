@@ -16,41 +16,30 @@ guard       step, guard.step                   as much that both ranks hold, com
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import platform
-import sys
-import time
-from collections.abc import Callable
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 
 import rankmesh as rm
+from bench.cluster import load_example
 from bench.hold import CASES, measured_hold
 from bench.lost import measured_losses
 from bench.processes import run_world
 from bench.relayout import SIZES, measured_changes
 from bench.report import record
+from bench.results import Sample, load, machine, options, taken
 from rankmesh.rendezvous.waiting import submit
 from rankmesh.survival.redundancy import StateLayout
 from rankmesh.survival.state import EpochState
 
 __all__ = ["measured"]
 
-EXAMPLE = Path(__file__).parents[1] / "examples" / "train_gpt"
 RANKS = 2
 # 24 · hidden² weights in 4 layers, half of them on each rank, and two moments of each.
 HIDDEN = 608
 WARM = 3
-
-
-def on_thread(call: Callable[[], object]) -> None:
-    """Wait for other ranks on a thread, as a job does."""
-    submit(call, "rankmesh-gloo").result()
 
 
 def _kept(tensors: dict[str, torch.Tensor], rank: int, redundancy: int) -> EpochState:
@@ -75,39 +64,30 @@ def _memory(state: EpochState) -> int:
     return sum(one.memory.nbytes for snapshots in (state.snapshots, *others) for one in snapshots.values())
 
 
-def _body(rounds: int, hidden: int) -> Callable[[int, Any], dict[str, Any]]:
-    sys.path.insert(0, str(EXAMPLE))
-    loop, layout, model = (__import__(f"gpt.{name}", fromlist=["gpt"]) for name in ("loop", "layout", "model"))
+def _measure(rounds: int, hidden: int, rank: int) -> dict[str, Any]:
+    """Measure on one rank: the samples of each kind of step, and the bytes of the state and its snapshots."""
+    from gpt import layout, loop, model
 
-    def body(rank: int, store: Any) -> dict[str, Any]:
+    with layout.rankmesh(layout.Sizes(tp=RANKS)) as groups:
         shape = model.Shape(hidden=hidden, heads=8, experts=0)
-        with layout.rankmesh(layout.Sizes(tp=RANKS)) as groups:
-            trainer = loop.Trainer(loop.Run(shape), groups, torch.device("cpu"))
-            trainer.step(0)  # the moments exist from now on
-            tensors: dict[str, torch.Tensor] = {}
-            for number, share in enumerate(trainer.optimizer.shares):
-                moments = share.adam.state[share.part]
-                tensors |= {f"values{number}": share.part.detach()}
-                tensors |= {f"{name}{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
-            variants: dict[str, Any] = {
-                "without": None,
-                "commit": _kept(tensors, rank, 0),
-                "copies": _kept(tensors, rank, 1),
-            }
-            variants["guard"] = _guard(tensors)
-            times: dict[str, list[list[float]]] = {"commit alone": [], **{name: [] for name in variants}}
-            for step in range(1, WARM + rounds + 1):
-                for name, one in variants.items():
-                    whole, commit_only = _step(trainer, step, one)
-                    if step > WARM:
-                        times[name].append(whole)
-                        times["commit alone"] += [commit_only] * (name == "commit")
-        state = sum(tensor.nbytes for tensor in tensors.values())
-        memory = {name: _memory(one) for name, one in variants.items() if isinstance(one, EpochState)}
-        medians = {name: [median(column) for column in zip(*each, strict=True)] for name, each in times.items()}
-        return {"medians": medians, "state": state, "memory": memory}
-
-    return body
+        trainer = loop.Trainer(loop.Run(shape), groups, torch.device("cpu"))
+        trainer.step(0)  # the moments exist from now on
+        tensors: dict[str, torch.Tensor] = {}
+        for number, share in enumerate(trainer.optimizer.shares):
+            moments = share.adam.state[share.part]
+            tensors |= {f"values{number}": share.part.detach()}
+            tensors |= {f"{name}{number}": moments[name] for name in ("exp_avg", "exp_avg_sq")}
+        commit, copies = (_kept(tensors, rank, redundancy) for redundancy in (0, 1))
+        kinds = {"without": None, "commit": commit, "copies": copies, "guard": _guard(tensors)}
+        found: dict[str, list[Sample]] = {"commit alone": [], **{name: [] for name in kinds}}
+        for step in range(1, WARM + rounds + 1):
+            for name, kept in kinds.items():
+                whole, alone = _step(trainer, step, kept)
+                if step > WARM:
+                    found[name].append(whole)
+                    found["commit alone"] += [alone] * (name == "commit")
+    state = sum(tensor.nbytes for tensor in tensors.values())
+    return {"found": found, "state": state, "memory": {"commit": _memory(commit), "copies": _memory(copies)}}
 
 
 def _guard(tensors: dict[str, torch.Tensor]) -> rm.Guard:
@@ -119,62 +99,53 @@ def _guard(tensors: dict[str, torch.Tensor]) -> rm.Guard:
     return rm.Guard(groups, whole, shardings, every=1)
 
 
-def _step(trainer: Any, step: int, kept: EpochState | rm.Guard | None) -> tuple[list[float], list[float]]:
-    """Time a step with its commit, and the commit: seconds, and processor seconds of all threads of this rank."""
-    marks = [(time.perf_counter(), time.process_time())]
-    if isinstance(kept, EpochState):
-        kept.commit(step, on_thread, tuple)
-    marks.append((time.perf_counter(), time.process_time()))
-    trainer.step(step)
-    if isinstance(kept, rm.Guard):
-        kept.step(step)
-    elif kept is not None and kept.copies is not None:
-        kept.copies.wait(tuple)
-    marks.append((time.perf_counter(), time.process_time()))
-    start, committed, end = marks
-    return [after - before for before, after in zip(start, end, strict=True)], [
-        after - before for before, after in zip(start, committed, strict=True)
-    ]
+def _step(trainer: Any, step: int, kept: EpochState | rm.Guard | None) -> tuple[Sample, Sample]:
+    """Return what a step with its commit took this rank, and what the commit took."""
+
+    def commit() -> None:
+        if isinstance(kept, EpochState):
+            # On a thread, as a job waits for other ranks.
+            kept.commit(step, lambda call: submit(call, "rankmesh-gloo").result(), tuple)
+
+    def train() -> None:
+        trainer.step(step)
+        if isinstance(kept, rm.Guard):
+            kept.step(step)
+        elif kept is not None and kept.copies is not None:
+            kept.copies.wait(tuple)
+
+    alone, rest = taken(commit), taken(train)
+    return {clock: alone[clock] + rest[clock] for clock in rest}, alone
 
 
 def measured(rounds: int, *, hidden: int = HIDDEN, limit: float = 540.0) -> dict[str, Any]:
     """Measure median seconds, wall and processor, of the rank that takes longest, and the bytes of its state."""
-    outcome = run_world(RANKS, _body(rounds, hidden), limit=limit)
-    if outcome.failure is not None:
-        raise RuntimeError(outcome.failure)
-    first, *_ = reports = outcome.reports
-    seconds, processor = (
-        {name: max(report["medians"][name][column] for report in reports) for name in first["medians"]}
-        for column in range(2)
-    )
-    machine = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": torch.__version__}
-    load = round(os.getloadavg()[0], 1)
-    sizes = {"state": first["state"], "memory": first["memory"], "rounds": rounds}
-    return {"seconds": seconds, "processor": processor, **sizes, "machine": machine, "load": load}
+    load_example()
+    reports = run_world(RANKS, lambda rank, _store: _measure(rounds, hidden, rank), limit=limit).checked()
+
+    def medians(clock: str) -> dict[str, float]:
+        samples = [report["found"] for report in reports]
+        return {name: max(median(one[clock] for one in found[name]) for found in samples) for name in samples[0]}
+
+    sizes = {"state": reports[0]["state"], "memory": reports[0]["memory"], "rounds": rounds}
+    clocks = {"seconds": medians("wall"), "processor": medians("processor")}
+    return {**clocks, **sizes, "machine": machine(), "load": load()}
 
 
 def _main() -> None:
-    parser = argparse.ArgumentParser(prog="python -m bench.survive", description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--rounds", type=int, default=8, help="steps of each kind for the cost of a commit; 0: keep it")
+    parser = options("survive", __doc__, rounds=8)
     parser.add_argument("--losses", type=int, default=2, help="rounds in which ranks are lost; 0: keep them")
     parser.add_argument("--changes", type=int, default=2, help="rounds in which the layout changes; 0: keep them")
     parser.add_argument("--hold", type=int, default=1, help="measure hold and commit at each size; 0: keep them")
-    parser.add_argument("--json", type=Path, default=Path(__file__).with_name("survive.json"))
     given = parser.parse_args()
     found: dict[str, Any] = json.loads(given.json.read_text(encoding="utf-8")) if given.json.exists() else {}
-    for name, option, number in (
-        ("commit", "--rounds", given.rounds),
-        ("losses", "--losses", given.losses),
-        ("changes", "--changes", given.changes),
-        ("hold", "--hold", given.hold),
-    ):
-        if not number and name not in found:
-            parser.error(f"{given.json} has no figures to keep where {option} is 0; give {option} above 0")
+    for name, option in (("commit", "rounds"), ("losses", "losses"), ("changes", "changes"), ("hold", "hold")):
+        if not getattr(given, option) and name not in found:
+            parser.error(f"{given.json} has no figures to keep where --{option} is 0; give --{option} above 0")
     if given.rounds:
         found["commit"] = measured(given.rounds)
     if given.losses:
-        found["losses"] = measured_losses(given.losses)
-        found["load"] = round(os.getloadavg()[0], 1)
+        found["losses"], found["load"] = measured_losses(given.losses), load()
     if given.changes:
         found["changes"] = [measured_changes(given.changes, ranks=ranks) for ranks in SIZES]
     if given.hold:
