@@ -12,11 +12,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from collections.abc import Callable
 
 import torch
 
+from bench.results import taken
 from rankmesh.guard.digest import digest, digests_of, summed
 from rankmesh.guard.observe import Program
 
@@ -25,18 +24,14 @@ __all__ = ["measured"]
 _EVERY, _ROUNDS, _STEPS = 100, 4, 2
 
 
-def _seconds(call: Callable[[], object]) -> tuple[float, float]:
-    processor, wall = time.process_time(), time.perf_counter()
-    call()
-    return time.process_time() - processor, time.perf_counter() - wall
-
-
 def measured() -> dict[str, float]:
     """Return nanoseconds for each byte, and the share of a training step at a check every 100 steps."""
     tensor = torch.randn(2**25)
     words = tensor.view(torch.int64)
-    pairs = [(_seconds(words.sum)[0], _seconds(lambda: digest(tensor))[0]) for _ in range(9)]
-    read, digested = (min(each) / tensor.nbytes * 1e9 for each in zip(*pairs, strict=True))
+    pairs = [(taken(words.sum), taken(lambda: digest(tensor))) for _ in range(9)]
+    read, digested = (
+        min(each["processor"] for each in side) / tensor.nbytes * 1e9 for side in zip(*pairs, strict=True)
+    )
 
     program = Program()
     layers = [torch.nn.TransformerEncoderLayer(768, 12, 3072, 0.0, batch_first=True) for _ in range(14)]
@@ -57,14 +52,17 @@ def measured() -> dict[str, float]:
 
     train()
     check()
-    rounds = [(_seconds(train), _seconds(check)) for _ in range(_ROUNDS)]
-    shares = [sum(one[1][clock] for one in rounds) / sum(one[0][clock] for one in rounds) for clock in range(2)]
+    rounds = [(taken(train), taken(check)) for _ in range(_ROUNDS)]
+
+    def share(clock: str) -> float:
+        return sum(one[clock] for _, one in rounds) / sum(one[clock] for one, _ in rounds) * _STEPS / _EVERY
+
     return {
         "read_ns_per_byte": read,
         "digest_ns_per_byte": digested,
         "parameters": sum(one.numel() for one in model.parameters()),
-        "share_of_processor": shares[0] * _STEPS / _EVERY,
-        "share_of_wall": shares[1] * _STEPS / _EVERY,
+        "share_of_processor": share("processor"),
+        "share_of_wall": share("wall"),
     }
 
 

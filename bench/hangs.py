@@ -11,8 +11,6 @@ python -m bench.hangs request [RANKS]         what the rank that diagnoses spend
 from __future__ import annotations
 
 import json
-import os
-import platform
 import re
 import resource
 import subprocess
@@ -20,17 +18,15 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from bench.recorded_step import measured
 from bench.recordings import documents, write
 from bench.report import record
-from bench.switch import measured as measured_switch
+from bench.results import load, machine
+from bench.watched import recorded, switched
 
-ROOT = Path(__file__).parents[1]
-RESULTS = ROOT / "bench" / "hangs.json"
+RESULTS = Path(__file__).with_name("hangs.json")
 RANKS, CALLS = 8192, 2000
 
 
@@ -44,8 +40,7 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
         if not any(Path(folder).iterdir()):
             write(Path(folder), ranks, calls, form)
         size = sum(file.stat().st_size for file in Path(folder).iterdir())
-        load = os.getloadavg()[0]
-        before = _processor(resource.RUSAGE_CHILDREN)
+        begun, before = load(), _processor(resource.RUSAGE_CHILDREN)
         started = time.perf_counter()
         command = [sys.executable, "-m", "rankmesh", "doctor", folder, "--json"]
         with tempfile.TemporaryFile() as answer:
@@ -57,7 +52,7 @@ def scale(form: str, kept: str | None = None, ranks: int = RANKS, calls: int = C
         processor = _processor(resource.RUSAGE_CHILDREN) - before
     if [cause["ranks"] for cause in found["causes"]] != [[ranks - 1]] or len(found["recordings"]) != ranks:
         raise RuntimeError(f"the doctor names another rank, or has not read them all: {found['verdict']}")
-    result = {"size": size, "seconds": seconds, "processor": processor, "memory": peak, "load": load}
+    result = {"size": size, "seconds": seconds, "processor": processor, "memory": peak, "load": begun}
     sys.stderr.write(f"{ranks} x {calls} {form}: {result}\n")
     return result
 
@@ -83,13 +78,7 @@ def request(ranks: str = "16384") -> dict[str, Any]:
     processor = [_processor(who) - spent for who, spent in zip(both, before, strict=True)]
     if found.at_fault != (size - 1,):
         raise RuntimeError(f"another rank is named: {found.verdict}")
-    result = {
-        "ranks": size,
-        "calls": pace.calls,
-        "seconds": seconds,
-        "processor": processor,
-        "load": os.getloadavg()[0],
-    }
+    result = {"ranks": size, "calls": pace.calls, "seconds": seconds, "processor": processor, "load": load()}
     sys.stderr.write(f"{result}\n")
     return result
 
@@ -128,12 +117,7 @@ def _resident(pid: int) -> int:
 def main() -> None:
     """Measure one of them, keep it, and write the page."""
     what, *rest = sys.argv[1:]
-    measures: dict[str, Callable[..., Any]] = {
-        "scale": scale,
-        "switch": measured_switch,
-        "step": measured,
-        "request": request,
-    }
+    measures: dict[str, Callable[..., Any]] = {"scale": scale, "switch": switched, "step": recorded, "request": request}
     if what not in measures:
         sys.exit(__doc__)
     found = measures[what](*rest)
@@ -143,8 +127,7 @@ def main() -> None:
         results[what]["forms"][rest[0]] = found
     else:
         results[what] = found
-    results["machine"] = {"cores": os.cpu_count(), "python": platform.python_version(), "torch": version("torch")}
-    record(RESULTS, results)
+    record(RESULTS, results | {"machine": machine()})
 
 
 if __name__ == "__main__":

@@ -6,7 +6,6 @@ row leaves open is chosen as ``rankmesh search`` chooses it; sizes and virtual s
 
 from __future__ import annotations
 
-import argparse
 import json
 from collections.abc import Mapping
 from dataclasses import replace
@@ -15,6 +14,7 @@ from typing import Any
 
 import rankmesh as rm
 from bench.report import record
+from bench.results import options
 from rankmesh.cli.console import note
 from rankmesh.core.clusters.cluster import Cluster, Host, Level
 from rankmesh.core.clusters.hardware import SHARE, Device, device
@@ -129,16 +129,14 @@ def compare(row: Mapping[str, Any]) -> dict[str, Any]:
 
 def main() -> None:
     """Compare every row, print them, and write the file that the document is made of."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--json", type=Path, default=FIGURES)
-    arguments = parser.parse_args()
+    given = options("published", __doc__).parse_args()
     data = json.loads(ROWS.read_text(encoding="utf-8"))
     rows = []
     for row in data["rows"]:
         done = compare(row)
         rows.append(done)
         note(f"{done['name']:42} {done['ratio']:.2f} rank {done['rank']:>3}/{done['fitting']:<3}")
-    record(arguments.json, {"rows": rows, "collectives": collectives()})
+    record(given.json, {"rows": rows, "collectives": collectives()})
 
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import argparse
 import os
 import platform
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.metadata import version
 from pathlib import Path
@@ -36,6 +36,7 @@ __all__ = [
     "ratios",
     "spread",
     "taken",
+    "turns",
 ]
 
 Sample = Mapping[str, float]
@@ -61,6 +62,16 @@ def machine() -> dict[str, Any]:
 def load() -> float:
     """Return the load of the last minute."""
     return round(os.getloadavg()[0], 2)
+
+
+def turns(pairs: int, sides: Sequence[str] = ("without", "with")) -> Iterator[str]:
+    """Yield both sides this many times, in the other order each time.
+
+    >>> list(turns(2))
+    ['without', 'with', 'with', 'without']
+    """
+    for pair in range(pairs):
+        yield from sides[:: -1 if pair % 2 else 1]
 
 
 # -- in one process ----------------------------------------------------------------------------------------------------
