@@ -21,8 +21,8 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
-from bench.report import page
-from bench.results import Comparison, load, machine
+from bench.report import load, machine, page
+from bench.results import Comparison
 
 __all__ = ["main"]
 

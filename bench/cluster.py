@@ -27,8 +27,7 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from bench.emulated import Emulated, emulated, require
-from bench.report import record
-from bench.results import load, options
+from bench.report import load, options, record
 from rankmesh.core.measured import Measurement
 from rankmesh.placement import Traffic, Training, Transformer, place, step_traffic
 from rankmesh.placement.calibrated import calibrated

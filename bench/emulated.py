@@ -137,8 +137,7 @@ class Emulated:
         network = ("10.77.0.0/24", "dev", "eth0", "src", self.address(host))
         _do("ip", "-n", space, "route", "change", *network, "congctl", _CONGESTION)
         _do("ip", "-n", switch, "link", "set", port, "master", bridge, "up")
-        self._limit(space, "eth0", self.link)
-        self._limit(switch, port, self.link)
+        self.set_link(host, self.link)
 
     def _limit(self, space: str, link: str, rate: int) -> None:
         limit = ("rate", f"{rate}mbit", "burst", f"{self.burst}kb", "latency", f"{self.queue}ms")

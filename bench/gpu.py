@@ -22,8 +22,8 @@ from typing import Any
 from bench.contests import CONTESTS, MEGATRON, Contest, Make, Sizes, contested, load, missing
 from bench.live import live_sizes, timed
 from bench.processes import Outcome, run_isolated, run_world
-from bench.report import record
-from bench.results import Comparison, options
+from bench.report import options, record
+from bench.results import Comparison
 
 __all__ = ["contest_on_gpus"]
 

@@ -11,7 +11,6 @@ python -m bench.hangs request [RANKS]         what the rank that diagnoses spend
 from __future__ import annotations
 
 import json
-import re
 import resource
 import subprocess
 import sys
@@ -22,8 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bench.recordings import documents, write
-from bench.report import record
-from bench.results import load, machine
+from bench.report import load, machine, record
 from bench.watched import recorded, switched
 
 RESULTS = Path(__file__).with_name("hangs.json")
@@ -93,25 +91,20 @@ def _peak(process: subprocess.Popen[bytes]) -> int:
     """Return the most memory of the process and its readers, in bytes: resident pages, shared ones counted twice."""
     most = 0
     while process.poll() is None:
-        most = max(most, sum(map(_resident, [process.pid, *_children(process.pid)])))
+        most = max(most, _resident(process.pid))
         time.sleep(0.05)
     return most
 
 
-def _children(pid: int) -> list[int]:
-    try:
-        tasks = list(Path(f"/proc/{pid}/task").iterdir())
-        return [int(child) for task in tasks for child in (task / "children").read_text().split()]
-    except OSError:
-        return []
-
-
 def _resident(pid: int) -> int:
+    """Return the resident bytes of a process and its children, of those that have not ended."""
     try:
-        found = re.search(r"VmRSS:\s+(\d+)", Path(f"/proc/{pid}/status").read_text())
+        children = [task / "children" for task in Path(f"/proc/{pid}/task").iterdir()]
+        pids = [int(child) for each in children for child in each.read_text().split()]
+        pages = int(Path(f"/proc/{pid}/statm").read_text().split()[1])
     except OSError:
         return 0
-    return int(found[1]) << 10 if found else 0
+    return pages * resource.getpagesize() + sum(map(_resident, pids))
 
 
 def main() -> None:

@@ -18,7 +18,8 @@ import torch.distributed as dist
 
 import rankmesh as rm
 from bench.processes import run_ranks
-from bench.results import Sample, by_round, load, taken, turns
+from bench.report import load
+from bench.results import Sample, by_round, taken, turns
 from rankmesh.launch.table import torchrun_variables
 
 __all__ = ["measured"]

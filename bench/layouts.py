@@ -28,8 +28,7 @@ from unittest.mock import patch
 import rankmesh as rm
 from bench.cluster import described, load_example, measured_levels, ordered
 from bench.emulated import emulated, require
-from bench.report import record
-from bench.results import load, options
+from bench.report import load, options, record
 from rankmesh.core.clusters.cluster import Cluster
 from rankmesh.core.clusters.hardware import DEVICES
 from rankmesh.core.model import Sizes

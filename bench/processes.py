@@ -35,6 +35,8 @@ from rankmesh.launch.local import output_to, wait
 
 __all__ = ["ROOT", "Outcome", "environment", "free_port", "lines", "run_isolated", "run_ranks", "run_world", "torchrun"]
 
+Around = Callable[[int], AbstractContextManager[None]]
+
 ROOT = Path(__file__).parents[1]
 _TIMEOUT = timedelta(seconds=60)
 # Seconds for processes that have all reported to end by themselves.
@@ -152,7 +154,7 @@ def _store(rank: int, size: int, listener: socket.socket) -> Any:
 def run_ranks(
     size: int,
     body: Callable[[int], Any],
-    around: Callable[[int], AbstractContextManager[None]] = lambda _: nullcontext(),
+    around: Around = lambda _: nullcontext(),
     *,
     limit: float,
 ) -> Outcome:
@@ -189,9 +191,7 @@ def run_ranks(
     return Outcome(failure=f"hung after {limit:g} s" if None in statuses else died)
 
 
-def _rank(
-    rank: int, body: Callable[[int], Any], around: Callable[[int], AbstractContextManager[None]], folder: Path
-) -> None:
+def _rank(rank: int, body: Callable[[int], Any], around: Around, folder: Path) -> None:
     """Leave a report or an error, and end at once: the threads of torch and of the peers are not waited for."""
     output_to(Path(os.devnull))
     try:

@@ -13,8 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import rankmesh as rm
-from bench.report import record
-from bench.results import options
+from bench.report import options, record
 from rankmesh.cli.console import note
 from rankmesh.core.clusters.cluster import Cluster, Host, Level
 from rankmesh.core.clusters.hardware import SHARE, Device, device
@@ -22,7 +21,7 @@ from rankmesh.core.model import Sizes
 from rankmesh.placement import Message, Training, Transformer
 from rankmesh.placement.compute import flops
 from rankmesh.placement.predict import Links
-from rankmesh.placement.search import Found, evaluate, search
+from rankmesh.placement.search import evaluate, search
 
 __all__ = ["COLLECTIVES", "FIGURES", "ROWS", "collectives", "compare", "free_of", "published_seconds", "row_of"]
 
@@ -94,18 +93,12 @@ def _collective(row: Mapping[str, Any], links: Links) -> float:
     return float(links.seconds("dp", [Message(row["collective"], size)]))
 
 
-def _ranked(row: Mapping[str, Any]) -> tuple[int, tuple[Found, ...]]:
-    """Return the place of the row's sizes among those that fit, 0 where they do not fit; and all of these."""
-    sizes, cluster, model, training, of = row_of(row)
-    found = search(sizes.world, cluster, model, training, top=200, device=of, free=free_of(row))
-    places = [number for number, each in enumerate(found, 1) if each.sizes == sizes]
-    return (places[0] if places else 0), found
-
-
 def compare(row: Mapping[str, Any]) -> dict[str, Any]:
     """Compare one row of the table."""
     sizes, cluster, model, training, of = row_of(row)
-    rank, found = _ranked(row)
+    found = search(sizes.world, cluster, model, training, top=200, device=of, free=free_of(row))
+    # The place of the row's sizes among those that fit; 0 where they do not fit.
+    rank = next((number for number, each in enumerate(found, 1) if each.sizes == sizes), 0)
     chosen = next((each for each in found if each.sizes == sizes), None)
     here = chosen or evaluate(sizes, cluster, model, training, of)
     seconds = published_seconds(row, model, training, sizes.world)

@@ -13,13 +13,17 @@ A template has the content of each JSON file under the file's name, and the filt
 
 from __future__ import annotations
 
+import argparse
 import json
+import os
+import platform
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from importlib.metadata import version
 from pathlib import Path
 from statistics import median
 from typing import Any
 
-__all__ = ["PAGES", "page", "record", "seconds"]
+__all__ = ["PAGES", "load", "machine", "options", "page", "record", "seconds"]
 
 HERE = Path(__file__).parent
 PAGES = {"benchmarks": HERE.parent / "docs" / "benchmarks.md", "hangs": HERE.parent / "docs" / "benchmarks_hangs.md"}
@@ -51,6 +55,28 @@ def record(path: Path, found: Found) -> None:
     if path.parent == HERE:
         for name, document in PAGES.items():
             document.write_text(page(name), encoding="utf-8")
+
+
+# -- programs ----------------------------------------------------------------------------------------------------------
+
+
+def options(name: str, about: str | None, rounds: int = 0) -> argparse.ArgumentParser:
+    """Return the parser of ``python -m bench.NAME``: the file of the figures and, with a default, the rounds."""
+    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=(about or "").partition("\n")[0])
+    if rounds:
+        parser.add_argument("--rounds", type=int, default=rounds, help="runs of each side; default %(default)s")
+    parser.add_argument("--json", type=Path, default=HERE / f"{name}.json", help="the figures")
+    return parser
+
+
+def machine() -> dict[str, Any]:
+    """Return what the figures were measured on."""
+    return {"cores": os.cpu_count(), "python": platform.python_version(), "torch": version("torch")}
+
+
+def load() -> float:
+    """Return the load of the last minute."""
+    return round(os.getloadavg()[0], 2)
 
 
 # -- filters -----------------------------------------------------------------------------------------------------------

@@ -7,61 +7,18 @@
 
 from __future__ import annotations
 
-import argparse
-import os
-import platform
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from importlib.metadata import version
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 from bench.memory import highest, resident
 from bench.processes import Outcome
 
-__all__ = [
-    "Both",
-    "Comparison",
-    "Sample",
-    "Stat",
-    "alternate",
-    "by_round",
-    "compare",
-    "in_turn",
-    "load",
-    "machine",
-    "options",
-    "ratios",
-    "spread",
-    "taken",
-    "turns",
-]
+__all__ = ["Comparison", "Sample", "alternate", "by_round", "compare", "in_turn", "ratios", "spread", "taken", "turns"]
 
 Sample = Mapping[str, float]
-
-
-# -- programs ----------------------------------------------------------------------------------------------------------
-
-
-def options(name: str, about: str | None, rounds: int = 0) -> argparse.ArgumentParser:
-    """Return the parser of ``python -m bench.NAME``: the file of the figures and, with a default, the rounds."""
-    parser = argparse.ArgumentParser(prog=f"python -m bench.{name}", description=(about or "").partition("\n")[0])
-    if rounds:
-        parser.add_argument("--rounds", type=int, default=rounds, help="runs of each side; default %(default)s")
-    parser.add_argument("--json", type=Path, default=Path(__file__).with_name(f"{name}.json"), help="the figures")
-    return parser
-
-
-def machine() -> dict[str, Any]:
-    """Return what the figures were measured on."""
-    return {"cores": os.cpu_count(), "python": platform.python_version(), "torch": version("torch")}
-
-
-def load() -> float:
-    """Return the load of the last minute."""
-    return round(os.getloadavg()[0], 2)
 
 
 def turns(pairs: int, sides: Sequence[str] = ("without", "with")) -> Iterator[str]:
@@ -116,7 +73,8 @@ def by_round(
     reports: Sequence[Mapping[str, Any]], name: str, what: str, reduce: Callable[[Iterable[float]], float] = max
 ) -> list[float]:
     """Return one figure of a method over the ranks, for each round: the highest, or the sum."""
-    return [reduce(sample[what] for sample in samples) for samples in zip(*(one["found"][name] for one in reports))]  # noqa: B905
+    rounds = zip(*(report["found"][name] for report in reports), strict=True)
+    return [reduce(sample[what] for sample in samples) for samples in rounds]
 
 
 def spread(values: Sequence[float]) -> list[float]:

@@ -67,7 +67,29 @@ def _step() -> list[str]:
     return lines
 
 
-class Rankmesh:
+class Detector:
+    """A detector of slow ranks that can be switched off, without a thread and a recorder of its own."""
+
+    on = False
+
+    def switch(self, *, on: bool) -> None:
+        """Use it, or not."""
+        self.on = on
+
+    def step(self, train: Callable[[], None]) -> None:
+        """Train one step."""
+        train()
+
+    def seconds(self) -> float:
+        """Processor time of its thread."""
+        return 0.0
+
+    def reading(self) -> float:
+        """Processor time, of each second, of reading the recorder once in so many windows."""
+        return 0.0
+
+
+class Rankmesh(Detector):
     """The watch of this process, and whether it looks for slow ranks."""
 
     def __init__(self) -> None:
@@ -86,10 +108,6 @@ class Rankmesh:
         """Processor time of the watch's thread."""
         return int(Path(f"/proc/self/task/{self.thread}/schedstat").read_text().split()[0]) / 1e9
 
-    def step(self, train: Callable[[], None]) -> None:
-        """Train one step."""
-        train()
-
     def reading(self) -> float:
         """Processor time, of each second, of reading the recorder once in so many windows."""
         from rankmesh.backend.recorder import calls_kept
@@ -100,7 +118,7 @@ class Rankmesh:
         return (time.thread_time() - began) / speed._READ / slow_watch.window_seconds(dist.get_world_size())
 
 
-class Nvidia:
+class Nvidia(Detector):
     """The detector of nvidia-resiliency-ext, without CUPTI, whose section is the step; it reports every 4 s."""
 
     def __init__(self) -> None:
@@ -119,18 +137,9 @@ class Nvidia:
         torch.cuda.synchronize = lambda *_: None
         self.detector = straggler.Detector
         self.detector.initialize(scores_to_compute="all", gather_on_rank0=True, report_time_interval=4)
-        self.on = False
-
-    def switch(self, *, on: bool) -> None:
-        """Use the detector, or not."""
-        self.on = on
-
-    def seconds(self) -> float:
-        """Nothing: it has no thread."""
-        return 0.0
 
     def step(self, train: Callable[[], None]) -> None:
-        """Train one step in a section."""
+        """Train one step, in a section."""
         if not self.on:
             train()
             return
@@ -138,16 +147,12 @@ class Nvidia:
             train()
         self.detector.generate_report_if_interval_elapsed()
 
-    def reading(self) -> float:
-        """Nothing: it has no recorder."""
-        return 0.0
-
 
 def _rank(kind: str, folder: str) -> None:
     """Train on one rank, in turns with and without the detector."""
     torch.set_num_threads(1)
     dist.init_process_group("gloo")
-    detector: Rankmesh | Nvidia = Rankmesh() if kind == "rankmesh" else Nvidia()
+    detector = Rankmesh() if kind == "rankmesh" else Nvidia()
     layers = torch.nn.Sequential(*[torch.nn.Linear(256, 256) for _ in range(8)])
     model = torch.nn.parallel.DistributedDataParallel(layers)
     optimizer, data = torch.optim.SGD(model.parameters(), lr=0.01), torch.ones(64, 256)

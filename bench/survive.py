@@ -28,8 +28,8 @@ from bench.hold import CASES, measured_hold
 from bench.lost import measured_losses
 from bench.processes import run_world
 from bench.relayout import SIZES, measured_changes
-from bench.report import record
-from bench.results import Sample, load, machine, options, taken
+from bench.report import load, machine, options, record
+from bench.results import Sample, taken
 from rankmesh.rendezvous.waiting import submit
 from rankmesh.survival.redundancy import StateLayout
 from rankmesh.survival.state import EpochState

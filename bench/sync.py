@@ -24,11 +24,16 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, TCPStore  # type: ignore[attr-defined]  # absent from its __all__
+
 import rankmesh as rm
 from bench.emulated import emulated, require
 from bench.processes import run_world
-from bench.report import record
-from bench.results import Sample, by_round, in_turn, load, machine, options, ratios, spread, taken
+from bench.report import load, machine, options, record
+from bench.results import Sample, by_round, in_turn, ratios, spread, taken
+from rankmesh.transfer.sync.layouts import Layouts
 
 FOLDER = Path("/dev/shm/rankmesh-bench-sync")  # noqa: S108  - shared memory is what is measured
 TRAINER, ENGINE = rm.Mesh(dp=2), rm.Mesh(tp=2, offset=2)
@@ -89,8 +94,6 @@ def kimi() -> tuple[dict[str, rm.Sharding], dict[str, rm.Sharding]]:
 
 def planned() -> dict[str, Any]:
     """Time the plan of the large model: all of it, and then the part of one rank."""
-    from rankmesh.transfer.sync.layouts import Layouts
-
     layouts = kimi()
     found: dict[str, Any] = {"parameters": sum(s.bytes // s.itemsize for s in layouts[0].values())}
     for name in ("direct", "stored"):
@@ -107,8 +110,6 @@ class Side:
     """One rank's part: its shards, and what a version must be."""
 
     def __init__(self, rank: int, store: Any, address: str = "127.0.0.1", sizes: Sequence[int] = ()) -> None:
-        import torch
-
         self.rank, self.store, self.address, self.trains = rank, store, address, rank < 2
         self.layouts = llama(*sizes)
         self.moves = rm.Transfer(*self.layouts)
@@ -118,8 +119,6 @@ class Side:
 
     def cut(self, name: str, version: int) -> Any:
         """Return this rank's shard of a version."""
-        import torch
-
         (box,) = self.layouts[0 if self.trains else 1][name].of(self.rank).boxes
         rows, columns = (torch.arange(start, stop, dtype=torch.int32) for start, stop in box)
         return ((rows[:, None] * 31 + columns[None, :] + version) % 127).to(torch.bfloat16)
@@ -131,8 +130,6 @@ class Side:
 
     def check(self, version: int) -> None:
         """Check that an engine has a version."""
-        import torch
-
         for name, tensor in self.tensors.items():
             if not self.trains and not torch.equal(tensor, self.cut(name, version)):
                 raise AssertionError(f"{name} on rank {self.rank}")
@@ -156,9 +153,6 @@ def pair_sizes(side: Side) -> dict[tuple[int, int], int]:
 
 def plain_gloo(side: Side) -> Move:
     """Send as many bytes between these ranks in one message of gloo for each pair, from and into one buffer."""
-    import torch
-    import torch.distributed as dist
-
     sizes = {pair: size for pair, size in pair_sizes(side).items() if side.rank in pair}
     buffers = {pair: torch.ones(size, dtype=torch.uint8) for pair, size in sizes.items()}
 
@@ -208,19 +202,17 @@ def raw_socket(side: Side) -> Move:
     return clocked(move)
 
 
-def synced(side: Side, at: Any) -> Move:
+def synced(side: Side, folder: Path | None) -> Move:
     """Publish and receive with rankmesh.Sync; over files one after the other, over gloo at once."""
-    import torch.distributed as dist
-
+    at: Any = folder or PrefixStore("copy", side.store)
     sync = rm.Sync(*side.layouts, side.tensors, at=at, budget=64 << 20, timeout=60)
-    files = isinstance(at, Path)
 
     def move(version: int) -> float:
         started = time.perf_counter()
         if side.trains:
             sync.publish(version)
         seconds = time.perf_counter() - started
-        if files:
+        if folder:
             dist.barrier()
             started = time.perf_counter()
         if not side.trains:
@@ -232,19 +224,12 @@ def synced(side: Side, at: Any) -> Move:
     return move
 
 
-def dist_store(side: Side, name: str) -> Any:
-    """Return a part of the store for one method."""
-    from torch.distributed import PrefixStore  # type: ignore[attr-defined]  # absent from its __all__
-
-    return PrefixStore(name, side.store)
-
-
 METHODS: dict[str, Callable[[Side], Move]] = {
     "copy": plain_copy,
     "files": lambda side: synced(side, FOLDER),
     "socket": raw_socket,
     "gloo_plain": plain_gloo,
-    "gloo": lambda side: synced(side, dist_store(side, "copy")),
+    "gloo": lambda side: synced(side, None),
 }
 
 
@@ -279,9 +264,6 @@ def measured(side: Side, names: Sequence[str], rounds: int) -> dict[str, Any]:
 
 def over_link(addresses: Sequence[str], rounds: int) -> dict[str, Any]:
     """Measure on a rank of an emulated cluster: the trainer is on the first of two hosts, the engine on the other."""
-    import torch.distributed as dist
-    from torch.distributed import TCPStore  # type: ignore[attr-defined]  # absent from its __all__
-
     rank, limit = dist.get_rank(), timedelta(seconds=60)
     store = TCPStore(addresses[0], 29900, is_master=rank == 0, wait_for_workers=False, timeout=limit)
     return measured(Side(rank, store, addresses[rank // 2]), LINKED, rounds)
@@ -349,9 +331,6 @@ def main() -> None:
     parser = options("sync", __doc__, rounds=7)
     parser.add_argument("--limits", action="store_true", help="measure processor time beside the socket's alone")
     given = parser.parse_args()
-
-    import rankmesh.transfer.sync  # noqa: F401  - loaded once, before the ranks are forked
-
     if given.limits:
         found = json.loads(given.json.read_text(encoding="utf-8"))
     else:

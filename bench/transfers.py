@@ -31,8 +31,8 @@ from unittest.mock import MagicMock, patch
 
 import rankmesh as rm
 from bench.processes import run_world
-from bench.report import record
-from bench.results import Sample, by_round, in_turn, load, machine, options, ratios, spread, taken
+from bench.report import load, machine, options, record
+from bench.results import Sample, by_round, in_turn, ratios, spread, taken
 
 RANKS = 16
 LOADED = (

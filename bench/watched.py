@@ -31,8 +31,14 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
+import torch
+import torch.distributed as dist
+from torch.nn.parallel import DistributedDataParallel
+
 from bench.processes import run_world
-from bench.results import load, spread, taken, turns
+from bench.report import load
+from bench.results import spread, taken, turns
+from rankmesh.debug import watch
 
 __all__ = ["recorded", "switched"]
 
@@ -44,10 +50,6 @@ _SLEEP, _CALLS = 10.0, 10_000
 
 def _rank(number: int, meeting: str) -> None:
     """Time the blocks whose numbers of steps come on standard input, in seconds of a clock and of the processor."""
-    import torch
-    import torch.distributed as dist
-    from torch.nn.parallel import DistributedDataParallel
-
     dist.init_process_group("gloo", init_method=f"file://{meeting}", rank=number, world_size=_RANKS)
     torch.set_num_threads(1)
     layers = [layer for _ in range(4) for layer in (torch.nn.Linear(_SIZE, _SIZE), torch.nn.ReLU())]
@@ -160,9 +162,6 @@ def _quartiles(ratios: Sequence[float]) -> dict[str, float]:
 
 def _mean(seconds: float) -> float:
     """Return the mean over both ranks."""
-    import torch
-    import torch.distributed as dist
-
     mean = torch.tensor(seconds / _RANKS, dtype=torch.float64)
     dist.all_reduce(mean)
     return mean.item()
@@ -170,11 +169,6 @@ def _mean(seconds: float) -> float:
 
 def _asleep(folder: str) -> dict[str, list[float]]:
     """Take the processor seconds of each second of sleep, with a recorder that is full."""
-    import torch
-    import torch.distributed as dist
-
-    from rankmesh.debug import watch
-
     for _ in range(2500):
         dist.all_reduce(torch.ones(4))
     found: dict[str, list[float]] = {"without": [], "with": []}
@@ -190,9 +184,6 @@ def _asleep(folder: str) -> dict[str, list[float]]:
 
 def _small_call() -> float:
     """Return the processor seconds of one small reduction."""
-    import torch
-    import torch.distributed as dist
-
     one = torch.ones(4)
 
     def calls(count: int) -> None:
@@ -205,7 +196,6 @@ def _small_call() -> float:
 
 def _on_ranks(program: Callable[[], Any], kept: int = 2000) -> Any:
     """Run a program on two ranks whose recorder keeps that many calls; return its value."""
-    import torch.distributed as dist
 
     def body(rank: int, store: Any) -> Any:
         os.environ["TORCH_FR_BUFFER_SIZE"] = str(kept)  # read at the first call
