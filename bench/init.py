@@ -32,14 +32,12 @@ def _worlds(rank: int, size: int, ports: list[int]) -> dict[str, Any]:
     found: dict[str, list[Sample]] = {side: [] for side in SIDES}
     for side, port in zip(turns(len(ports) // 2, SIDES), ports, strict=True):
         os.environ |= torchrun_variables(rank, size, local_rank=rank, local_world_size=size, port=port)
-        if side == "torch":
-            found[side].append(taken(lambda: dist.init_process_group("gloo")))
-            dist.barrier()
-            dist.destroy_process_group()
-        else:
-            found[side].append(taken(lambda: rm.init("gloo")))
-            dist.barrier()
-            rm.World.current().close()
+        initialise = rm.init if side == "rankmesh" else dist.init_process_group
+        made: list[Any] = []
+        found[side].append(taken(lambda: made.append(initialise("gloo"))))  # noqa: B023
+        dist.barrier()
+        end = dist.destroy_process_group if made == [None] else made[0].close
+        end()
     return {"found": found}
 
 

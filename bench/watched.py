@@ -129,7 +129,7 @@ def switched(pairs: str = "36") -> dict[str, Any]:
             found[side].append(worlds[side].block(steps))
         for world in worlds.values():
             world.end()
-        watched = len(list(hangs.glob("rank*")))
+        watched = len(list(hangs.glob("rank*.json.gz")))
     if watched != _RANKS:
         raise RuntimeError(f"{watched} of {_RANKS} ranks were watched")
     blocks = list(zip(found["without"], found["with"], strict=True))
