@@ -25,8 +25,8 @@ import torch
 
 import rankmesh as rm
 from bench.processes import ROOT, environment, free_port, lines
+from rankmesh.survival.driver import Driver
 from rankmesh.survival.rounds import Rounds
-from rankmesh.survival.session import Session
 
 __all__ = ["Log", "first_times", "mark", "measured_losses"]
 
@@ -158,7 +158,7 @@ def survives(log: Log) -> None:
     from gpt import layout, loop, model
 
     run, epoch = loop.Run(model.Shape(experts=0, sequence=64), steps=STEPS), [0]
-    mark(Session, "_abort", "", "noticed", log, epoch)
+    mark(Driver, "_abort", "", "noticed", log, epoch)
     mark(Rounds, "agree", "freed", "agreed", log, epoch)
 
     def train(job: Any) -> None:
