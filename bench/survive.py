@@ -82,10 +82,10 @@ def _measure(rounds: int, hidden: int, rank: int) -> dict[str, Any]:
         found: dict[str, list[Sample]] = {"commit alone": [], **{name: [] for name in kinds}}
         for step in range(1, WARM + rounds + 1):
             for name, kept in kinds.items():
-                whole, alone = _step(trainer, step, kept)
+                whole, commit_only = _step(trainer, step, kept)
                 if step > WARM:
                     found[name].append(whole)
-                    found["commit alone"] += [alone] * (name == "commit")
+                    found["commit alone"] += [commit_only] * (name == "commit")
     state = sum(tensor.nbytes for tensor in tensors.values())
     return {"found": found, "state": state, "memory": {"commit": _memory(commit), "copies": _memory(copies)}}
 
@@ -114,8 +114,8 @@ def _step(trainer: Any, step: int, kept: EpochState | rm.Guard | None) -> tuple[
         elif kept is not None and kept.copies is not None:
             kept.copies.wait(tuple)
 
-    alone, rest = taken(commit), taken(train)
-    return {clock: alone[clock] + rest[clock] for clock in rest}, alone
+    commit_only, rest = taken(commit), taken(train)
+    return {clock: commit_only[clock] + rest[clock] for clock in rest}, commit_only
 
 
 def measured(rounds: int, *, hidden: int = HIDDEN, limit: float = 540.0) -> dict[str, Any]:

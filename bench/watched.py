@@ -208,14 +208,14 @@ def _on_ranks(program: Callable[[], Any], kept: int = 2000) -> Any:
 def recorded() -> dict[str, Any]:
     """Measure both: the watch's processor time a second, and that of one call."""
     with tempfile.TemporaryDirectory(prefix="rankmesh-bench-") as folder:
-        alone = _on_ranks(lambda: _asleep(folder))
+        asleep = _on_ranks(lambda: _asleep(folder))
     calls: dict[str, list[float]] = {"without": [], "with": []}
     for side in turns(5):
         calls[side].append(_on_ranks(_small_call, kept=2000 if side == "with" else 0))
     ratios = sorted(one / other for one, other in zip(calls["with"], calls["without"], strict=True))
     return {
         "load": load(),
-        "alone": {side: sorted(spread(values)) for side, values in alone.items()},
+        "alone": {side: sorted(spread(values)) for side, values in asleep.items()},
         "call": {side: statistics.median(seconds) for side, seconds in calls.items()},
         # The lowest, the quartiles, the highest.
         "call_ratio": [ratios[0], *statistics.quantiles(ratios, n=4), ratios[-1]],
