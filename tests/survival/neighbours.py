@@ -1,9 +1,10 @@
 """What else runs in a process of a job, or beside it, while members are lost: nobody may notice the other.
 
 ```
-asyncio        a loop with connections that stay open      pool      a server whose threads answer, as gRPC's
-reporter       a thread that writes to a socket and a file  loader   workers of a DataLoader, which are forked in train
-stranger       another user's process that sends every member what it likes
+asyncio     a loop with connections that stay open
+reporter    a thread that writes to a socket, which another one reads, and to a file
+loader      workers of a DataLoader, which are forked in train
+stranger    another user's process that sends every member what it likes
 ```
 """
 
@@ -12,7 +13,6 @@ import os
 import random
 import secrets
 import socket
-import socketserver
 import threading
 import time
 from contextlib import ExitStack
@@ -29,11 +29,11 @@ class Neighbours:
     """Traffic in this process that checks itself until ``stop``, which returns how much there was of each kind."""
 
     def __init__(self, folder, member):
-        self.counts, self._file = dict.fromkeys(("asyncio", "pool", "reporter", "loader"), 0), folder / f"log-{member}"
+        self.counts, self._file = dict.fromkeys(("asyncio", "reporter", "loader"), 0), folder / f"log-{member}"
         self.folder, self.wrong, self._over = folder, [], threading.Event()
         self._threads = [
             threading.Thread(target=self._checked, args=(run,), name=f"neighbour-{run.__name__}", daemon=True)
-            for run in (self._asyncio, self._pool, self._reporter)
+            for run in (self._asyncio, self._reporter)
         ]
         for thread in self._threads:
             thread.start()
@@ -74,30 +74,6 @@ class Neighbours:
         server = await asyncio.start_server(echo, _HERE, 0)
         await asyncio.gather(*(client(server.sockets[0].getsockname()[1]) for _ in range(3)))
         server.close()
-
-    def _pool(self):
-        class Doubles(socketserver.StreamRequestHandler):
-            def handle(self):
-                for line in self.rfile:
-                    self.wfile.write(b"%d\n" % (2 * int(line)))
-
-        with ExitStack() as opened:
-            server = opened.enter_context(socketserver.ThreadingTCPServer((_HERE, 0), Doubles))
-            server.daemon_threads = True
-            threading.Thread(target=server.serve_forever, args=(0.02,), daemon=True).start()
-            opened.callback(server.shutdown)
-            with ExitStack() as clients:
-                files = [
-                    clients.enter_context(socket.create_connection(server.server_address)).makefile("rwb", 0)
-                    for _ in range(3)
-                ]
-                while not self._over.wait(_PAUSE):
-                    for one in files:
-                        one.write(b"%d\n" % self.counts["pool"])
-                        assert int(one.readline()) == 2 * self.counts["pool"]
-                        self.counts["pool"] += 1
-                for one in files:
-                    one.close()
 
     def _reporter(self):
         here, there = socket.create_server((_HERE, 0)), []

@@ -1,90 +1,102 @@
-"""What each member of these tests runs: a small training on tp, dp and pp, and deaths at moments that are named.
+"""What each member of these tests runs: a training on whole numbers, checked in each step, and faults.
 
 ```
-stage 0   w0, m0 (rows over tp, whole over dp)  ── activations ──>  stage 1   w1, m1  ── loss ──> all
+w (rows over the first axis)       z (the same, or rows over all: then others keep copies)    q (as z, in uneven parts)
+total = sum of z over all ranks    w' = 5 w + total + step, z' = 3 z + row + total, q' = 2 q + total, modulo a prime
 ```
 """
 
 import json
 import os
-import socket
 import time
 from contextlib import suppress
+from functools import cache
+from math import prod
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
 from tests.sockets import kept, served_once
 from tests.survival.faults import Faults, left_behind
+from tests.survival.neighbours import Neighbours, stranger
 
 import rankmesh as rm
 from rankmesh.launch.table import torchrun_variables
+from rankmesh.survival.peers import Peers
 
-ROWS, COLUMNS, BATCH = 8, 4, 24
-
-
-def started(stage, size=ROWS):
-    """The first weights of a stage."""
-    return torch.randn(size, COLUMNS, generator=torch.Generator().manual_seed(stage), dtype=torch.float64)
+ROWS, STEPS, MANY, PRIME = 60, 8, 30, 1009
+# The rows that a rank has, whatever the number of ranks is: the numbers do not depend on it.
+INDEX = torch.arange(ROWS, dtype=torch.float64)
 
 
-def batch(step):
-    """The whole batch of a step."""
-    return torch.randn(BATCH, COLUMNS, generator=torch.Generator().manual_seed(1000 + step), dtype=torch.float64)
+@cache
+def reference():
+    """The rows of w, z and q at the beginning of each step, on one process."""
+    found = [(INDEX, 7 * INDEX, 11 * INDEX)]
+    for step in range(MANY):
+        w, z, q = found[-1]
+        total = z.sum()
+        found.append(((5 * w + total + step) % PRIME, (3 * z + INDEX + total) % PRIME, (2 * q + total) % PRIME))
+    return found
 
 
-def shardings(mesh, stages):
-    """How the weights and the momentum of each stage are sharded."""
-    return {
-        f"{name}{stage}": rm.Sharding(mesh, ("tp", None), (ROWS, COLUMNS), "float64", {"pp": stage})
-        for stage in range(stages)
-        for name in "wm"
-    }
+class Numbers:
+    """A rank's part of the state, in an epoch."""
 
-
-class Model:
-    """One rank's part of the model."""
-
-    def __init__(self, job):
-        self.groups, self.device, mesh = job.groups, job.device, job.plan.mesh
-        where = mesh.coordinate(job.rank)
-        self.stage, self.stages = where["pp"], mesh.axes["pp"]
-        self.tp, self.dp = self.groups["tp"], self.groups["dp"]
-        each = ROWS // self.tp.size
-        self.w = started(self.stage)[where["tp"] * each : (where["tp"] + 1) * each].clone().to(self.device)
-        self.m = torch.zeros_like(self.w)
-        self.shardings = shardings(mesh, self.stages)
-        self.tensors = {f"w{self.stage}": self.w, f"m{self.stage}": self.m}
+    def __init__(self, job, columns=1, *, copied=True):
+        mesh, self.job = job.plan.mesh, job
+        first, *others = mesh.axes
+        each = "-".join(mesh.axes) if copied else first
+        self.replicas = 1 if copied else prod(mesh.axes[axis] for axis in others)
+        how = {"shape": (ROWS, columns), "dtype": "float64"}
+        self.shardings = {
+            "w": rm.Sharding(mesh, (first, None), **how),
+            "z": rm.Sharding(mesh, (each, None), **how),
+            "q": rm.Sharding(mesh, (each, None), **how, parts={0: (7, 40, 13)}),
+        }
+        self.rows = {
+            name: torch.cat([torch.arange(*box[0]) for box in one.of(job.rank).boxes])
+            for name, one in self.shardings.items()
+        }
+        start = dict(zip("wzq", reference()[0], strict=True))
+        self.tensors = {
+            name: start[name][rows, None].repeat(1, columns).to(job.device) for name, rows in self.rows.items()
+        }
 
     def step(self, step):
-        """Train on the batch of a step; the loss, on every rank."""
-        each = BATCH // self.dp.size
-        x = batch(step)[self.dp.rank * each : (self.dp.rank + 1) * each].to(self.device)
-        if self.stage:
-            self._pass(x, src=0)
-        y = x @ self.w.T  # this rank's rows of the product
-        total = y.tanh().sum(1, keepdim=True)
-        dist.all_reduce(total, group=self.tp.pg)
-        x = x + total / ROWS
-        if self.stage + 1 < self.stages:
-            self._pass(x, dst=1)
-        gradient = (1 - y.tanh() ** 2).T @ x / BATCH
-        dist.all_reduce(gradient, group=self.dp.pg)
-        self.m.mul_(0.9).add_(gradient)
-        self.w.sub_(0.1 * self.m)
-        loss = x.square().sum() / BATCH * (self.stage + 1 == self.stages)
-        dist.all_reduce(loss, group=self.dp.pg)
-        if self.stages > 1:
-            dist.all_reduce(loss, group=self.groups["pp"].pg)
-        return float(loss)
+        """Do a step: a sum over each axis."""
+        w, z, q = self.tensors.values()
+        total = z.sum(0)
+        for axis in self.job.plan.mesh.axes:
+            (self._pass if axis == "pp" else self._reduce)(total, self.job.groups[axis])
+        total /= self.replicas
+        w.mul_(5).add_(total + step).remainder_(PRIME)
+        z.mul_(3).add_(INDEX[self.rows["z"], None].to(z.device) + total).remainder_(PRIME)
+        q.mul_(2).add_(total).remainder_(PRIME)
 
-    def _pass(self, x, **to):
-        """An activation to the next stage, or from the one before."""
-        pp = self.groups["pp"]
-        if "dst" in to:
-            dist.send(x, pp.ranks[self.stage + 1], group=pp.pg)
-        else:
-            dist.recv(x, pp.ranks[self.stage - 1], group=pp.pg)
+    @staticmethod
+    def _reduce(total, group):
+        dist.all_reduce(total, group=group.pg)
+
+    @staticmethod
+    def _pass(total, group):
+        """Sum from stage to stage, and back, as a pipeline does."""
+        before, after = group.ranks[: group.rank][-1:], group.ranks[group.rank + 1 :][:1]
+        part = torch.zeros_like(total)
+        for rank in before:
+            dist.recv(part, rank, group=group.pg)
+        total += part
+        for rank in after:
+            dist.send(total, rank, group=group.pg)
+            dist.recv(total, rank, group=group.pg)
+        for rank in before:
+            dist.send(total, rank, group=group.pg)
+
+    def check(self, step):
+        """Raise ``AssertionError`` for a wrong number; of no type that the job takes for one of its own."""
+        for (name, rows), right in zip(self.rows.items(), reference()[step], strict=True):
+            if not (self.tensors[name].cpu() == right[rows, None]).all():
+                raise AssertionError(f"wrong numbers in {name} at step {step}: {self.tensors[name][:, 0].tolist()}")
 
 
 def regrouping(train):
@@ -101,56 +113,76 @@ def regrouping(train):
     return train_on
 
 
-def member(me, port, folder, deaths, steps, layout, how):
-    """One member: what train returned, and how it came about."""
+def member(me, port, folder, faults, layout, how):
+    """One member: how it ended, its rank if that was with the right numbers, and what it left behind.
+
+    ``joins``: the last one starts later, "after" the plan has shrunk, or "before" a loss.
+    """
     me.launched(port)
     time.sleep(0.1)  # and its connection is there
-    slow, raises, strangers = how.pop("slow", 0.0), how.pop("raises", None), how.pop("strangers", False)
-    if joins := how.pop("joins", ""):  # the last one starts later: once the plan has shrunk, or before a loss
+    columns, regroups, pause = how.pop("columns", 1), how.pop("regroups", False), how.pop("pause", 0.0)
+    joins, beside, relayouts = how.pop("joins", ""), how.pop("beside", ""), dict(how.pop("relayouts", ()))
+    folder, is_last = Path(folder), me.rank == me.size - 1
+    if beside == "stranger" and is_last:
+        contacts = [address.rsplit(":", 1) for address in (contact_of(folder) or [])[:-1]]
+        return stranger([(host, int(port)) for host, port in contacts], seed=port)
+    if beside == "stranger" or joins:
         os.environ["WORLD_SIZE"] = os.environ["LOCAL_WORLD_SIZE"] = str(me.size - 1)
-        if me.rank == me.size - 1:
-            for name in torchrun_variables(0, 1, local_rank=0, local_world_size=1, port=port):
-                del os.environ[name]
-            how["join"], os.environ["RANKMESH_JOB_KEY"] = contact_of(Path(folder))
+    if joins and is_last:
+        for name in torchrun_variables(0, 1, local_rank=0, local_world_size=1, port=port):
+            del os.environ[name]
+        if (contact := contact_of(folder)) is None:
+            return None  # the job ended before
+        how["join"], os.environ["RANKMESH_JOB_KEY"] = contact
     served_once()
-    before, dying = kept(), Faults(me.rank, deaths, folder)
-    history, losses = [], {}
+    before = kept()
+    neighbours = Neighbours(folder, me.rank) if beside == "neighbours" else None
+    faults = [{**one, "launcher": (me.port, port)} for one in faults]
+    begins = any(one["at"] == "gather" for one in faults)
+    dying = Faults(me.rank, faults, folder, since=None if begins else Peers.introduce)
+    history = []
 
     def train(job):
-        model = Model(job)
-        job.hold(model.tensors, model.shardings)
-        history.append([job.epoch, job.rank, job.step, job.plan.mesh.axes["dp"], time.time(), dict(job.seconds)])
-        if job.rank == 0 and (job.epoch or joins == "before"):
-            (Path(folder) / "contact").write_text(f"{job.address} {job.key}\n", encoding="utf-8")
-        for step in range(job.step, steps):
+        program = Numbers(job, columns, copied=how.get("redundancy"))
+        job.hold(program.tensors, program.shardings)
+        history.append([job.epoch, job.rank, job.step, job.plan.mesh.size, dict(job.seconds)])
+        program.check(job.step)
+        if job.rank == 0 and (beside or joins == "before" or (joins and job.epoch)):
+            everyone = job._session.driver.peers.contacts.values()
+            addresses = [f"{one.address}:{one.heartbeat}" for one in everyone] if beside else [job.address]
+            (folder / "contact").write_text(f"{' '.join(addresses)} {job.key}\n", encoding="utf-8")
+        batches = neighbours.loader() if neighbours else None
+        for step in range(job.step, STEPS):
+            if batches:
+                next(batches)
             dying.step(step)
-            if [job.rank, step] == raises:
-                raise RuntimeError("a bug of the program")
-            time.sleep(slow)
-            if strangers:
-                disturb(job._session.driver.peers.contacts.values(), job.epoch)
-            losses[step] = model.step(step)
+            time.sleep(pause)
+            program.step(step)
+            if dying.flips:
+                dying.flips = False
+                program.tensors["w"][-1, -1] += 1
+            elif not how.get("guard"):
+                program.check(step + 1)
             job.commit(step + 1)
-            if len(history[-1]) == 6:
-                history[-1].append(time.time())
-        (Path(folder) / f"trained-{me.rank}").touch()
-        return {name: tensor.tolist() for name, tensor in model.tensors.items()}
+            if step + 1 in relayouts:
+                with suppress(rm.PlanError):  # of as many ranks as it does not fit
+                    job.relayout(relayouts[step + 1])
+        (folder / f"trained-{me.rank}").touch()
+        try:
+            program.check(STEPS)
+        except AssertionError as error:  # where it stays so, the guard has not seen it
+            return str(error)
+        return job.rank
 
     outcome = {}
     try:
-        outcome["result"] = rm.survive(regrouping(train) if how.pop("regroups", False) else train, layout, **how)
-    except (rm.RankmeshError, ValueError, RuntimeError) as error:
+        outcome["result"] = rm.survive(regrouping(train) if regroups else train, layout, **how)
+    except Exception as error:  # noqa: BLE001  - the test decides which are right
         outcome["error"] = f"{type(error).__name__}: {error}"
-    ended = {**left_behind(folder, before), "initialised": dist.is_initialized()}
-    return {**ended, **outcome, "history": history, "losses": losses}
-
-
-def disturb(contacts, epoch):
-    """Send every member what ends a job, as somebody does who does not have its key."""
-    end = {"what": "end", "epoch": str(epoch), "over": True, "suspects": [], "evicted": {"0": "a", "1": "b"}}
-    for contact in contacts:
-        with suppress(OSError), socket.create_connection((contact.address, contact.heartbeat), 10) as one:
-            one.sendall(json.dumps(end).encode() + b"\n")
+        outcome["kinds"] = [one.__name__ for one in type(error).__mro__]
+    if neighbours:
+        outcome |= neighbours.stop()
+    return {**left_behind(folder, before), "initialised": dist.is_initialized(), "history": history, **outcome}
 
 
 def contact_of(folder):
@@ -165,9 +197,5 @@ def contact_of(folder):
 
 
 def text_of(outcomes):
-    """For a failing test: how each member ended, without what it has trained."""
-    return json.dumps([[one.rank, one.code, _short(one.value) or one.error] for one in outcomes])[:8000]
-
-
-def _short(value):
-    return value and {name: part for name, part in value.items() if name not in ("result", "losses")}
+    """For a failing test: how each member ended."""
+    return json.dumps([[one.rank, one.code, one.value or one.error] for one in outcomes])[:8000]

@@ -6,8 +6,7 @@ from collections import Counter
 import pytest
 from tests.sockets import free_port
 from tests.survival.faults import PLACES, SEEDS, points
-from tests.survival.program import text_of
-from tests.survival.whole_numbers import member
+from tests.survival.program import member, text_of
 
 KINDS = ("SIGKILL", "SIGSTOP", "wake", "raise", "cut")
 # Of a job whose faults leave too little: none of gloo's, of torch's or of Python's.
@@ -30,7 +29,7 @@ def drawn(seed):
         "shrink": "dp" if spares == 0 or pick.random() < 0.4 else None,
         "columns": pick.choice([1, 1, 30_000]),
         "regroups": pick.random() < 0.15,
-        "joins": pick.random() < 0.2,
+        "joins": "before" * (pick.random() < 0.2),
     }
     how["pause"] = 0.2 if how["joins"] else pick.choice([0.0, 0.05])
     faults = []
@@ -65,7 +64,7 @@ def outlived(outcomes, tmp_path, record_property):
 
     def run(size, layout, faults, how):
         arguments = (free_port(), str(tmp_path), faults, layout, dict(how))
-        ended = outcomes(size + how["joins"], member, *arguments, world=None, limit=100.0)
+        ended = outcomes(size + bool(how.get("joins")), member, *arguments, world=None, limit=100.0)
         came = tmp_path.glob("fault-*")
         had = {int(path.name.removeprefix("fault-")): path.read_text(encoding="utf-8") for path in came}
         for kind, number in Counter(had.values()).items():
@@ -75,7 +74,7 @@ def outlived(outcomes, tmp_path, record_property):
         assert all(one.ok for one in living), why
         others = {one.rank: one.value for one in living if one.value is not None}
         assert all(max(one["left"]) <= 0 and not one["initialised"] for one in others.values()), why
-        errors = {who: {*one["error"][0]} for who, one in others.items() if "error" in one}
+        errors = {who: {*one["kinds"]} for who, one in others.items() if "error" in one}
         for who, error in errors.items():
             kinds = {kind for one, kind in had.items() if one == who or kind == "cut"}
             assert error & PROMISED.union(*(BESIDES.get(kind, set()) for kind in kinds)), why
@@ -123,8 +122,7 @@ def test_a_wrong_number_and_faults(outlived, seed):
 
 # What members do on the way back, and before it.
 ON_THE_WAY = sorted(PLACES.keys() - {"gather", "client", "follow", "returned"})
-PLAIN = {"timeout": 3.0, "redundancy": 0, "shrink": None, "columns": 1, "regroups": False, "joins": False}
-PLAIN |= {"pause": 0.0, "relayouts": []}
+PLAIN = {"timeout": 3.0, "redundancy": 0, "shrink": None, "relayouts": []}
 
 
 @pytest.mark.few(1)
@@ -157,20 +155,10 @@ def test_losses_beside_others(outcomes, tmp_path, record_property, beside, seed)
         {"member": who, "at": "step", "n": who + 1, "how": "SIGSTOP" if pick.random() < 0.15 else "SIGKILL"}
         for who in range(LOSSES)
     ]
-    how = {"spares": LOSSES, "timeout": 4.0, "redundancy": 0, "columns": 1, "regroups": False, "joins": False}
-    how |= {"pause": 0.05, "beside": beside}
+    how = {"spares": LOSSES, "timeout": 4.0, "pause": 0.05, "beside": beside}
     size = 2 + LOSSES
-    ended = outcomes(
-        size + (beside == "stranger"),
-        member,
-        free_port(),
-        str(tmp_path),
-        faults,
-        "tp=1,dp=2",
-        how,
-        world=None,
-        limit=150.0,
-    )
+    arguments = (free_port(), str(tmp_path), faults, "tp=1,dp=2", how)
+    ended = outcomes(size + (beside == "stranger"), member, *arguments, world=None, limit=150.0)
     why = text_of(ended)
     left = [one.value for one in ended[LOSSES:size]]
     assert all(one.ok for one in ended[LOSSES:]), why

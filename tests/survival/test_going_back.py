@@ -1,45 +1,16 @@
 """What a guarded job goes back to, whoever is lost on the way: the last commit that was found equal, or an error."""
 
 import pytest
-import torch
-import torch.distributed as dist
+from tests.survival.test_guarding import Job, ended, of_ranks, once
 from tests.survival.test_simulated import dying
 
 import rankmesh as rm
-from rankmesh import sim
 from rankmesh.guard import guard
 from rankmesh.survival.agreement import Report, Suspicion, conclude
 from rankmesh.survival.guarding import are_equal
 from rankmesh.survival.machine import Machine
 from rankmesh.survival.members import Members
 from rankmesh.survival.simulated import SimulatedWorld
-
-STEPS, EVERY = 9, 3
-RIGHT = [float(sum(range(STEPS)))] * 4
-
-
-def trained(layout, spares):
-    """What members return: a number is wrong once, on rank 0 in step 5."""
-    done = []
-
-    def train(job):
-        weights = torch.zeros(4, dtype=torch.float64)
-        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, shape=(4,), dtype="float64")})
-        for step in range(job.step, STEPS):
-            gradient = torch.full((4,), float(step), dtype=torch.float64)
-            dist.all_reduce(gradient, group=job.groups["dp"].pg)
-            if (job.rank, step) == (0, 5) and not done:
-                done.append(True)
-                weights[1] += 1000
-            weights += gradient / job.groups["dp"].size
-            job.commit(step + 1)
-        return weights.tolist()
-
-    def member():
-        return rm.survive(train, layout, spares=spares, guard=EVERY)
-
-    return sim.run(member, rm.Mesh.parse(layout).size + spares, initialise=False)
-
 
 # Where a member is lost, besides: what it calls then.
 ON_THE_WAY = {
@@ -51,17 +22,17 @@ ON_THE_WAY = {
 }
 
 
-@pytest.mark.parametrize(("layout", "spares"), [("dp=2", 1), ("dp=3", 2)])
+@pytest.mark.parametrize(("layout", "spares"), [("tp=1,dp=2", 1), ("tp=1,dp=3", 2)])
 @pytest.mark.parametrize("at", ON_THE_WAY)
 def test_a_loss_on_the_way_back(at, layout, spares, monkeypatch):
     """Rank 0 is wrong from step 5 on, and rank 1, which is right, is lost on the way back: the numbers are right."""
     owner, name, times = ON_THE_WAY[at]
     counts = dying(monkeypatch, owner, name, 1, times)
-    values = trained(layout, spares)
+    values = ended(Job(once(0, 5, "norm")), rm.Mesh.parse(layout).size + spares, layout, spares=spares, guard=3)
     assert counts[1] == times
     assert values[1] is None
-    results = [value for value in values if isinstance(value, list)]
-    assert results == [RIGHT] * (1 + spares)
+    right = of_ranks(ended(Job(lambda *_: None), rm.Mesh.parse(layout).size, layout))
+    assert of_ranks(values) == right
 
 
 HISTORY = {0: Members.first("dp=3", world_size=5, spares=2)}

@@ -10,10 +10,10 @@ from tests.sweeping import ALL
 
 from rankmesh.errors import ConnectError
 from rankmesh.rendezvous import Outcome
-from rankmesh.survival.agreement import conclude
+from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.epoch import Epoch
 from rankmesh.survival.machine import Abort, Announce, Enter, Left, Machine, Stop
-from rankmesh.survival.members import Members, Sizes, plan_of
+from rankmesh.survival.members import Members
 
 LAYOUT = "tp=1,dp=*"
 
@@ -112,10 +112,10 @@ def test_any_order_of_events(data):
         assert [epoch.number for epoch in aborted] == sorted(epoch.number for epoch in aborted)
 
 
-def begun(member=0, size=3):
+def begun(member=0):
     """A member of a job that has begun."""
     machine = Machine()
-    machine.begin(member, Members.first(LAYOUT, world_size=size, spares=1))
+    machine.begin(member, JOB)
     return machine
 
 
@@ -124,28 +124,8 @@ def end(epoch, **how):
     return {"what": "end", "epoch": str(epoch), "over": False, "suspects": [], "evicted": {}, **how}
 
 
-SIZES = Sizes.of(LAYOUT, plan_of(LAYOUT, 2), None)
-GOES_ON = Outcome(
-    value={
-        "ranks": [0, 2],
-        "spares": [],
-        "plan": None,
-        "started": 3,
-        "sizes": SIZES.data,
-        "budget": None,
-        "joined": {},
-        "step": 7,
-        "source": 0,
-        "load": False,
-        "raised": {},
-        "equal": 0,
-        "suspicion": None,
-        "reasons": {"1": "guess: it does not reply"},
-        "before": None,
-        "refused": {},
-    },
-    ranks=(1,),
-)
+JOB = Members.first(LAYOUT, world_size=3, spares=1)
+GOES_ON = conclude({0: JOB}, 0, {0: Report(steps={0: (6, 7)}, committed=True), 2: Report()})  # without member 1
 
 
 def test_the_end_of_an_epoch_that_this_member_is_not_in_yet():

@@ -60,6 +60,7 @@ def member(monkeypatch):
     monkeypatch.setattr(peers, "CutStore", connecting)
     one = object.__new__(Peers)
     one.member, one._prepared, one._preparing = 5, {}, Worker("rankmesh-store")
+    one._closing, one._announcing = threading.Event(), []
     with socket.socket() as closed:
         closed.bind(("127.0.0.1", 0))  # nobody else gets the port meanwhile, and it refuses
         ports = served.port, closed.getsockname()[1]
@@ -149,8 +150,7 @@ def test_members_of_this_host_are_known_to_have_ended():
 
 def test_an_announcement_is_made_until_all_have_replied(member, monkeypatch):
     """A member whose threads have much to do replies to a later attempt; one that has ended is not asked again."""
-    one, _ = member
-    one._closing, one._announcing, asked = threading.Event(), [], []
+    one, asked = member[0], []
 
     def exchange(members, message, seconds):
         asked.append(sorted(members))
@@ -166,8 +166,7 @@ def test_an_announcement_is_made_until_all_have_replied(member, monkeypatch):
 
 def test_an_announcement_ends_with_the_member(member, monkeypatch):
     """However long the others would be asked."""
-    one, _ = member
-    one._closing, one._announcing, asked = threading.Event(), [], threading.Event()
+    one, asked = member[0], threading.Event()
 
     def exchange(members, message, seconds):
         asked.set()

@@ -2,13 +2,11 @@
 
 import os
 import re
-import signal
 import statistics
 from collections import Counter
 from contextlib import suppress
 from dataclasses import replace
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 import torch
@@ -16,10 +14,9 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.sockets import free_port, kept, served_once
-from tests.survival.faults import left_behind
-from tests.survival.program import text_of
-from tests.survival.test_simulated import PLACES, Costs, dying
-from tests.survival.whole_numbers import INDEX, MANY, PRIME, ROWS, Numbers
+from tests.survival.faults import Faults, left_behind
+from tests.survival.program import INDEX, MANY, PRIME, ROWS, Numbers, text_of
+from tests.survival.test_simulated import PLACES, STEPS, SWEPT, Costs, dying, survived, training
 from tests.sweeping import ALL
 
 import rankmesh as rm
@@ -30,44 +27,18 @@ from rankmesh.survival.agreement import Report, conclude
 from rankmesh.survival.machine import Abort, Left, Machine
 from rankmesh.survival.members import Members, Sizes, plan_of
 
-STEPS = 6
 LAYOUTS = ["dp=4", "tp=2,dp=2", "dp=2,tp=2", "tp=4", "pp=2,tp=2", "cp=2,dp=3", "ep=5", "tp=2", "dp=1,tp=3"]
 
 
-def training(changes, refused=None, **how):
-    """The program of every rank: after some commits it asks for other layouts."""
-
-    def train(job):
-        numbers = Numbers(job)
-        job.hold(numbers.tensors, numbers.shardings)
-        numbers.check(job.step)
-        for step in range(job.step, STEPS):
-            numbers.step(step)
-            job.commit(step + 1)
-            if step + 1 in changes:
-                try:
-                    job.relayout(changes[step + 1], **how)
-                except rm.PlanError as error:
-                    if refused is None:
-                        raise
-                    refused.append(error)
-        numbers.check(STEPS)
-        return job.rank, str(job.plan.mesh), job.epoch
-
-    return train
-
-
-def changed(size, changes, lose=None, *, layout="dp=4", order="deterministic", refused=None, budget=None, **how):
-    """What each of ``size`` members returned, that of spares and lost ones left out."""
-    program = training(changes, refused, budget=budget)
-    run = sim.run(lambda: rm.survive(program, layout, **how), size, lose=lose or {}, order=order, initialise=False)
-    return sorted(value for value in run if value is not None)
+def changed(size, program, lose=None, *, layout="dp=4", **how):
+    """What the ranks of a job that changes its layout returned."""
+    return sorted(survived(size, lose or {}, layout=layout, program=program, **how).values())
 
 
 @pytest.mark.parametrize("layout", LAYOUTS)
 def test_to_another_layout(layout):
     """4 ranks and 2 spares: other sizes, order and axes, more ranks and fewer; each step is done once."""
-    ended = changed(6, {3: layout}, spares=2)
+    ended = changed(6, training({3: layout}), spares=2)
     mesh, same = rm.Mesh.parse(layout), layout == "dp=4"
     assert [rank for rank, _, _ in ended] == list(range(mesh.size))
     assert {(axes, epoch) for _, axes, epoch in ended} == {(str(mesh), 0 if same else 1)}
@@ -77,27 +48,25 @@ def test_what_a_change_took():
     """Once hold() has returned, job.seconds has every phase of the change."""
     phases = {}
 
-    def train(job):
-        numbers = Numbers(job)
-        job.hold(numbers.tensors, numbers.shardings)
-        phases.setdefault(job.epoch, set()).update(job.seconds)
-        if not job.epoch:
-            job.relayout("tp=2")
+    def visit(job, at):
+        if at == "after":
+            phases.setdefault(job.epoch, set()).update(job.seconds)
 
-    sim.run(lambda: rm.survive(train, "dp=2"), 2, initialise=False)
+    changed(2, training({1: "tp=2"}, visit=visit), layout="dp=2")
     assert phases == {0: {"connect"}, 1: {"free", "agree", "connect", "transfer"}}
 
 
 def test_there_and_back_with_little_memory():
     """Three changes in a row, after each step, and back, with a budget of 768 bytes."""
-    ended = changed(6, {1: "tp=2,dp=3", 2: "tp=2", 3: "dp=4", 4: "tp=3,dp=2"}, spares=2, budget=768)
+    changes = {1: "tp=2,dp=3", 2: "tp=2", 3: "dp=4", 4: "tp=3,dp=2"}
+    ended = changed(6, training(changes, budget=768), spares=2)
     assert {(axes, epoch) for _, axes, epoch in ended} == {("tp=3,dp=2", 4)}
     assert len(ended) == 6
 
 
 def test_a_size_that_is_left():
     """4 ranks and a spare: a size of * keeps the number of ranks."""
-    assert {axes for _, axes, _ in changed(5, {2: "tp=2,dp=*"}, spares=1)} == {"tp=2,dp=2"}
+    assert {axes for _, axes, _ in changed(5, training({2: "tp=2,dp=*"}), spares=1)} == {"tp=2,dp=2"}
 
 
 @settings(max_examples=40 if ALL else 8)
@@ -115,8 +84,8 @@ def test_any_sequence_of_layouts_and_losses(changes, lose, shrink, order):
         changes = {step: layout for step, layout in changes.items() if "dp" in layout}
     elif len(lose) > 1:  # five are left
         changes = {step: layout for step, layout in changes.items() if rm.Mesh.parse(layout).size < 6}
-    refused = []
-    ended = changed(7, changes, lose, order=order, refused=refused, shrink=shrink, spares=3, redundancy=1)
+    refused = {}
+    ended = changed(7, training(changes, refused), lose, order=order, shrink=shrink, spares=3, redundancy=1)
     assert [rank for rank, _, _ in ended] == list(range(len(ended)))
     assert len({axes for _, axes, _ in ended}) == 1
     assert not refused or lose  # too few are left for the layout
@@ -129,32 +98,10 @@ def test_a_member_is_lost_in_the_change(place, who, monkeypatch):
     """4 ranks that become 5, and a spare: one is lost on the way, and the job goes on under one of both plans."""
     times = 1 + (place in ("as it enters the world", "as it holds") and who < 4)
     counts = dying(monkeypatch, *PLACES[place], who, times)
-    ended = changed(6, {3: "ep=5"}, spares=2, redundancy=1)
+    ended = changed(6, training({3: "ep=5"}), spares=2, redundancy=1)
     assert counts[who] == times
     assert len({axes for _, axes, _ in ended}) == 1
     assert ended[0][1] in ("ep=5", "dp=4")
-
-
-def refusals(ask, budget=None, **how):
-    """The errors of 4 ranks and a spare that ask for a layout after step 3, and go on; what they returned."""
-    errors = {}
-
-    def train(job):
-        numbers = Numbers(job)
-        job.hold(numbers.tensors, numbers.shardings)
-        for step in range(job.step, STEPS):
-            numbers.step(step)
-            job.commit(step + 1)
-            if step == 3 and job.rank not in errors:
-                try:
-                    job.relayout(ask(job.rank), budget=budget)
-                except rm.RankmeshError as error:
-                    errors[job.rank] = error
-        numbers.check(STEPS)
-        return job.epoch
-
-    values = sim.run(lambda: rm.survive(train, "dp=4", spares=1, **how), 5, initialise=False)
-    return errors, values
 
 
 @pytest.mark.parametrize(
@@ -173,10 +120,10 @@ def refusals(ask, budget=None, **how):
 )
 def test_what_is_refused_changes_nothing(ask, how):
     """Every rank raises, nothing is destroyed, and the job goes on in the same epoch."""
-    errors, values = refusals(ask, **how)
-    assert errors.keys() == {0, 1, 2, 3}
-    assert {isinstance(error, rm.PlanError | rm.LayoutError) for error in errors.values()} == {True}
-    assert values == [0, 0, 0, 0, None]
+    refused, how = {}, dict(how)
+    ended = changed(5, training({4: ask}, refused=refused, budget=how.pop("budget", None)), spares=1, **how)
+    assert refused.keys() == {0, 1, 2, 3}
+    assert ended == [(rank, "dp=4", 0) for rank in range(4)]
 
 
 class Adding(torch.nn.Module):
@@ -274,32 +221,6 @@ def test_a_tensor_of_no_snapshot_where_one_is_slow(monkeypatch):
     assert [value and value[0] for value in values] == [2, 2, None, None]
 
 
-def unbuildable(bad, error, when):
-    """A program that fails under one layout: before hold(), after it, or in the first step; else right numbers."""
-
-    def fail(job, at):
-        if str(job.plan.mesh) == bad and at == when and job.rank:
-            raise error
-
-    def train(job):
-        numbers = Numbers(job)
-        fail(job, "before")
-        job.hold(numbers.tensors, numbers.shardings)
-        numbers.check(job.step)
-        fail(job, "after")
-        for step in range(job.step, STEPS):
-            numbers.step(step)
-            fail(job, "step")
-            job.commit(step + 1)
-            if step + 1 == 3:
-                with suppress(rm.PlanError):
-                    job.relayout(bad)
-        numbers.check(STEPS)
-        return job.rank, str(job.plan.mesh), job.epoch
-
-    return train
-
-
 @pytest.mark.parametrize(
     ("commits", "error", "old", "refused"),
     [
@@ -328,34 +249,30 @@ def test_how_long_a_layout_is_tried(commits, error, old, refused):
 )
 def test_a_layout_that_the_program_cannot_build(when, error, caplog):
     """5 ranks and a spare: all go back to the old layout, at the step before the change; numbers are right."""
-    program = unbuildable("tp=2,dp=3", error, when)
-    values = sim.run(lambda: rm.survive(program, "dp=5", spares=1), 6, initialise=False)
-    assert values[:5] == [(rank, "dp=5", 2) for rank in range(5)]
-    assert values[5] is None
+
+    def visit(job, at):
+        if (str(job.plan.mesh), at) == ("tp=2,dp=3", when) and job.rank:
+            raise error
+
+    ended = changed(6, training({3: "tp=2,dp=3"}, {}, visit), layout="dp=5", spares=1)
+    assert ended == [(rank, "dp=5", 2) for rank in range(5)]
     (logged,) = [record.getMessage() for record in caplog.records if record.name == "rankmesh.survival"]
     assert logged.startswith("rankmesh: the job went back from tp=2,dp=3, since rank ")
     assert f"raised {type(error).__name__}: {error}" in logged
 
 
 def test_what_epochs_leave_in_the_store():
-    """Eight changes there and back: after each there are keys of this epoch and of the last two at most."""
-    epochs = {}
+    """Changes there and back: after each there are keys of this epoch and of the last two at most."""
+    epochs, changes = {}, {step: "tp=2,dp=2" if step % 2 else "dp=4" for step in range(1, STEPS + 1)}
 
-    def train(job):
-        numbers = Numbers(job)
-        job.hold(numbers.tensors, numbers.shardings)
-        if job.rank == 0:
+    def visit(job, at):
+        if (job.rank, at) == (0, "after"):
             keys = sim.simulation.current_context().simulation.stores[0]
             epochs[job.epoch] = {int(number) for key in keys for number in re.findall(r"epoch/(\d+)", key)}
-        if job.step < 8:
-            numbers.step(job.step)
-            job.commit(job.step + 1)
-            job.relayout("dp=4" if job.step % 2 else "tp=2,dp=2")
-        return job.epoch
 
-    assert sim.run(lambda: rm.survive(train, "tp=2,dp=2", spares=1), 5, initialise=False) == [8, 8, 8, 8, None]
+    ended = changed(5, training(changes, visit=visit), spares=1)
+    assert {epoch for *_, epoch in ended} == {STEPS} == {max(epochs)}
     assert all(number - 2 <= min(found) for number, found in epochs.items())
-    assert max(epochs) == 8
 
 
 def costs_of(size, monkeypatch):
@@ -379,19 +296,12 @@ def costs_of(size, monkeypatch):
 
 
 @pytest.mark.long
-def test_what_a_change_asks_of_the_store(monkeypatch):
-    """16 and 64 ranks: each asks as much of the stores, but for a few that conclude a round, and sends no more."""
-    few, many = costs_of(16, monkeypatch), costs_of(64, monkeypatch)
+@pytest.mark.parametrize("size", [64, pytest.param(1024, marks=SWEPT)])
+def test_what_a_change_asks_of_the_store(size, monkeypatch):
+    """16 ranks and more: each asks as much of the stores, but for a few that conclude a round, and sends no more."""
+    few, many = costs_of(16, monkeypatch), costs_of(size, monkeypatch)
     assert statistics.mode(few.calls.values()) == statistics.mode(many.calls.values())
-    assert max(many.calls.values()) <= max(few.calls.values()) + 64 // 2
-    assert statistics.median(many.messages.values()) <= 4
-
-
-@pytest.mark.skipif(not ALL, reason="make test-sweeps SWEEP=all runs it")
-def test_a_thousand_members_change_their_layout(monkeypatch):
-    """1,024 ranks: most ask as much of the stores as most of 16, and send no more messages."""
-    few, many = costs_of(16, monkeypatch), costs_of(1024, monkeypatch)
-    assert statistics.mode(few.calls.values()) == statistics.mode(many.calls.values())
+    assert max(many.calls.values()) <= max(few.calls.values()) + size // 2
     assert statistics.median(many.messages.values()) <= 4
 
 
@@ -402,7 +312,7 @@ def changing(me, port, folder):
     """A member of a job that somebody asks for a layout, that then asks for two itself, and loses a rank."""
     me.launched(port)
     served_once()
-    before, plans, found = kept(), [], {}
+    before, dying, plans, found = kept(), Faults(me.rank, [{"member": 2, "at": "step", "n": 25}], folder), [], {}
 
     def train(job):
         numbers = Numbers(job)
@@ -419,9 +329,7 @@ def changing(me, port, folder):
                         ask.request_layout(first, layout)
                         found["accepted"] = layout
                 found["status"] = ask.status(first)
-            if (me.rank, step) == (2, 25):
-                (Path(folder) / f"dead-{me.rank}").write_text(f"{os.getpid()} 0", encoding="utf-8")
-                os.kill(os.getpid(), signal.SIGKILL)
+            dying.step(step)
             job.commit(step + 1)
             if step + 1 in (10, 20):
                 job.relayout("ep=5" if step + 1 == 10 else "pp=3")
@@ -432,22 +340,32 @@ def changing(me, port, folder):
     return {**left_behind(folder, before), "result": result, "plans": plans, **found}
 
 
-def test_processes_change_their_layout(outcomes, tmp_path):
+@pytest.fixture
+def others(outcomes, tmp_path):
+    """Run a program in 5 processes, of which number 2 is killed; what each of the others returned."""
+
+    def run(program):
+        ended = outcomes(5, program, free_port(), str(tmp_path), world=None, limit=100.0)
+        assert [one.ok for one in ended] == [True, True, False, True, True], text_of(ended)
+        values = [one.value for one in ended if one.ok]
+        assert all(max(one["left"]) <= 0 for one in values), text_of(ended)
+        return values
+
+    return run
+
+
+def test_processes_change_their_layout(others):
     """5 processes: 4 ranks and a spare, then tp=2,dp=2 from outside, 5 ranks, 3 ranks; one of those is killed."""
-    ended = outcomes(5, changing, free_port(), str(tmp_path), world=None, limit=100.0)
-    assert not ended[2].ok
-    others = [one.value for one in ended if one.rank != 2]
-    assert all(others), text_of(ended)
-    assert sorted(str(one["result"]) for one in others) == ["0", "1", "2", "None"]
-    assert all(max(one["left"]) <= 0 for one in others), text_of(ended)
-    (epoch, step, plan), *later = ended[0].value["plans"]
+    ended = others(changing)
+    assert sorted(str(one["result"]) for one in ended) == ["0", "1", "2", "None"]
+    (epoch, step, plan), *later = ended[0]["plans"]
     assert (epoch, step, plan) == (0, 0, "dp=4")
     assert [plan for _, _, plan in later] == ["tp=2,dp=2", "ep=5", "pp=3", "pp=3"]
     assert 4 <= later[0][1] <= 10
     assert [step for _, step, _ in later[1:3]] == [10, 20]
     assert later[3][1] in (24, 25)
-    assert ended[1].value["accepted"] == "tp=2,dp=*"
-    status = ended[1].value["status"]
+    assert ended[1]["accepted"] == "tp=2,dp=*"
+    status = ended[1]["status"]
     assert (status["epoch"], status["members"], status["spares"]) == (0, [0, 1, 2, 3, 4], [4])
     assert (status["plan"], status["last_change"]["what"]) == ("dp=4", "start")
 
@@ -456,7 +374,7 @@ def alternating(me, port, folder):
     """A member of a job with the groups of a second layout beside those of its plan, which loses a rank."""
     me.launched(port)
     served_once()
-    before, made = kept(), []
+    before, dying, made = kept(), Faults(me.rank, [{"member": 2, "at": "step", "n": 3}], folder), []
 
     def train(job):
         with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp")])) as other:
@@ -470,9 +388,7 @@ def alternating(me, port, folder):
                 made.append([job.epoch, len(every_group())])
                 total = half.sum()
                 dist.all_reduce(total, group=other["tp"].pg)
-                if (me.rank, step) == (2, 3):
-                    (Path(folder) / f"dead-{me.rank}").write_text(f"{os.getpid()} 0", encoding="utf-8")
-                    os.kill(os.getpid(), signal.SIGKILL)
+                dying.step(step)
                 w.add_(total).remainder_(PRIME)
                 job.commit(step + 1)
         return [job.rank, w.tolist()]
@@ -481,18 +397,14 @@ def alternating(me, port, folder):
     return {**left_behind(folder, before), "result": result, "made": made}
 
 
-def test_two_layouts_at_once(outcomes, tmp_path):
+def test_two_layouts_at_once(others):
     """4 ranks and a spare: state goes to a second layout each step, no group is made for it; one rank is killed."""
-    ended = outcomes(5, alternating, free_port(), str(tmp_path), world=None, limit=100.0)
-    assert not ended[2].ok
-    others = [one.value for one in ended if one.rank != 2]
-    assert all(others), text_of(ended)
+    ended = others(alternating)
     right = INDEX
     for _ in range(STEPS):
         right = (right + right.sum()) % PRIME
-    assert [x for _, w in sorted(one["result"] for one in others) for x in w] == right.tolist()
-    assert all(max(one["left"]) <= 0 for one in others), text_of(ended)
-    made = [number for one in others for number in one["made"]]
+    assert [x for _, w in sorted(one["result"] for one in ended) for x in w] == right.tolist()
+    made = [number for one in ended for number in one["made"]]
     assert len({tuple(one) for one in made}) == 2, made
 
 

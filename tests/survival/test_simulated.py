@@ -1,4 +1,4 @@
-"""rm.survive on simulated ranks that are lost: the results of a run without loss, in any order, at any size."""
+"""rm.survive on simulated ranks that are lost: the numbers of a run without loss, in any order, at any size."""
 
 import errno
 import logging
@@ -11,9 +11,9 @@ from itertools import pairwise
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
-from tests.survival.program import Model
+from tests.survival.program import Numbers
 from tests.sweeping import ALL
 
 import rankmesh as rm
@@ -33,68 +33,45 @@ STEPS = 6
 LAYOUT = "tp=2,pp=2,dp=*"
 
 
-def training(steps=STEPS, first=None):
-    """The program of every rank; with ``first``, the weights that it starts with, and the step."""
+def training(changes=None, refused=None, visit=lambda job, at: None, *, steps=STEPS, copied=True, **how):
+    """The program of every rank: after some commits it asks for other layouts, which may depend on the rank.
+
+    ``refused`` has the error of each rank; ``visit`` is called before hold(), after it, and in each step.
+    """
 
     def train(job):
-        model = Model(job)
-        begin = job.step
-        if first is not None and not job.epoch:
-            begin, weights = first
-            for name, tensor in model.tensors.items():
-                tensor.copy_(weights[name, job.plan.mesh.coordinate(job.rank)["tp"]])
-        job.hold(model.tensors, model.shardings)
-        losses = {}
-        for step in range(max(begin, job.step), steps):
-            losses[step] = model.step(step)
+        visit(job, "before")
+        numbers = Numbers(job, copied=copied)
+        job.hold(numbers.tensors, numbers.shardings)
+        numbers.check(job.step)
+        visit(job, "after")
+        for step in range(job.step, steps):
+            numbers.step(step)
+            visit(job, "step")
             job.commit(step + 1)
-        tensors = {name: tensor.clone() for name, tensor in model.tensors.items()}
-        return {"rank": job.rank, "epoch": job.epoch, "plan": job.plan, "losses": losses, "tensors": tensors}
+            if layout := (changes or {}).get(step + 1):
+                try:
+                    job.relayout(layout(job.rank) if callable(layout) else layout, **how)
+                except (rm.PlanError, rm.LayoutError) as error:
+                    if refused is None:
+                        raise
+                    refused[job.rank] = error
+        numbers.check(steps)
+        return job.rank, str(job.plan.mesh), job.epoch
 
     return train
 
 
-def survived(size, lose, *, order="deterministic", steps=STEPS, layout=LAYOUT, first=None, **how):
-    """What each of ``size`` ranks returned."""
-    return sim.run(
-        lambda: rm.survive(training(steps, first), layout, **how), size, lose=lose, order=order, initialise=False
-    )
+def survived(size, lose, *, order="deterministic", layout=LAYOUT, program=None, **how):
+    """What each of ``size`` members returned, if it ended with a rank: that, the layout and the epoch."""
+    train = program or training(copied=bool(how.get("redundancy")))
+    values = sim.run(lambda: rm.survive(train, layout, **how), size, lose=lose, order=order, initialise=False)
+    return {member: value for member, value in enumerate(values) if value is not None}
 
 
-def by_rank(values):
-    """The results by rank of the last plan."""
-    return {value["rank"]: value for value in values if value is not None}
-
-
-def same(values, expected):
-    """Bit-equal results on the same ranks, and losses that are those of the steps that were done last."""
-    found = by_rank(values)
-    assert found.keys() == expected.keys()
-    for rank, value in found.items():
-        assert value["losses"].items() <= expected[rank]["losses"].items()
-        for name, tensor in value["tensors"].items():
-            assert tensor.equal(expected[rank]["tensors"][name]), (rank, name)
-
-
-@pytest.fixture(scope="module")
-def without_loss():
-    """8 ranks that are never lost."""
-    return by_rank(survived(8, {}))
-
-
-LOSSES = {
-    "one": {3: 4},
-    "rank 0": {0: 3},
-    "rank 0 at its first commit": {0: 1},
-    "at the last commit": {2: STEPS},
-    "two at once": {3: 4, 6: 4},
-    "one after the other": {3: 2, 6: 4},
-    "rank 0, and who serves the store after it": {0: 2, 1: 4},
-    "a spare": {8: 2},
-    "a spare, and a rank": {8: 2, 3: 4},
-    "a spare and a rank at once": {9: 3, 5: 3},
-    "a spare that took over": {3: 2, 8: 4},
-}
+def ranks_of(ended):
+    """The ranks of the members that ended with one."""
+    return sorted(rank for rank, *_ in ended.values())
 
 
 def test_every_member_logs_why_another_one_is_left_out(caplog):
@@ -108,15 +85,6 @@ def test_every_member_logs_why_another_one_is_left_out(caplog):
     )
     assert lines == {("WARNING", why), ("INFO", why)}
     assert len(records) == 3
-
-
-@pytest.mark.few(4)
-@pytest.mark.parametrize("what", LOSSES)
-def test_spares_take_over(what, without_loss):
-    """8 ranks and 2 spares: bit-equal to a run without loss; lost ranks and spares that wait return None."""
-    values = survived(10, LOSSES[what], spares=2)
-    same(values, without_loss)
-    assert all(values[rank] is None for rank in LOSSES[what])
 
 
 # Where a member may die besides: what it calls then.
@@ -147,7 +115,7 @@ def dying(monkeypatch, owner, name, member, times):
 
 
 @pytest.mark.parametrize("spares", [0, 1])
-def test_the_last_to_return_ends_before_the_others_know(spares, without_loss, monkeypatch):
+def test_the_last_to_return_ends_before_the_others_know(spares, monkeypatch):
     """8 ranks: the store knows that ``train`` has returned on all of them, so nobody does a step again."""
     add, ended = SimulatedStore.add, []
 
@@ -161,53 +129,41 @@ def test_the_last_to_return_ends_before_the_others_know(spares, without_loss, mo
 
     monkeypatch.setattr(SimulatedStore, "add", adds)
     values = survived(8 + spares, {}, spares=spares)
-    (last,) = ended
-    assert values[last] is None
-    values[last] = without_loss[last]
-    same(values, without_loss)
+    assert values == {rank: (rank, "tp=2,pp=2,dp=2", 0) for rank in range(8) if rank != ended[0]}
 
 
 @pytest.mark.few(4)
 @pytest.mark.parametrize("second", [0, 1, 8, 5])
 @pytest.mark.parametrize("place", PLACES)
-def test_a_second_loss_in_the_regroup(place, second, without_loss, monkeypatch):
+def test_a_second_loss_in_the_regroup(place, second, monkeypatch):
     """Member 3 is lost at step 3, and another one, or the spare that takes over, at each point of the regroup."""
     times = {"as it enters the world": 2, "as it holds": 2}.get(place, 1)
     if second == 8 and place in ("as it holds", "as it has returned"):
         times = 1
     counts = dying(monkeypatch, *PLACES[place], second, times)
-    same(survived(11, {3: 3}, spares=3), without_loss)
+    assert ranks_of(survived(11, {3: 3}, spares=3)) == [*range(8)]
     assert counts[second] == times
 
 
-def test_shrink_goes_on_as_a_run_of_that_size():
-    """dp=4 loses a replica at step 3: from there on the losses are those of dp=3 that starts from that state."""
-    values = survived(16, {6: 3}, shrink="dp")
-    shrunk = by_rank(values)
-    assert len(shrunk) == 12
-    assert {value["plan"].mesh.axes["dp"] for value in shrunk.values()} == {3}
-    before = by_rank(survived(16, {}, steps=2))
-    weights = {
-        (name, value["plan"].mesh.coordinate(rank)["tp"]): tensor
-        for rank, value in before.items()
-        for name, tensor in value["tensors"].items()
-    }
-    same(values, by_rank(survived(12, {}, first=(2, weights))))
-
-
-def test_replicas_that_remain_become_spares():
-    """dp=4 loses one rank: its replica's other three wait, and one of them takes over when another rank is lost."""
-    values = survived(16, {6: 2, 0: 4}, shrink="dp")
-    assert len(by_rank(values)) == 12
-    assert {value["epoch"] for value in by_rank(values).values()} == {2}
+@pytest.mark.parametrize(
+    ("lose", "epochs"),
+    [
+        ({6: 3}, 1),
+        ({0: 3, 11: 3}, 1),  # two replicas fill each other
+        ({6: 2, 0: 4}, 2),  # of the first one's replica a member that waits takes over
+    ],
+    ids=str,
+)
+def test_a_replica_is_lost(lose, epochs):
+    """dp=4 becomes dp=3."""
+    values = survived(16, lose, shrink="dp")
+    assert sorted(values.values()) == [(rank, "tp=2,pp=2,dp=3", epochs) for rank in range(12)]
 
 
 def test_a_rank_that_has_returned_becomes_a_spare(monkeypatch):
     """dp=2 loses a rank as the others return: three of its replica have a result of the old plan, and return None."""
     dying(monkeypatch, *PLACES["as it has returned"], 7, 1)
-    values = survived(8, {}, shrink="dp")
-    assert by_rank(values).keys() == {0, 1, 2, 3}
-    assert sum(value is None for value in values) == 4
+    assert ranks_of(survived(8, {}, shrink="dp")) == [0, 1, 2, 3]
 
 
 def test_a_rank_that_returns_without_hold_is_an_error():
@@ -215,57 +171,65 @@ def test_a_rank_that_returns_without_hold_is_an_error():
 
     def train(job):
         if not job.epoch:
-            training()(job)
+            training(copied=False)(job)
 
     with pytest.raises(sim.RanksFailed, match=r"train\(\) returned without a call of hold\(\)") as raised:
         sim.run(lambda: rm.survive(train, LAYOUT, shrink="dp"), 8, lose={1: 3}, initialise=False)
     assert Counter(map(type, raised.value.failures.values())) == {rm.PlanError: 4, rm.ConnectError: 3}
 
 
-def test_state_that_nobody_holds():
-    """Both replicas of a shard are lost at once: every survivor learns which tensor, and who had it."""
-    with pytest.raises(sim.RanksFailed, match=r"no rank is left that holds 'm0'\[0:4, 0:4\]") as raised:
-        survived(10, {0: 3, 4: 3}, spares=2)
-    assert {type(error) for error in raised.value.failures.values()} == {rm.LostState}
-
-
 @pytest.mark.few(3)
 @pytest.mark.parametrize("order", ["deterministic", 1, 2])
 @pytest.mark.parametrize("lose", [{1: 3}, {0: 3}, {2: 1}, {3: STEPS}, {0: 2, 3: 4}], ids=str)
 def test_copies_on_other_ranks(lose, order):
-    """4 ranks without a replica, and two spares: redundancy=1 brings back what a lost rank alone had, bit-equal."""
-    layout = "tp=2,pp=2,dp=1"
-    values = survived(6, lose, order=order, layout=layout, spares=2, redundancy=1)
-    same(values, by_rank(survived(4, {}, layout=layout)))
+    """4 ranks without a replica, and two spares: redundancy=1 brings back what a lost rank alone had."""
+    values = survived(6, lose, order=order, layout="tp=2,pp=2,dp=1", spares=2, redundancy=1)
+    assert ranks_of(values) == [0, 1, 2, 3]
+
+
+def raising(error, handled=(), *, late=False):
+    """A program of which ranks raise ``error(job, step)``, if it is one, in a step, before its collective or ``late``.
+
+    It regroups where it can handle an error.
+    """
+
+    def train(job):
+        weights = torch.zeros(2)
+        while True:
+            try:
+                job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
+                for step in range(job.step, STEPS):
+                    if late:
+                        dist.all_reduce(weights, group=job.groups["dp"].pg)
+                    if (raised := error(job, step)) is not None:
+                        raise raised
+                    if not late:
+                        dist.all_reduce(weights, group=job.groups["dp"].pg)
+                    job.commit(step + 1)
+                return job.epoch
+            except handled:  # noqa: PERF203  - a loop of attempts
+                job.regroup()
+
+    return train
+
+
+def ended(train, size, layout="dp=*", *, order="deterministic", **how):
+    """What each member returned, or the error that it ended with."""
+    run = {"order": order, "return_exceptions": True, "initialise": False}
+    return sim.run(lambda: rm.survive(train, layout, **how), size, **run)
 
 
 def test_an_error_of_the_program():
     """A rank whose train raises is left out, and its error is the one that run raises; the others go on."""
-
-    def train(job):
-        if dist.get_rank() == 1 and job.epoch == 0:
-            raise ValueError("a bug")
-        return job.rank
-
-    values = sim.run(lambda: rm.survive(train, "dp=*", spares=1), 3, return_exceptions=True)
-    assert (values[0], values[2]) == (0, 1)
-    assert isinstance(values[1], ValueError)
+    bug = ValueError("a bug")
+    train = raising(lambda job, step: bug if (job.rank, job.epoch) == (1, 0) else None)
+    assert sim.run(lambda: rm.survive(train, "dp=*", spares=1), 3, return_exceptions=True) == [1, bug, 1]
 
 
 @pytest.mark.parametrize("kind", [RuntimeError, ValueError])
 def test_an_error_that_another_member_repeats(kind):
     """Whoever is at rank 1 raises in step 2: the second time the job ends on every rank, with that error."""
-
-    def train(job):
-        weights = torch.zeros(2)
-        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
-        for step in range(job.step, STEPS):
-            if job.rank == 1 and step == 2:
-                raise kind("a bug")
-            dist.all_reduce(weights, group=job.groups["dp"].pg)
-            job.commit(step + 1)
-
-    values = sim.run(lambda: rm.survive(train, "dp=4", spares=4), 8, return_exceptions=True)
+    values = ended(raising(lambda job, step: kind("a bug") if (job.rank, step) == (1, 2) else None), 8, spares=4)
     raised = [value for value in values if type(value) is kind]
     assert [str(error) for error in raised] == ["a bug"] * 2
     message = (
@@ -278,20 +242,12 @@ def test_an_error_that_another_member_repeats(kind):
 
 def test_an_error_that_comes_later_again():
     """An error of another text is another one: a spare takes over each time, also where several are in one step."""
+    errors = {(0, 2): "fault 0", (1, 3): "fault 1", (2, 3): "another fault"}
 
-    def train(job):
-        weights = torch.zeros(2)
-        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
-        for step in range(job.step, STEPS):
-            if job.rank == 1 and (job.epoch, step) in ((0, 2), (1, 3)):
-                raise ValueError(f"fault {job.epoch}")
-            if job.rank == 1 and (job.epoch, step) == (2, 3):
-                raise ValueError("another fault")
-            dist.all_reduce(weights, group=job.groups["dp"].pg)
-            job.commit(step + 1)
-        return job.epoch
+    def error(job, step):
+        return ValueError(errors[job.epoch, step]) if job.rank == 1 and (job.epoch, step) in errors else None
 
-    values = sim.run(lambda: rm.survive(train, "dp=4", spares=3), 7, return_exceptions=True)
+    values = ended(raising(error), 7, spares=3)
     assert values.count(3) == 4
     assert sum(isinstance(value, ValueError) for value in values) == 3
 
@@ -301,16 +257,11 @@ def test_an_error_that_comes_later_again():
 def test_a_full_disk_costs_one_spare(kind, fails):
     """Whoever is at rank 0 saves in some steps, and fails: its successor does that step again, and the job ends."""
 
-    def train(job):
-        weights = torch.ones(2)
-        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
-        for step in range(job.step, STEPS):
-            dist.all_reduce(weights, group=job.groups["dp"].pg)
-            if job.rank == 0 and step in fails:
-                raise kind(errno.ENOSPC, "no space is left", f"/checkpoints/{step}")
-            job.commit(step + 1)
+    def error(job, step):
+        full = kind(errno.ENOSPC, "no space is left", f"/checkpoints/{step}")
+        return full if job.rank == 0 and step in fails else None
 
-    values = sim.run(lambda: rm.survive(train, "dp=2", spares=3), 5, return_exceptions=True, initialise=False)
+    values = ended(raising(error, late=True), 5, "dp=2", spares=3)
     assert sum(type(value) is kind for value in values) <= 2
     assert all(isinstance(value, Exception) and "no space is left" in str(value) for value in values)
 
@@ -318,37 +269,35 @@ def test_a_full_disk_costs_one_spare(kind, fails):
 def test_an_error_of_a_successor_in_another_step():
     """Rank 0 fails to save in step 2, and its successor, which saves there, in step 4: other ranks cannot avoid it."""
 
-    def train(job):
-        weights = torch.ones(2)
-        job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
-        for step in range(job.step, STEPS):
-            if job.rank == 0 and (job.epoch, step) in ((0, 2), (1, 4)):
-                raise OSError(errno.ENOSPC, "no space is left", f"/checkpoints/{step}")
-            dist.all_reduce(weights, group=job.groups["dp"].pg)
-            job.commit(step + 1)
+    def error(job, step):
+        full = OSError(errno.ENOSPC, "no space is left", f"/checkpoints/{step}")
+        return full if job.rank == 0 and (job.epoch, step) in ((0, 2), (1, 4)) else None
 
-    values = sim.run(lambda: rm.survive(train, "dp=2", spares=3), 5, return_exceptions=True, initialise=False)
+    values = ended(raising(error), 5, "dp=2", spares=3)
     assert sum(isinstance(value, OSError) for value in values) == 2
 
 
-@settings(max_examples=25 if ALL else 5)
+@settings(max_examples=25 if ALL else 8)
 @given(
     seed=st.integers(0, 2**32 - 1),
     lose=st.dictionaries(st.integers(0, 9), st.integers(1, STEPS), max_size=2).filter(
         lambda lose: not (len(lose) == 2 and max(lose) < 8 and max(lose) - min(lose) == 4)  # both replicas of a shard
     ),
 )
-def test_in_any_order(seed, lose, without_loss):
-    """Whichever rank runs next: the same results after any two losses of which no shard is gone."""
-    same(survived(10, lose, order=seed, spares=2), without_loss)
+@example(seed=0, lose={0: 2, 1: 4})  # who serves the store after rank 0
+@example(seed=0, lose={3: 2, 8: 4})  # the spare that took over
+@example(seed=0, lose={2: STEPS, 9: 3})
+def test_spares_take_over(seed, lose):
+    """8 ranks and 2 spares, of which any two are lost, in any order: all numbers are right."""
+    assert ranks_of(survived(10, lose, order=seed, spares=2)) == [*range(8)]
 
 
 # -- what ranks hold and commit -------------------------------------------------------------------------------------
 
 
-def ended(train, size, **how):
+def errors_of(train, size, **how):
     """The errors that ranks ended with, in words, by rank."""
-    values = sim.run(lambda: rm.survive(train, "dp=*", **how), size, return_exceptions=True, initialise=False)
+    values = ended(train, size, **how)
     return {rank: f"{type(one).__name__}: {one}" for rank, one in enumerate(values) if isinstance(one, Exception)}
 
 
@@ -367,7 +316,7 @@ def test_hold_refuses_a_wrong_shard(shape, dtype, given, redundancy):
         job.hold({"w": given if wrong else torch.zeros(2)}, {"w": sharding})
         dist.barrier(group=job.groups["dp"].pg)
 
-    errors = ended(train, 2, redundancy=redundancy)
+    errors = errors_of(train, 2, redundancy=redundancy)
     if shape == (4,):
         start = (
             f"PlanError: rank 1: hold() was given a wrong shard: tensor 'w' is {given.dtype} {list(given.shape)}, but"
@@ -398,7 +347,7 @@ def test_ranks_that_commit_different_steps_are_refused(redundancy, other, lose, 
             if lose and job.rank == 0 and step == 4:
                 raise ValueError("a fault")
 
-    errors = ended(train, 3, spares=1, redundancy=redundancy)
+    errors = errors_of(train, 3, spares=1, redundancy=redundancy)
     assert errors.keys() == {0, 1, 2}
     assert any("have every rank commit the same steps, in the same order" in error for error in errors.values()), errors
     assert committed[1] == after or committed[0] == after
@@ -436,24 +385,6 @@ def failing(place, who, kind, times=1000):
         yield epochs
 
 
-def handling(handled):
-    """The program of every rank, which regroups where it can handle an error."""
-
-    def train(job):
-        weights = torch.zeros(2)
-        while True:
-            try:
-                job.hold({"w": weights}, {"w": rm.Sharding(job.plan.mesh, None, (2,), "float32")})
-                for step in range(job.step, 3):
-                    dist.all_reduce(weights, group=job.groups["dp"].pg)
-                    job.commit(step + 1)
-                return job.epoch
-            except handled:  # noqa: PERF203  - a loop of attempts
-                job.regroup()
-
-    return train
-
-
 @settings(max_examples=100 if ALL else 15)
 @given(
     place=st.sampled_from(sorted(FAILING)),
@@ -467,14 +398,9 @@ def handling(handled):
 )
 def test_an_epoch_makes_progress_or_the_job_ends(place, who, kind, times, handled, spares, shrink, order):
     """In one of two epochs a step is committed or a member lost; else the job ends, on every rank with the error."""
+    train = raising(lambda *_: None, handled)
     with failing(place, who, kind, times) as epochs:
-        values = sim.run(
-            lambda: rm.survive(handling(handled), "dp=*", spares=spares, shrink=shrink),
-            *(5,),
-            order=order,
-            return_exceptions=True,
-            initialise=False,
-        )
+        values = ended(train, 5, order=order, spares=spares, shrink=shrink)
     changes = [(True, 0), *(epochs[number] for number in sorted(epochs))]
     assert all(a[0] or b[0] or b[1] > a[1] for a, b in pairwise(changes)), changes
     errors = [value for value in values if isinstance(value, BaseException)]
@@ -569,12 +495,12 @@ def test_steps_without_losses_ask_nothing(monkeypatch):
     for steps in (2, 12):
         with monkeypatch.context() as patched:
             found.append(Costs(patched, whole=True))
-            survived(9, {}, steps=steps, spares=1)
+            survived(9, {}, program=training(steps=steps, copied=False), spares=1)
     assert found[0].calls == found[1].calls
     assert found[0].messages == found[1].messages
 
 
-@pytest.mark.parametrize("sizes", [(16, 64), pytest.param((16, 256), marks=SWEPT)])
+@pytest.mark.parametrize("sizes", [(16, 64), pytest.param((16, 1024), marks=SWEPT)])
 def test_what_a_change_asks_of_the_store(sizes, monkeypatch):
     """Few and many members lose three: each of the others asks as much of the stores, and sends as many messages."""
     found = [regrouped(size, monkeypatch, {1: 2, size // 2: 2, size - 6: 2}) for size in sizes]
@@ -586,6 +512,7 @@ def test_what_a_change_asks_of_the_store(sizes, monkeypatch):
         assert busiest <= 80 + size // 4
         assert statistics.median(costs.messages.values()) <= 4
         assert sum(costs.messages.values()) <= 12 * size
+        assert costs.seconds < 60
 
 
 @pytest.mark.parametrize("size", [16, pytest.param(64, marks=pytest.mark.long), pytest.param(256, marks=SWEPT)])
@@ -604,11 +531,3 @@ def test_the_server_is_lost_in_the_round(size, monkeypatch):
     costs = regrouped(size, monkeypatch, {1: 2, size - 6: 2})
     assert asked == [0]
     assert sum(costs.messages.values()) <= 20 * size
-
-
-@SWEPT
-def test_a_thousand_members(monkeypatch):
-    """1,024 members lose three, and have agreed within a minute."""
-    costs = regrouped(1024, monkeypatch, {1: 2, 512: 2, 1018: 2})
-    assert statistics.median(costs.calls.values()) <= 45
-    assert costs.seconds < 60

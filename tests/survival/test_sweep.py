@@ -9,7 +9,7 @@ import random
 from collections import Counter
 
 import pytest
-from tests.survival.whole_numbers import STEPS, Numbers
+from tests.survival.program import STEPS, Numbers
 from tests.sweeping import ALL
 
 import rankmesh as rm
