@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -47,14 +45,8 @@ def process() -> Callable[..., Ran]:
 
     def run(*arguments: object, **environment: str) -> Ran:
         command = [sys.executable, "-m", "rankmesh", *map(str, arguments)]
-        done = subprocess.run(
-            command,
-            capture_output=True,
-            text=True,
-            check=False,
-            env={**os.environ, **environment},
-            timeout=60,
-        )
+        env = {**os.environ, **environment}
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -38,13 +38,9 @@ def test_status(rankmesh, job):
     assert (shown.code, "dp=4" in shown.out, "start: connect 0.25 s" in shown.out) == (0, True, True)
     assert "guess: it does not reply" in next(line for line in shown.out.splitlines() if "member 3" in line)
     assert json.loads(rankmesh("ask", job, "status", "--json").out) == {
-        "epoch": 0,
-        "plan": "dp=4",
-        "step": 0,
-        "members": [0, 1, 2, 3, 4],
-        "spares": [4],
+        "epoch": 0, "plan": "dp=4", "step": 0, "members": [0, 1, 2, 3, 4], "spares": [4],
         "last_change": {"what": "start", "why": {"3": "guess: it does not reply"}, "seconds": {"connect": 0.25}},
-    }
+    }  # fmt: skip
 
 
 @pytest.mark.parametrize(

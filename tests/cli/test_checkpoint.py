@@ -45,8 +45,6 @@ def test_the_options_that_an_error_proposes_leave_no_other_tensor_out(rankmesh, 
     assert set(load_file(tmp_path / "to" / "model.safetensors")) == {"step_embedding"}
 
 
-def test_the_command_names_its_formats_and_actions(rankmesh, tmp_path):
-    """Another word is wrong usage."""
-    assert rankmesh("checkpoint", "show", tmp_path, tmp_path / "to", "--to", "dcp").code == ExitCode.USAGE
-    assert rankmesh("checkpoint", "convert", tmp_path, tmp_path / "to", "--to", "pt").code == ExitCode.USAGE
+def test_what_is_no_checkpoint_is_refused(rankmesh, tmp_path):
+    """An empty folder."""
     assert "holds no checkpoint" in rankmesh("checkpoint", "convert", tmp_path, tmp_path / "to", "--to", "dcp").err

@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import pytest
 
 from rankmesh.cli.look import groups
@@ -10,15 +8,16 @@ def _arguments(value: object) -> str:
     return value if isinstance(value, str) else " ".join(map(str, value))
 
 
+PLACE = ("place", "dp=4,tp=2", "-c", "host=2,leaf=2,spine=2")
+STEP = ("--batch", 64, "--sequence", 2048)
+SEARCH = ("search", "-w", 8, "-c", "host=8", "-m", "llama3-8b")
+EXPLORE = ("explore", "tp=2", "--html", "-")
 # One of each kind; what each reader refuses is tested beside it.
 REFUSED = [
     (("show", "lama3-405b"), "did you mean 'llama3-405b'?"),
     (("show", "megatron"), "recipe 'megatron' is given without its sizes; write them, such as megatron:world=64,tp=2"),
     (("search", "-w", 8, "-c", "host=8", "-m", "llama3-7b"), "did you mean 'llama3-"),
-    (
-        ("search", "-w", 37, "-c", "host=8", "-m", "llama3-8b", "--batch", 8, "--sequence", 4096),
-        "no sizes fit 37 ranks",
-    ),
+    (("search", "-w", 37, "-c", "host=8", "-m", "llama3-8b", "--batch", 8, "--sequence", 9), "no sizes fit 37 ranks"),
     (("show", "tp2-dp4"), "did you mean 'tp=2,dp=4'?"),
     (("show", "tp:2,dp:*"), "did you mean 'tp=2,dp=*'?"),
     (("show", "tp=2;dp=4"), "are not joined by commas; did you mean 'tp=2,dp=4'?"),
@@ -27,7 +26,18 @@ REFUSED = [
     (("diff", "tp=2", "nope"), "write an axis string"),
     (("cluster", "host=8,leaf=*"), "leaves a size open, and there is no world to infer it from; write the size"),
     (("cluster", "host=8,leaf=100000000"), "has 800000000 devices, but at most 2,097,152 are read"),
+    (("cluster",), "give a string (host=8,leaf=4)"),
+    (("cluster", "none.yaml"), "cannot be read"),
     (("presets", "nope"), "the presets are"),
+    (("show", "dp=99999999999"), "up to 4,194,304"),
+    (("show", "tp=2", "--set", "TP=2"), "leave --set out"),
+    ((*PLACE, "--within", "tp=rack"), "this cluster has the levels"),
+    ((*PLACE, "--within", "dp=host"), "would fit: 1, 2"),
+    ((*PLACE, "--traffic", "none.json"), "cannot be read"),
+    ((*PLACE, "--backend", "mpi"), "nccl and gloo"),
+    ((*SEARCH, *STEP, "--device", "h900"), "unknown device 'h900'; give one of v100, a100"),
+    ((*SEARCH, *STEP, "--recompute", "some"), "recompute is 'some'; give one of none"),
+    ((*SEARCH, *STEP, "--speed", "missing.json"), "missing.json"),
 ]
 
 MISUSED = [
@@ -42,7 +52,24 @@ MISUSED = [
     (("check", "tp=2", "-t", "soon"), "but it is 'soon'"),
     (("diff", "tp=2"), "Missing argument 'RIGHT'"),
     (("shw", "tp=2"), "No such command 'shw'"),
-]
+    (("schema", "hosts"), "'hosts' is not one of 'plan', 'cluster'"),
+    (("checkpoint", "show", ".", "to", "--to", "dcp"), "'show' is not one of 'convert'"),
+    (("checkpoint", "convert", ".", "to", "--to", "pt"), "'pt' is not one of"),
+    (("transfer", "tp=2", "tp=4", "-m", "llama3-8b", "--tensors", "t.json"), "--tensors"),
+    (("show", "tp=2", "--svg", "-", "--html", "-"), "--svg and --html would both go to stdout"),
+    (("show", "tp=2", "--save", "-", "--json"), "--save and --json would both go to stdout"),
+    ((*EXPLORE, "--json"), "--html and --json would both go to stdout"),
+    ((*EXPLORE, "-g", 0), "greater than or equal to 1, but it is '0'"),
+    *((("show", "tp=2", *words), "is for a script that runs; add --run")
+      for words in (("2",), ("--launch", "1"), ("-y",), ("--sandbox", "none"))),
+    ((*PLACE, "--within", "tp"), "write a kind and a level"),
+    ((*PLACE, "--model", "mixtral-8x7b"), "no batch and no sequence is given"),
+    ((*PLACE, "--batch", 8), "--batch is of a model; add --model"),
+    ((*PLACE, "--virtual-stages", 2), "--virtual-stages is of a model"),
+    ((*PLACE, "--model", "mixtral-8x7b", *STEP, "--traffic", "traffic.json"), "give one of the two"),
+    (SEARCH, "no batch and no sequence is given"),
+    *(((*SEARCH, *STEP, "--speed", speed), "is not a speed") for speed in ("0", "140%", "nan")),
+]  # fmt: skip
 
 
 @pytest.mark.parametrize(("arguments", "rule"), REFUSED, ids=_arguments)

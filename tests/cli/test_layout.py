@@ -116,18 +116,12 @@ def _lazily(error):
 
 ABSENT = {
     "by pip's words": (
-        ImportError("Using `tp_plan` requires Accelerate: `pip install 'accelerate>=0.26'`"),
-        "accelerate",
-    ),
+        ImportError("Using `tp_plan` requires Accelerate: `pip install 'accelerate>=0.26'`"), "accelerate"),
     "by its module": (ModuleNotFoundError("No module named 'megatron.core'", name="megatron.core"), "megatron-core"),
-    "by a requirement": (
-        PackageNotFoundError(
-            "The 'safetensors>=0.4.3' distribution was not found and is required by this application."
-        ),
-        "safetensors",
-    ),
+    "by a requirement": (PackageNotFoundError(
+        "The 'safetensors>=0.4.3' distribution was not found and is required by this application."), "safetensors"),
     "of no known name": (ImportError("cannot import name 'a' from 'b' (b.py)"), None),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("how", ABSENT)

@@ -1,7 +1,5 @@
 """Schemas accept what rankmesh writes and what the pages show; what a schema refuses, the reader refuses."""
 
-from __future__ import annotations
-
 import copy
 import json
 import re
@@ -23,19 +21,10 @@ from rankmesh.readers.source import read
 from rankmesh.transfer.planning.tensors_file import read_tensors
 
 RECIPES = [
-    "tp=2,cp=2,dp=4,pp=2",
-    "tp=2,dp=4/expert:ep=8",
-    "megatron:world=64,tp=2,pp=2,ep=4",
-    "megatron:world=64,tp=2,cp=2,pp=2",
-    "nanotron:tp=2,dp=2,pp=2",
-    "ezpz:world=8,tp=2",
-    "three_d:world=8,tp=2,pp=2",
-    "torchtitan:world=16,tp=2,ep=2",
-    "accelerate:tp=2,dp_shard=2",
-    "deepspeed:world=8,tp=2",
-    "vllm:tp=2",
-    "sglang:tp=4",
-]
+    "tp=2,cp=2,dp=4,pp=2", "tp=2,dp=4/expert:ep=8", "megatron:world=64,tp=2,pp=2,ep=4", "nanotron:tp=2,dp=2,pp=2",
+    "megatron:world=64,tp=2,cp=2,pp=2", "ezpz:world=8,tp=2", "three_d:world=8,tp=2,pp=2", "vllm:tp=2", "sglang:tp=4",
+    "torchtitan:world=16,tp=2,ep=2", "accelerate:tp=2,dp_shard=2", "deepspeed:world=8,tp=2",
+]  # fmt: skip
 FULL_PLAN = Plan(
     Mesh(tp=2, pp=4, rank_map=(0, 2, 1, 3, 4, 5, 6, 7)).with_view("expert", ep=2, pp=4).split("tp", a=1, b=2),
     [
@@ -139,13 +128,12 @@ def mutations(document):
         if path:
             yield changed(document, path, lambda container, key: container.pop(key))
         for value in ("x", 1):
-            added = {"unknown": value}
-            yield changed(document, path, lambda container, key, added=added: _add(container[key], added))
+            yield changed(document, path, lambda container, key, value=value: _add(container[key], value))
 
 
-def _add(value, added):
+def _add(value, unknown):
     if isinstance(value, dict):
-        value.update(added)
+        value["unknown"] = unknown
 
 
 @pytest.mark.parametrize("name", get_args(Document))
@@ -163,7 +151,6 @@ def test_the_list(rankmesh):
     assert tuple(listed) == get_args(Document)
     for name, title in listed.items():
         assert re.search(rf"^{name} +{re.escape(title)}$", rankmesh("schema").out, re.MULTILINE)
-    assert rankmesh("schema", "hosts").code == 2
 
 
 @pytest.mark.parametrize("spec", [*RECIPES, *presets.PRESETS])

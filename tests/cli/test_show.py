@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 import json
 import re
 from pathlib import Path
@@ -29,35 +27,16 @@ def test_members_limits_the_ranks_listed(rankmesh) -> None:
     assert data["layouts"][0]["axes"] == [{"name": "dp", "size": 16, "stride": 1, "shared": False}]
 
 
-def test_text_names_every_group_kind_and_both_layouts(rankmesh) -> None:
-    """The text shows the mesh, the expert view with its shared axis, and each kind of group."""
-    ran = rankmesh("show", SPEC)
-    assert ran.code == 0
-    assert re.search(r"^mesh +tp +2 +1$", ran.out, re.M)
-    assert re.search(r"^expert +etp +2 +1$", ran.out, re.M)
-    assert re.search(r"^ +pp +2 +8 +shared with the mesh$", ran.out, re.M)
-    for kind in overview(read(SPEC)).kinds:
-        assert re.search(rf"^{kind.name} ", ran.out, re.M)
-    assert "communicators per rank: 11; in the job: 53" in ran.out
-
-
-def test_a_small_mesh_is_drawn_and_a_large_one_is_not(rankmesh) -> None:
-    """Up to 64 ranks every rank has its place in the text."""
-    assert re.search(r"^pp=1 +8 +9 +10 +11 +12 +13 +14 +15$", rankmesh("show", SPEC).out, re.M)
-    assert "pp=1" not in rankmesh("show", "tp=2,dp=32,pp=2").out
-
-
 def test_gpus_per_node_counts_crossings(rankmesh) -> None:
     """With --gpus-per-node each kind says how many groups cross, how many nodes, how many hops."""
     data = json.loads(rankmesh("show", "tp=2,dp=8", "--gpus-per-node", 4, "--json").out)
     tp, dp = (kind["crossings"] for kind in data["kinds"])
     assert tp == {"groups": 8, "crossing": 0, "nodes": 1, "hops": 0}
     assert dp == {"groups": 2, "crossing": 2, "nodes": 4, "hops": 4}
-    assert re.search(r"^dp .*2 of 2 +4 +4 ", rankmesh("show", "tp=2,dp=8", "-g", 4).out, re.M)
 
 
 def test_a_preset_brings_its_title_source_and_node_size(rankmesh) -> None:
-    """A preset's header says what it is and where it was published, and its nodes are known."""
+    """A preset's header says what it is and where it was published, and its nodes are known; others have none."""
     ran = rankmesh("show", "llama3-405b")
     assert "Llama 3 405B" in ran.out
     assert "source: The Llama 3 Herd of Models" in ran.out
@@ -66,13 +45,16 @@ def test_a_preset_brings_its_title_source_and_node_size(rankmesh) -> None:
     assert "cross nodes" not in rankmesh("show", "tp=2,dp=2").out
 
 
+def test_a_large_mesh_is_not_drawn(rankmesh) -> None:
+    """More than 64 ranks have no places; docs/concepts.md, which is compared, has the whole text of 32 ranks."""
+    assert "pp=1" not in rankmesh("show", "tp=2,dp=32,pp=2").out
+
+
 def test_groups_keeps_these_kinds(rankmesh) -> None:
     """--groups keeps rows, comma-separated or repeated; communicators stay those of the plan."""
     data = json.loads(rankmesh("show", SPEC, "--groups", "tp,pp", "--groups", "ep", "--json").out)
     assert [kind["name"] for kind in data["kinds"]] == ["tp", "pp", "ep"]
     assert data["communicators_total"] == 53
-    ran = rankmesh("show", SPEC, "--groups", "nope")
-    assert (ran.code, ran.err[:20]) == (3, "error: unknown group")
 
 
 @pytest.mark.parametrize("width", [60, 80, 140])
@@ -93,10 +75,3 @@ def test_svg_and_html_are_written_and_announced_on_stderr(rankmesh, tmp_path: Pa
     json.loads(ran.out)
     assert len(ET.parse(svg).getroot().findall(".//*[@class='kind']")) == 2  # noqa: S314  - our own file
     assert f'"spec": "{SPEC}"' in html.read_text(encoding="utf-8")
-
-
-def test_worlds_beyond_the_limit_are_refused(rankmesh) -> None:
-    """A world that would not fit in memory is refused before anything is listed."""
-    ran = rankmesh("show", "dp=99999999999")
-    assert ran.code == 3
-    assert "up to 4,194,304" in ran.err

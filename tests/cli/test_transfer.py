@@ -152,10 +152,9 @@ def test_what_only_one_side_has_is_left_out_by_name(rankmesh, without_frameworks
 
 
 def test_what_is_missing_to_plan_is_named(rankmesh, without_frameworks, tmp_path):
-    """No tensors; tensors twice; sizes that do not fit; a model or a side that nobody knows."""
+    """No tensors; sizes that do not fit; a model or a side that nobody knows."""
     ran = rankmesh("transfer", FROM, TO)
     assert (ran.code, "add --model llama3-8b" in ran.err) == (ExitCode.BAD_SPEC, True)
-    assert rankmesh("transfer", FROM, TO, "-m", "llama3-8b", "--tensors", "t.json").code == ExitCode.USAGE
     ran = rankmesh("transfer", "-m", "llama3-8b", "megatron:tp=3", TO)
     assert (ran.code, "tp=3 does not divide the 32 heads" in ran.err) == (ExitCode.BAD_SPEC, True)
     ran = rankmesh("transfer", "-m", "llama3-8b", "megatron:pp=5", TO)

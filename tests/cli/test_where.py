@@ -39,17 +39,13 @@ def test_a_task_of_srun(rankmesh, monkeypatch):
     assert data["missing"] is None
 
 
-def test_nobody(rankmesh):
-    """Started by nobody: a world of one, without evidence."""
-    data = json.loads(rankmesh("where", "--json").out)
-    assert (data["launcher"], data["rank"], data["world_size"], data["evidence"]) == ("none", 0, 1, {})
-
-
 def test_the_machine(rankmesh, monkeypatch):
-    """What a report of a fault needs: versions, how groups are made, interfaces, limits, the clock; no key."""
+    """Started by nobody, a world of one; and what a report of a fault needs: versions, interfaces, limits; no key."""
     monkeypatch.setenv("NCCL_DEBUG", "INFO")
     monkeypatch.setenv("RANKMESH_JOB_KEY", "secret")
-    found = json.loads(rankmesh("where", "--json").out)["machine"]
+    data = json.loads(rankmesh("where", "--json").out)
+    assert (data["launcher"], data["rank"], data["world_size"], data["evidence"]) == ("none", 0, 1, {})
+    found = data["machine"]
     assert (found["torch"], found["groups"]) == (torch.__version__, "by their members")
     assert found["interfaces"]["lo"] == "127.0.0.1"
     assert found["limits"]["open files"] is None or found["limits"]["open files"] > 0
