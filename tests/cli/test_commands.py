@@ -88,10 +88,7 @@ def test_presets_lists_every_preset(rankmesh) -> None:
 
 
 def test_one_preset_in_detail(rankmesh) -> None:
-    """A name gives the spec, the sizes, the world, the source and the note."""
+    """A name gives the sizes and the world; docs/command_line.md, which is compared, has the text."""
     row = preset_row("deepseek-v3")
     assert (row["world_size"], row["sizes"]) == (2048, "tp=1,cp=1,dp=128,pp=16/expert:etp=1,ep=64,edp=2,pp=16")
-    ran = rankmesh("presets", "deepseek-v3")
-    assert "2,048 ranks, nodes of 8" in ran.out
-    assert "dp 128 and edp 2 derived" in ran.out
     assert json.loads(rankmesh("presets", "deepseek-v3", "--json").out) == row

@@ -11,19 +11,12 @@ from rankmesh.readers.models import CONFIGS
 from rankmesh.transfer.layouts import sides
 
 TENSORS = {
-    "up": {
-        "shape": [64, 16],
-        "dtype": "bfloat16",
-        "source": {"cut": ["tp", None], "at": {"pp": 1}},
-        "target": {"cut": [None, "tp"]},
-    },
+    "up": {"shape": [64, 16], "dtype": "bfloat16", "source": {"cut": ["tp", None], "at": {"pp": 1}},
+           "target": {"cut": [None, "tp"]}},
     "norm": {"shape": [16], "source": {"at": {"pp": [0, 1]}}, "target": {}},
-    "table": {
-        "shape": [100, 16],
-        "source": {"cut": ["tp", None], "padded": {"0": 128}},
-        "target": {"parts": {"0": [60, 40]}},
-    },
-}
+    "table": {"shape": [100, 16], "source": {"cut": ["tp", None], "padded": {"0": 128}},
+              "target": {"parts": {"0": [60, 40]}}},
+}  # fmt: skip
 
 
 @pytest.fixture

@@ -23,6 +23,7 @@ from rankmesh import (
 )
 
 LINE = Mesh(tp=2, dp=4)
+GROUPS = LINE.groups("dp")
 PLAN = Plan(LINE, [GroupSpec("tp"), GroupSpec("dp")])
 SHIFTED = Mesh(dp=4, offset=4)
 
@@ -35,26 +36,6 @@ def test_errors_print_their_sentence_and_survive_pickle():
     assert (type(other), str(other), other.values) == (UnknownAxis, str(error), error.values)
     with pytest.raises(AttributeError, match="UnknownAxis has no attribute 'rank'"):
         _ = error.rank
-
-
-def parse(text, **world):
-    """Make a mesh of a text when the test runs."""
-    return lambda: Mesh.parse(text, **world)
-
-
-def split(**sizes):
-    """Split the axis dp of 4 ranks when the test runs."""
-    return lambda: LINE.split("dp", **sizes)
-
-
-def level(widths, number):
-    """Cut the groups of 4 ranks into levels when the test runs."""
-    return lambda: LINE.groups("dp").level_of(widths, number)
-
-
-def pick(positions):
-    """Pick positions of the groups of 4 ranks when the test runs."""
-    return lambda: LINE.groups("dp").pick(positions)
 
 
 DP, TP = "size of axis 'dp'", "size of axis 'tp'"
@@ -79,16 +60,25 @@ REFUSED = [
         for ranks in ([0, 1, 2], [0, 1, 2, 2], [1, 2, 3, 4], [0.0, 1.0, 2.0, 3.0], ["a"] * 4, [], [[0], [1, 2]])
     ),
     # texts
-    *((parse(text), {"received": text}) for text in ("tp", "", "tp=2,", "tp=", "tp=two", "tp=2.0", "tp=2;dp=2")),
-    (parse("tp=2,tp=2"), {"received": "tp=2,tp=2", "axis": "tp"}),
-    (parse("tp=0"), {"received": 0, "what": TP, "least": 1}),
-    (parse("tp=-4"), {"received": -4, "what": TP, "least": 1}),
-    (parse("tp=*,dp=*"), {"axes": ["tp", "dp"]}),
-    (parse("tp=*"), {"axes": ["tp"]}),
-    (parse(5), {"received": 5}),
-    (parse("tp=4,dp=*", world_size=10), {"total": 10, "product": 4}),
-    *((parse("tp=2,dp=4", world_size=world), {"total": world, "product": 8}) for world in (4, 16)),
-    (parse("dp=*", world_size=4, offset=4), {"received": 0, "what": "world_size minus offset", "least": 1}),
+    *(
+        (lambda text=text: Mesh.parse(text), {"received": text})
+        for text in ("tp", "", "tp=2,", "tp=", "tp=two", "tp=2.0", "tp=2;dp=2")
+    ),
+    (lambda: Mesh.parse("tp=2,tp=2"), {"received": "tp=2,tp=2", "axis": "tp"}),
+    (lambda: Mesh.parse("tp=0"), {"received": 0, "what": TP, "least": 1}),
+    (lambda: Mesh.parse("tp=-4"), {"received": -4, "what": TP, "least": 1}),
+    (lambda: Mesh.parse("tp=*,dp=*"), {"axes": ["tp", "dp"]}),
+    (lambda: Mesh.parse("tp=*"), {"axes": ["tp"]}),
+    (lambda: Mesh.parse(5), {"received": 5}),
+    (lambda: Mesh.parse("tp=4,dp=*", world_size=10), {"total": 10, "product": 4}),
+    *(
+        (lambda world=world: Mesh.parse("tp=2,dp=4", world_size=world), {"total": world, "product": 8})
+        for world in (4, 16)
+    ),
+    (
+        lambda: Mesh.parse("dp=*", world_size=4, offset=4),
+        {"received": 0, "what": "world_size minus offset", "least": 1},
+    ),
     # axes and positions
     *(
         (lambda axes=axes: LINE.groups(axes), {"received": axes, "axis": "tp"})
@@ -102,29 +92,29 @@ REFUSED = [
     (lambda: LINE.rank(tp=0), {"missing": "dp"}),
     (lambda: LINE.rank(tp=0, dp=4), {"axis": "dp", "received": 4, "size": 4}),
     (lambda: LINE.rank(tp=-1, dp=0), {"received": -1, "what": "position along axis 'tp'", "least": 0}),
-    (split(), {"axis": "dp"}),
-    (split(a=3, b=...), {"total": 4, "product": 3}),
-    (split(a=3, b=2), {"total": 4, "product": 6}),
-    (split(a=..., b=...), {"axes": ["a", "b"]}),
-    (split(a=0, b=...), {"received": 0, "what": "size of axis 'a'", "least": 1}),
-    (split(tp=2, b=2), {"axis": "dp"}),
-    (split(dp=4), {"axis": "dp"}),
+    (lambda: LINE.split("dp"), {"axis": "dp"}),
+    (lambda: LINE.split("dp", a=3, b=...), {"total": 4, "product": 3}),
+    (lambda: LINE.split("dp", a=3, b=2), {"total": 4, "product": 6}),
+    (lambda: LINE.split("dp", a=..., b=...), {"axes": ["a", "b"]}),
+    (lambda: LINE.split("dp", a=0, b=...), {"received": 0, "what": "size of axis 'a'", "least": 1}),
+    (lambda: LINE.split("dp", tp=2, b=2), {"axis": "dp"}),
+    (lambda: LINE.split("dp", dp=4), {"axis": "dp"}),
     (lambda: Mesh(tp=2, dp=4).split("dp", a=2, b=2).rename(tp="dp"), {"axis": "dp"}),
     (lambda: Mesh(tp=2, dp=2, pp=1).reorder("tp-pp"), {"order": ("tp", "pp"), "missing": ["dp"]}),
     (lambda: Mesh(cp=4).split("cp", a=2, b=2).groups("cp-a"), {"received": ["a", "b", "a"], "axis": "a"}),
     # levels and picks of groups
-    (level((3, 2), 0), {"sizes": (3, 2), "size": 4}),
-    (level((2, 2), 2), {"level": 2}),
-    (level((2, 2), -1), {"received": -1, "what": "level", "least": 0}),
-    (level((0, 4), 0), {"received": 0, "what": "size of a level", "least": 1}),
-    (level((4.0,), 0), {"received": 4.0, "what": "size of a level", "least": 1}),
-    (pick([4]), {"position": 4, "size": 4}),
-    (pick([-5]), {"position": -5, "size": 4}),
-    (pick(lambda ranks: [len(ranks)]), {"position": 4, "size": 4}),
-    (pick([]), {"received": []}),
-    (pick([1.5]), {"received": [1.5]}),
-    (pick(3), {"received": 3}),
-    (pick(lambda ranks: None), {"received": None}),
+    (lambda: GROUPS.level_of((3, 2), 0), {"sizes": (3, 2), "size": 4}),
+    (lambda: GROUPS.level_of((2, 2), 2), {"level": 2}),
+    (lambda: GROUPS.level_of((2, 2), -1), {"received": -1, "what": "level", "least": 0}),
+    (lambda: GROUPS.level_of((0, 4), 0), {"received": 0, "what": "size of a level", "least": 1}),
+    (lambda: GROUPS.level_of((4.0,), 0), {"received": 4.0, "what": "size of a level", "least": 1}),
+    (lambda: GROUPS.pick([4]), {"position": 4, "size": 4}),
+    (lambda: GROUPS.pick([-5]), {"position": -5, "size": 4}),
+    (lambda: GROUPS.pick(lambda ranks: [len(ranks)]), {"position": 4, "size": 4}),
+    (lambda: GROUPS.pick([]), {"received": []}),
+    (lambda: GROUPS.pick([1.5]), {"received": [1.5]}),
+    (lambda: GROUPS.pick(3), {"received": 3}),
+    (lambda: GROUPS.pick(lambda ranks: None), {"received": None}),
     *((lambda positions=positions: Pick(positions), {"received": positions}) for positions in ((), (1.5,), ("a",), 3)),
     # jobs
     (lambda: Job(world_size=8), {}),
