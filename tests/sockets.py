@@ -48,7 +48,8 @@ def named():
     threads = {one.native_id: one.name for one in threading.enumerate()}
     tasks = [int(path.name) for path in Path("/proc/self/task").iterdir()]
     others = [name for name in descriptors() if not name.startswith("socket:")]
-    return [[_ends(one) for one in _sockets()], others, [threads.get(task, "not of Python") for task in tasks]]
+    ends = [ends for one in _sockets() if (ends := _ends(one))]
+    return [ends, others, [threads.get(task, "not of Python") for task in tasks]]
 
 
 @contextlib.contextmanager
@@ -74,6 +75,7 @@ def _sockets():
 
 
 def _ends(descriptor):
+    """Both ends of a socket; None where it was closed meanwhile."""
     with contextlib.suppress(OSError), socket.socket(fileno=os.dup(descriptor)) as one:
         ends = [
             str(one.getsockname()[:2]),
