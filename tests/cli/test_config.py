@@ -24,6 +24,7 @@ def test_the_lines_are_words_on_stderr_and_data_in_json(rankmesh, arguments):
     assert (data.code, data.err) == (0, answer)
     config = json.loads(data.out)["config"]
     assert (config["format"], config["path"]) == ("megatron", SCRIPT)
+    assert config["notes"] == [{"line": line or None, "text": text} for line, text in read(SCRIPT).config.notes]
     line = {"line": 22, "key": "--tensor-model-parallel-size", "value": "4", "argument": "tp", "also": [10]}
     assert line in config["lines"]
 
