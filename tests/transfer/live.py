@@ -15,16 +15,16 @@ def numbered(sharding, rank, shift=0):
     return None if mine is None else torch.tensor(mine + shift, dtype=torch.float64).to(getattr(torch, sharding.dtype))
 
 
-def shards(shardings, rank):
-    """The shards of a rank by name, of those that it has."""
-    made = {name: numbered(s, rank, shift) for shift, (name, s) in enumerate(sorted(shardings.items()))}
+def shards(shardings, rank, version=0):
+    """The shards of a rank by name, of those that it has; of a version each element is larger by its number."""
+    made = {name: numbered(s, rank, shift) for shift, (name, s) in enumerate(sorted(shardings.items()), version)}
     return {name: tensor for name, tensor in made.items() if tensor is not None}
 
 
-def wrong(into, shardings, rank):
+def wrong(into, shardings, rank, version=0):
     """Names whose elements are not what they should be; padding may be anything."""
     bad = []
-    for name, expected in shards(shardings, rank).items():
+    for name, expected in shards(shardings, rank, version).items():
         real = torch.from_numpy(np.asarray(brute.local(shardings[name], rank) >= 0))
         got, wanted = (bytes_of(tensor)[real] for tensor in (into[name], expected))
         if not torch.equal(got, wanted):

@@ -2,7 +2,6 @@
 
 from hypothesis import strategies as st
 
-from rankmesh.core import Mesh
 from rankmesh.core.sharding import Sharding
 from rankmesh.testing.strategies import meshes, views
 
@@ -71,6 +70,3 @@ def pairs(draw, max_names=4, least=1, **limits):
 def world_of(*sides):
     """One past the last rank of any mesh."""
     return max(sharding.mesh.rank_range.stop for side in sides for sharding in side.values())
-
-
-__all__ = ["DTYPES", "Mesh", "layouts", "one", "pairs", "shardings", "world_of"]

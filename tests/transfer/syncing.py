@@ -6,7 +6,6 @@ import sys
 import threading
 from pathlib import Path
 
-import torch
 from tests.transfer import live
 from tests.transfer.together import Together
 
@@ -32,15 +31,14 @@ def part(me, layouts):
     return number, rank
 
 
-def values(layouts, rank, shift):
-    """A trainer's shards of a version: numbered elements, plus a shift."""
-    return {name: tensor + shift if tensor.dtype.is_floating_point else tensor
-            for name, tensor in live.shards(layouts[0], rank).items()}  # fmt: skip
+def values(layouts, rank, version):
+    """A trainer's shards of a version."""
+    return live.shards(layouts[0], rank, version)
 
 
-def fill(tensors, layouts, rank, shift):
+def fill(tensors, layouts, rank, version):
     """Train: the trainer's tensors become those of another version, in place."""
-    for name, tensor in values(layouts, rank, shift).items():
+    for name, tensor in values(layouts, rank, version).items():
         tensors[name].copy_(tensor)
 
 
@@ -52,20 +50,22 @@ def empty(layouts, rank):
     return made
 
 
-def wrong(tensors, layouts, rank, shift):
+def wrong(tensors, layouts, rank, version):
     """The names of which an engine's shard is not that of a version."""
-    found = []
-    for name, expected in live.shards(layouts[1], rank).items():
-        wanted = expected + shift if expected.dtype.is_floating_point else expected
-        if not torch.equal(tensors[name].view(torch.uint8), wanted.view(torch.uint8)):
-            found.append(name)
-    return found
+    return live.wrong(tensors, layouts[1], rank, version)
 
 
 def model(trainer=None, engine=None, hidden=32, layers=2):
     """A small transformer on TP2·DP2 of the trainer and TP2 of the engines, or on other meshes."""
     trainer, engine = trainer or rm.Mesh(tp=2, dp=2), engine or rm.Mesh(tp=2)
     return tuple(live.model(mesh, hidden=hidden, layers=layers) for mesh in (trainer, engine))
+
+
+def begin(me, layouts, place, **how):
+    """The side and the rank of a process, its tensors, a trainer's of version 1, and its end of the sync."""
+    engine, rank = part(me, layouts)
+    tensors = values(layouts, rank, 1) if engine is None else empty(layouts, rank)
+    return engine, rank, tensors, rm.Sync(*layouts, tensors, at=place, **how)
 
 
 def at(me, wire, folder):

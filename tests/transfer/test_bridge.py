@@ -68,14 +68,3 @@ def test_gradients_are_those_of_one_process():
         (rm.Mesh(tp=2, dp=2), rm.Mesh(tp=1, dp=4)),
     ):
         _agrees(sim.run(_train, _moves(source, target).world_size, source, target), source, target)
-
-
-def test_gradients_cross_between_real_ranks(ranks):
-    """6 ranks, gloo: from four ranks of TP2·DP2 to two of DP2, and the other way."""
-    wide, narrow = rm.Mesh(tp=2, dp=2), rm.Mesh(tp=1, dp=2, offset=4)
-    for source, target in ((wide, narrow), (narrow, wide)):
-        _agrees([tuple(result) for result in ranks(6, _train_here, source, target)], source, target)
-
-
-def _train_here(me, source, target):
-    return _train(source, target)

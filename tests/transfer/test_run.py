@@ -7,10 +7,8 @@ from datetime import timedelta
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
+from hypothesis import given
 from tests import limits
-from tests.sweeping import ALL
 from tests.transfer import live
 from tests.transfer.strategies import pairs
 
@@ -44,23 +42,6 @@ def test_random_pairs_under_the_simulator(both):
     for bad, complete, memory in sim.run(moved, max(2, moves.world_size)):
         assert (bad, complete) == ([], True)
         assert memory <= 40 * 64
-
-
-@settings(max_examples=3 if ALL else 1, suppress_health_check=[HealthCheck.function_scoped_fixture])
-@given(st.lists(pairs(least=0, max_size=8, max_offset=4), min_size=5, max_size=5))
-def test_random_pairs_on_real_ranks(ranks, some):
-    """12 ranks, gloo: five pairs of layouts after each other in one world, in messages of 64 bytes, arrive whole."""
-    for result in ranks(12, _each, some):
-        assert result == [[[], True, True]] * 5
-
-
-def _each(me, some):
-    result = []
-    for both in some:
-        moves = Transfer(*both)
-        done, into = _moved(moves, me.rank, budget=40 * 64)
-        result.append((live.wrong(into, moves.target, me.rank), into.complete, done.memory <= 40 * 64))
-    return result
 
 
 def test_sixteen_ranks_to_eight(ranks):

@@ -12,6 +12,7 @@ from tests.sweeping import ALL
 from tests.transfer import brute, syncing
 from tests.transfer.live import bytes_of
 from tests.transfer.strategies import pairs
+from tests.transfer.together import Together
 from torch.distributed import HashStore
 
 import rankmesh as rm
@@ -19,42 +20,6 @@ from rankmesh.rendezvous import StoreChannel
 from rankmesh.transfer.sync import direct
 
 WIRES = ("files", "gloo")
-
-
-@pytest.mark.few(2)
-@pytest.mark.parametrize("wire", [*WIRES, "together"])
-def test_versions_reach_two_engines(ranks, tmp_path, wire):
-    """A trainer of 4 ranks and two engines of 2: three versions, each whole, in as many bytes as the lower bound."""
-    layouts = syncing.model()
-    moves = rm.Transfer(layouts[0], syncing.model(engine=rm.Mesh(tp=2, offset=4))[1])
-    for rank, found in enumerate(ranks(8, _three, wire, str(tmp_path), world=None)):
-        if rank < 4:
-            assert found == [{}, {}, {}]
-        else:
-            assert found == [[version, moves.bytes_in(4 + rank % 2), []] for version in (1, 2, 3)]
-    assert moves.bytes == moves.lower_bound
-    assert not (tmp_path / "sync").exists()
-
-
-def _three(me, wire, folder):
-    layouts = syncing.model()
-    engine, rank = syncing.part(me, layouts)
-    place = syncing.at(me, wire, folder)
-    found = []
-    tensors = syncing.values(layouts, rank, 0) if engine is None else syncing.empty(layouts, rank)
-    how = {"engines": 2, "budget": syncing.BUDGET, **syncing.how(wire)}
-    with rm.Sync(*layouts, tensors, at=place, **how) as sync:
-        for version in (1, 2, 3):
-            if engine is None:
-                syncing.fill(tensors, layouts, rank, version)
-                found.append(dict(sync.publish(version).failed))
-                syncing.fill(tensors, layouts, rank, -1)
-            else:
-                received = sync.receive()
-                found.append([received.version, received.bytes, syncing.wrong(sync.tensors, layouts, rank, version)])
-            me.meet(f"version {version}")
-    me.meet("closed")
-    return found
 
 
 def test_small_tensors_travel_together(monkeypatch):
@@ -167,39 +132,45 @@ def _random(me, wire, folder, cases):
 # -- engines come and go -------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("wire", WIRES)
+@pytest.mark.few(2)
+@pytest.mark.parametrize("wire", [*WIRES, "together"])
 def test_engines_join_and_leave(ranks, tmp_path, wire):
-    """Engine 0 takes versions 1 and 2 and leaves; engine 1 joins at 2; the trainer builds its group for 0 once."""
+    """Engine 0 takes versions 1 and 2 and leaves; engine 1 joins at 2; the trainer builds its group for 0 once.
+
+    Each version is whole, in as many bytes as the lower bound.
+    """
+    layouts = syncing.model()
+    moves = rm.Transfer(layouts[0], syncing.model(engine=rm.Mesh(tp=2, offset=4))[1])
+    assert moves.bytes == moves.lower_bound
     found = ranks(8, _join_and_leave, wire, str(tmp_path), world=None)
-    assert found[4] == found[5] == [[1, []], [2, []]]
-    assert found[6] == found[7] == [[2, []], [3, []]]
+    for rank, versions in enumerate(((1, 2), (1, 2), (2, 3), (2, 3)), 4):
+        assert found[rank] == [[version, moves.bytes_in(4 + rank % 2), []] for version in versions]
     for failed, connected, seconds in found[:4]:
         assert failed == [{}, {}, {}]
-        assert connected == ([1, 1, 0] if wire == "gloo" else [0, 0, 0])
+        assert connected == ([0, 0, 0] if wire == "files" else [1, 1, 0])
         assert seconds < limits.AT_ONCE
+    assert not (tmp_path / "sync").exists()
 
 
 def _join_and_leave(me, wire, folder):
-    layouts = syncing.model()
-    engine, rank = syncing.part(me, layouts)
-    place, found = syncing.at(me, wire, folder), []
-    connected = []
+    layouts, found, connected = syncing.model(), [], []
 
-    class Connected(direct.GlooGroup):
+    class Connected(Together if wire == "together" else direct.GlooGroup):
         def __init__(self, *given):
             connected.append(given[1])
             super().__init__(*given)
 
-    tensors = syncing.values(layouts, rank, 0) if engine is None else syncing.empty(layouts, rank)
-    sync = rm.Sync(*layouts, tensors, at=place, budget=syncing.BUDGET, connect=Connected)
+    place = syncing.at(me, wire, folder)
+    engine, rank, tensors, sync = syncing.begin(me, layouts, place, budget=syncing.BUDGET, connect=Connected)
     made, longest = [], 0.0
     for version in (1, 2, 3):
         if engine is None:
-            if wire == "gloo":  # an engine that joins has asked
+            if wire != "files":  # an engine that joins has asked
                 assert limits.until(lambda number=version: len(_requests(me.store)) >= (2 if number == 2 else 1))
             syncing.fill(tensors, layouts, rank, version)
             before = len(connected)
             done = sync.publish(version)
+            syncing.fill(tensors, layouts, rank, -1)
             longest = max(longest, done.seconds)
             found.append(dict(done.failed))
             made.append(len(connected) - before)
@@ -207,7 +178,7 @@ def _join_and_leave(me, wire, folder):
             received = sync.receive()
             while received.version < version:  # a folder has the version before until this one is announced
                 received = sync.receive()
-            found.append([received.version, syncing.wrong(sync.tensors, layouts, rank, version)])
+            found.append([received.version, received.bytes, syncing.wrong(sync.tensors, layouts, rank, version)])
         me.meet(f"version {version}")
         if engine == 0 and version == 2:
             sync.close()

@@ -67,11 +67,8 @@ def test_a_killed_rank_costs_the_others_nothing(outcomes, tmp_path, wire, victim
 def _killed(me, wire, folder, victim, event):
     """Three versions; the victim counts its calls in the second one, or is killed at one of them."""
     layouts = _layouts()
-    engine, rank = syncing.part(me, layouts)
-    place = syncing.at(me, wire, folder)
-    tensors = syncing.values(layouts, rank, 1) if engine is None else syncing.empty(layouts, rank)
     how = {"engines": 2, "timeout": TIMEOUT, "budget": syncing.BUDGET, **syncing.how(wire)}
-    sync = rm.Sync(*layouts, tensors, at=place, **how)
+    engine, rank, tensors, sync = syncing.begin(me, layouts, syncing.at(me, wire, folder), **how)
     found = {"version": None, "wrong": [], "published": [], "errors": [], "calls": 0, "seconds": 0.0}
     _step(sync, engine, 1, found, tensors, layouts, rank)
     me.meet("version 1")
@@ -128,7 +125,6 @@ def test_the_rank_that_serves_the_store_leaves_last(ranks):
 
 def _leaves_first(me, port):
     layouts = syncing.model(rm.Mesh(tp=2), rm.Mesh(tp=1))
-    engine, rank = syncing.part(me, layouts)
 
     class Slow(GlooGroup):
         def __init__(self, store, *given):
@@ -137,8 +133,8 @@ def _leaves_first(me, port):
                 time.sleep(0.5)
                 assert not store.check(["anything"])
 
-    tensors = syncing.values(layouts, rank, 1) if engine is None else syncing.empty(layouts, rank)
-    with rm.Sync(*layouts, tensors, at=f"127.0.0.1:{port}", timeout=20, connect=Slow) as sync:
+    engine, rank, _, sync = syncing.begin(me, layouts, f"127.0.0.1:{port}", timeout=20, connect=Slow)
+    with sync:
         if engine is None:
             got = dict(sync.publish(1).failed)
         else:
@@ -157,10 +153,8 @@ def test_a_stopped_engine_is_left_out(ranks):
 
 
 def _stopped(me):
-    layouts = _layouts()
-    engine, rank = syncing.part(me, layouts)
-    tensors = syncing.values(layouts, rank, 1) if engine is None else syncing.empty(layouts, rank)
-    sync = rm.Sync(*layouts, tensors, at=me.store, engines=2, timeout=TIMEOUT, budget=syncing.BUDGET)
+    layouts, how = _layouts(), {"engines": 2, "timeout": TIMEOUT, "budget": syncing.BUDGET}
+    engine, rank, tensors, sync = syncing.begin(me, layouts, me.store, **how)
     found = {"published": [], "errors": [], "seconds": 0.0}
     _step(sync, engine, 1, found, tensors, layouts, rank)
     me.store.set(f"pid/{me.rank}", str(os.getpid()))
