@@ -3,6 +3,7 @@
 import itertools
 from contextlib import contextmanager
 
+import torch
 import torch.distributed as dist
 from hypothesis import HealthCheck, settings
 from tests.sweeping import ALL
@@ -10,16 +11,20 @@ from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankmesh.backend.meshes import forget_meshes
 
-# Run inside a rank's process: no database beside it, and no clock.
 PROPERTIES = settings(
     max_examples=40 if ALL else 15, deadline=None, database=None, suppress_health_check=list(HealthCheck)
 )
 
 
+def begin(rank, size):
+    """Start the fake world of ``size`` ranks as ``rank`` sees it."""
+    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+
+
 @contextmanager
 def world(rank, size):
     """The fake world of ``size`` ranks as ``rank`` sees it."""
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    begin(rank, size)
     try:
         yield
     finally:
@@ -30,6 +35,15 @@ def world(rank, size):
 def members(pg):
     """Global ranks of a process group, in order."""
     return list(dist.get_process_group_ranks(pg))
+
+
+def compare_meshes(ours, peer, names):
+    """Ours has the dimensions of the peer's, their order and their ranks, and the group and place of each name."""
+    assert ours.mesh_dim_names == peer.mesh_dim_names
+    assert torch.equal(ours.mesh, peer.mesh)
+    for name in names:
+        assert members(ours[name].get_group()) == members(peer[name].get_group()), name
+        assert ours[name].get_local_rank() == peer[name].get_local_rank()
 
 
 def row_of(rank, groups):

@@ -201,27 +201,20 @@ def test_eight_ranks(ranks, name):
     assert ranks(8, _live, name) == [[absent, True, {}]] * 8
 
 
-def _properties(me, name):
-    dialect = DIALECTS[name]
-
-    @dry.PROPERTIES
-    @given(st.fixed_dictionaries(dict.fromkeys(dialect.order, st.integers(1, 4))), st.data())
-    def check_any(sizes, data):
-        world = prod(sizes.values())
-        rank = data.draw(st.integers(0, world - 1))
-        with dry.world(rank, world):
-            state, close = dialect.make(sizes)
-            check(dialect, state, rank, sizes)
-            close()
-
-    check_any()
-
-
 @pytest.mark.few(2)
 @EVERY
-def test_any_rank_of_any_world(ranks, name):
+@dry.PROPERTIES
+@given(data=st.data())
+def test_any_rank_of_any_world(name, data):
     """Dry worlds of up to 256 ranks: every getter as loops over coordinates give it."""
-    ranks(1, _properties, name, world=None)
+    dialect = DIALECTS[name]
+    sizes = data.draw(st.fixed_dictionaries(dict.fromkeys(dialect.order, st.integers(1, 4))))
+    world = prod(sizes.values())
+    rank = data.draw(st.integers(0, world - 1))
+    with dry.world(rank, world):
+        state, close = dialect.make(sizes)
+        check(dialect, state, rank, sizes)
+        close()
 
 
 def _refused(me, name):
@@ -242,20 +235,18 @@ def test_refusals(ranks, name):
     """4 ranks: a size above the world (never clamped), sizes that do not divide, other sizes on a rank, no world."""
     assert issubclass(SizesError, AssertionError)
     assert issubclass(NotInitialized, AssertionError)
+    assert issubclass(AlreadyInitialized, AssertionError)
     assert ranks(4, _refused, name) == [1] * 4
 
 
-def _backends(me, name):
-    dialect, values = DIALECTS[name], ("nccl", "ucc", "gloo", "mpi")
-    with dry.world(0, 16):
-        options = dict(zip(dialect.backends, values, strict=True))
-        state, _ = dialect.make({"tp": 2, "pp": 2, "cp": 2}, timeout=timedelta(seconds=77), **options)
-        specs = state._registry.groups.plan.specs
-        return {spec.name: [spec.options.backend, spec.options.timeout] for spec in specs}
-
-
 @pytest.mark.parametrize("name", ["ezpz", "fairscale"])
-def test_each_backend_is_that_of_its_group(ranks, name):
+def test_each_backend_is_that_of_its_group(name):
     """A dry world of 16: the four backends, and the timeout, are options of the groups that they are named for."""
-    expected = {"tp": ["nccl", 77.0], "pp": ["ucc", 77.0], "cp": ["gloo", 77.0], "dp": ["mpi", 77.0]}
-    assert ranks(1, _backends, name, world=None) == [expected]
+    dialect, backends = DIALECTS[name], {"tp": "nccl", "pp": "ucc", "cp": "gloo", "dp": "mpi"}
+    options = dict(zip(dialect.backends, backends.values(), strict=True))
+    with dry.world(0, 16):
+        state, close = dialect.make({"tp": 2, "pp": 2, "cp": 2}, timeout=timedelta(seconds=77), **options)
+        found = {spec.name: spec.options for spec in state._registry.groups.plan.specs}
+        close()
+    assert {name: options.backend for name, options in found.items()} == backends
+    assert {options.timeout for options in found.values()} == {77.0}

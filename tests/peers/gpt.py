@@ -12,12 +12,12 @@ from tests.peers import defects  # first: it stands in for triton
 from tests.peers.defects import LENGTH, config, megatron, megatron_state, size
 
 import torch  # isort: skip
-from tests.peers.megatron_training import norms_over_parts_of_a_sequence
+from tests.peers.megatron_training import VOCABULARY, chunks_of, forward, norms_over_parts_of_a_sequence
 
 from rankmesh import sim
 from rankmesh.dialects.megatron import parallel_state
 
-VOCABULARY, ROWS, MICROBATCHES, LAYERS = 16, 4, 2, 2
+ROWS, MICROBATCHES, LAYERS = 4, 2, 2
 LAYOUTS = ("tp=2,dp=1", "dp=2", "pp=2,dp=1", "tp=2,dp=2", "tp=2,pp=2,dp=1", "tp=2,pp=2,dp=2")
 
 
@@ -46,13 +46,8 @@ class Training:
             groups, num_layers=LAYERS, sequence_parallel=parts, pipeline_model_parallel_size=size(groups, "pp"),
             attention_softmax_in_fp32=False, deterministic_mode=False,
         )  # fmt: skip
-        specs, gpt = megatron("models.gpt.gpt_layer_specs"), megatron("models.gpt")
         distributed, optimizers = megatron("distributed"), megatron("optimizer")
-        self.model = gpt.GPTModel(
-            config=self.config, transformer_layer_spec=specs.get_gpt_layer_local_spec(), vocab_size=VOCABULARY,
-            max_sequence_length=LENGTH, pre_process=parallel_state.is_pipeline_first_stage(),
-            post_process=parallel_state.is_pipeline_last_stage(), share_embeddings_and_output_weights=False,
-        )  # fmt: skip
+        (self.model,) = chunks_of(parallel_state, self.config, experts=None)
         self.model.first = LAYERS // size(groups, "pp") * groups["pp"].rank
         for name, parameter, cut, _ in named(groups, self.model):
             shape = [length * (size(groups, axis) if axis else 1) for length, axis in zip(parameter.shape, cut or
@@ -78,18 +73,10 @@ class Training:
             drawn = sim.random(self.groups, f"tokens {number}", (ROWS, LENGTH + 1), ("dp", None), draw=torch.rand)
             yield (drawn * VOCABULARY).long()
 
-    def forward(self, iterator, model):
-        """One microbatch: the output, and its loss."""
-        tokens = next(iterator)
-        places = torch.arange(LENGTH).expand(len(tokens), -1)
-        mask = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), diagonal=1)
-        output = model(tokens[:, :-1], places, mask, labels=tokens[:, 1:])
-        return output, lambda losses: (losses.mean(), {"loss": losses.detach()})
-
     def step(self):
         """Forward, backward, the sums of gradients, the norm and the update; everything is seen."""
         result = megatron("pipeline_parallel.schedules").get_forward_backward_func()(
-            forward_step_func=self.forward, data_iterator=self.batches(), model=[self.ddp],
+            forward_step_func=forward, data_iterator=self.batches(), model=[self.ddp],
             num_microbatches=MICROBATCHES, seq_length=LENGTH, micro_batch_size=ROWS // size(self.groups, "dp"),
             forward_only=False,
         )  # fmt: skip

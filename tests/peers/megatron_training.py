@@ -96,10 +96,10 @@ def batches(state):
 def forward(iterator, model):
     """One microbatch: the output, and how its loss is taken."""
     tokens = next(iterator)
-    places = torch.arange(LENGTH).expand(2, -1)
+    places = torch.arange(LENGTH).expand(len(tokens), -1)
     mask = torch.triu(torch.ones(1, 1, LENGTH, LENGTH, dtype=torch.bool), diagonal=1)
     output = model(tokens[:, :-1], places, mask, labels=tokens[:, 1:])
-    return output, lambda losses: (losses.mean(), {"loss": float(losses.mean())})
+    return output, lambda losses: (losses.mean(), {"loss": losses.detach()})
 
 
 def norms_over_parts_of_a_sequence():
@@ -163,7 +163,7 @@ def steps_of(state, config, model, optimizer):
             forward_only=False,
         )
         _, norm, _ = optimizer.step()
-        losses += [part["loss"] for part in result]
+        losses += [float(part["loss"].mean()) for part in result]
         norms.append(float(norm))
     return losses, norms
 

@@ -6,15 +6,15 @@ Each side saves a checkpoint midway, and continues from the other's.
 
 import json
 import os
-import socket
 import subprocess
 import sys
 from contextlib import suppress
 from pathlib import Path
 
 import pytest
+from tests.peers.conftest import REPOSITORY
+from tests.sockets import free_port
 
-REPOSITORY = Path(__file__).parents[2]
 RANKS, STEPS, SAVED, LIMIT = 4, 4, 2, 500
 MEGATRON, DROP_INS = "megatron", "drop-ins"
 PARALLEL = {
@@ -44,10 +44,7 @@ ARGUMENTS = [
 def pretrain(checkout, side, arguments, folder):
     """What each rank recorded of every step."""
     folder.mkdir()
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
-    world = {"WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port,
+    world = {"WORLD_SIZE": RANKS, "LOCAL_WORLD_SIZE": RANKS, "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": free_port(),
              "CUDA_DEVICE_MAX_CONNECTIONS": 1, "OMP_NUM_THREADS": 1, "TORCHDYNAMO_DISABLE": 1,
              "PYTHONPATH": REPOSITORY}  # fmt: skip
     ranks = []

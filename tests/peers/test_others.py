@@ -17,6 +17,7 @@ from torch.distributed.device_mesh import DeviceMesh
 import rankmesh as rm
 from rankmesh.dialects import accelerate as accelerate_dialect
 from rankmesh.dialects import deepspeed as deepspeed_dialect
+from rankmesh.errors import SizesError
 
 CASES = 40
 
@@ -24,6 +25,7 @@ CASES = 40
 ATTRIBUTES = ("data_parallel_size", "pipe_parallel_size", "model_parallel_size", "slice_parallel_size", "stage_id",
               "data_parallel_id", "is_first_stage", "is_last_stage", "pp_group", "dp_group", "slice_group",
               "p2p_groups", "global_rank", "world_size")  # fmt: skip
+PROC_GROUPS = ("pp_proc_group", "dp_proc_group", "slice_proc_group")
 
 
 def rows(groups):
@@ -145,11 +147,10 @@ def _accelerate(me):
             continue
         built += 1
         config.sp_backend = "torch"  # with DeepSpeed's it makes no mesh; the names of its axes are the same
-        with dry.world(0, plan.world_size):
+        with dry.world(draw.randrange(plan.world_size), plan.world_size), rm.connect(plan) as groups:
             mesh = config.build_device_mesh("cpu")
             names = [*mesh.mesh_dim_names, *(name for name in ("dp", "dp_shard_cp", "dp_cp") if name in plan.kinds)]
-            theirs_made = {name: dry.members(mesh[name].get_group()) for name in names}
-            wrong += [(name, sizes) for name in names if theirs_made[name] != list(plan.groups(name).of(0).ranks)]
+            dry.compare_meshes(accelerate_dialect.device_mesh(groups, "cpu"), mesh, names)
         if list(plan.kinds) != names:
             wrong.append((names, list(plan.kinds)))
     return wrong
@@ -190,6 +191,8 @@ def _deepspeed(me):
             grid = topologies.PipelineParallelGrid(local)
             with deepspeed_dialect.Mpu.connect(tp=tp, pp=pp) as mpu:
                 same += [getattr(grid, name) == getattr(mpu, name) for name in ATTRIBUTES]
+                made = [[dry.members(getattr(each, name)) for name in PROC_GROUPS] for each in (grid, mpu)]
+                same.append(made[0] == made[1])
                 for name in dir(topologies.PipelineParallelGrid):
                     if name.startswith("get_"):
                         their_error, our_error = getattr(grid, name)(), getattr(mpu, name)()
@@ -341,8 +344,8 @@ def _torchtitan(me, source):
                     if dry.members(mesh.get_group()) != mesh.mesh.tolist():
                         wrong.append((degrees, name, mesh))
     for degrees in ((0, 1, 1, 1, 1, 1, 1), (1, 3, 1, 1, 1, 1, 8), (1, -1, 1, 9, 1, 1, 8), (1, 0, 1, 1, 1, 1, 8)):
-        for of in (dims_of, ParallelDims):
-            me.error(AssertionError, of, *degrees)
+        for of, kind in ((dims_of, AssertionError), (ParallelDims, SizesError)):
+            me.error(kind, of, *degrees)
     return wrong[:10]
 
 

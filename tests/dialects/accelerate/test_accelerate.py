@@ -4,8 +4,6 @@ from types import SimpleNamespace
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import assume, given
-from hypothesis import strategies as st
 from tests.dialects import dry
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -29,47 +27,13 @@ def theirs(sizes):
     return mesh, [*active, *(name for name, axes in joined.items() if axes)]
 
 
-def _compare(ours, peer, names):
-    assert ours.mesh_dim_names == peer.mesh_dim_names
-    assert torch.equal(ours.mesh, peer.mesh)
-    for name in names:
-        assert dry.members(ours[name].get_group()) == dry.members(peer[name].get_group()), name
-        assert ours[name].get_local_rank() == peer[name].get_local_rank()
-
-
-def _usable(sizes):
-    replicated = sizes["dp_replicate_size"] > 1 and sizes["dp_shard_size"] == 1
-    splits = sizes["cp_size"] > 1 and sizes["sp_size"] > 1
-    return not splits and not (replicated and max(sizes["tp_size"], sizes["cp_size"]) > 1)
-
-
-def _properties(me):
-    @dry.PROPERTIES
-    @given(st.fixed_dictionaries({f"{axis}_size": st.integers(1, 3) for axis in ORDER}), st.data())
-    def check(sizes, data):
-        world = math.prod(sizes.values())
-        assume(world > 1 and _usable(sizes))
-        with dry.world(data.draw(st.integers(0, world - 1)), world):
-            peer, names = theirs(sizes)
-            with rm.connect(plan(SimpleNamespace(**sizes))) as groups:
-                _compare(device_mesh(groups, "cpu"), peer, names)
-                assert set(groups) == set(names)
-
-    check()
-
-
-def test_any_rank_of_any_world(ranks):
-    """Dry worlds: the mesh, its order, and every flattened dimension are those of torch built as accelerate does."""
-    ranks(1, _properties, world=None)
-
-
 def _live(me, sizes):
     with rm.connect(plan(**sizes)) as groups:
         before = registries()
         mesh = device_mesh(groups)
         new = registries() != before
         peer, names = theirs({**dict.fromkeys((f"{axis}_size" for axis in ORDER), 1), **sizes})
-        _compare(mesh, peer, names)
+        dry.compare_meshes(mesh, peer, names)
         sums = []
         for name in names:
             totals = [torch.tensor([me.rank + 1]) for _ in range(2)]

@@ -1,4 +1,3 @@
-import pytest
 import torch
 import torch.distributed as dist
 from hypothesis import given
@@ -105,31 +104,24 @@ def test_a_mesh_over_part_of_the_world(ranks):
 # -- a plan from a DeviceMesh ------------------------------------------------------------------------------------
 
 
-def _plans(me):
-    @dry.PROPERTIES
-    @given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
-    def check(shape, data):
-        names = tuple(f"axis_{dim}" for dim in range(len(shape)))
-        world = int(torch.tensor(shape).prod())
-        rank = data.draw(st.integers(0, world - 1))
-        with dry.world(rank, world):
-            mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
-            plan = plan_of(mesh)
-            assert plan.mesh.axes == dict(zip(names[::-1], shape[::-1], strict=True))
-            assert plan.mesh.coordinate(rank) == dict(zip(names[::-1], mesh.get_coordinate()[::-1], strict=True))
-            with rm.connect(plan) as groups:
-                for name in names:
-                    assert dry.members(mesh.get_group(name)) == list(groups[name].ranks)
-                assert torch.equal(groups.device_mesh().mesh, mesh.mesh)
-            with adopt(mesh) as adopted:
-                assert [adopted[name].pg for name in names] == mesh.get_all_groups()
-
-    check()
-
-
-def test_a_plan_has_the_groups_of_torch(ranks):
+@dry.PROPERTIES
+@given(st.lists(st.integers(1, 4), min_size=1, max_size=4), st.data())
+def test_a_plan_has_the_groups_of_torch(shape, data):
     """Dry worlds of up to 256 ranks, 1 to 4 dimensions: places and members are DeviceMesh's, and back."""
-    ranks(1, _plans, world=None)
+    names = tuple(f"axis_{dim}" for dim in range(len(shape)))
+    world = int(torch.tensor(shape).prod())
+    rank = data.draw(st.integers(0, world - 1))
+    with dry.world(rank, world):
+        mesh = init_device_mesh("cpu", tuple(shape), mesh_dim_names=names)
+        plan = plan_of(mesh)
+        assert plan.mesh.axes == dict(zip(names[::-1], shape[::-1], strict=True))
+        assert plan.mesh.coordinate(rank) == dict(zip(names[::-1], mesh.get_coordinate()[::-1], strict=True))
+        with rm.connect(plan) as groups:
+            for name in names:
+                assert dry.members(mesh.get_group(name)) == list(groups[name].ranks)
+            assert torch.equal(groups.device_mesh().mesh, mesh.mesh)
+        with adopt(mesh) as adopted:
+            assert [adopted[name].pg for name in names] == mesh.get_all_groups()
 
 
 def _unusable(me):
@@ -189,17 +181,6 @@ def test_flattened_dimensions(ranks):
         assert new is False
         for ours, theirs in seen.values():
             assert ours == theirs
-
-
-@pytest.mark.parametrize("axes", [(), ("tp",), ("dp", "tp")])
-def test_axes_by_default_are_the_whole_mesh(ranks, axes):
-    """4 ranks: without axes the whole mesh, the slowest first."""
-    assert ranks(4, _axes, axes) == [list(axes or ("dp", "tp"))] * 4
-
-
-def _axes(me, axes):
-    with rm.connect(rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])) as groups:
-        return list(groups.device_mesh(*axes).mesh_dim_names)
 
 
 def _named(me):

@@ -66,35 +66,29 @@ def test_a_world_that_a_test_plays_is_asked_for_its_groups(monkeypatch):
         tp.initialize_tensor_parallel(2)
 
 
-def _globals(me):
-    tp.initialize_tensor_parallel(2)
-    seen = [[dry.members(getattr(tp, group)), getattr(tp, ranks)] for group, ranks in GLOBALS.values()]
-    made = tp._TENSOR_PARALLEL_GROUP
-    tp._TENSOR_PARALLEL_GROUP = "a stand-in"
-    seen.append([tp.get_tensor_parallel_group(), tp.get_tensor_parallel_ranks()])
-    del tp._TENSOR_PARALLEL_GROUP
-    seen.append(tp.get_tensor_parallel_group() is made)
-    tp.destroy_tensor_parallel()
-    return seen
-
-
-def test_globals_are_the_groups_that_were_made(ranks):
+@pytest.mark.parametrize("rank", range(4))
+def test_globals_are_the_groups_that_were_made(rank):
     """4 ranks: the globals give the live groups; one that is assigned replaces one until it is deleted."""
-    for rank, seen in enumerate(ranks(4, _globals)):
-        pair, across = [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2]
-        assert seen == [[pair, pair], [[rank], [rank]], [[rank], [rank]], [across, across], ["a stand-in", pair], True]
+    pair, across = [rank // 2 * 2, rank // 2 * 2 + 1], [rank % 2, rank % 2 + 2]
+    with dry.world(rank, 4):
+        tp.initialize_tensor_parallel(2)
+        for (group, ranks), expected in zip(GLOBALS.values(), (pair, [rank], [rank], across), strict=True):
+            assert dry.members(getattr(tp, group)) == getattr(tp, ranks) == expected
+        made = tp._TENSOR_PARALLEL_GROUP
+        tp._TENSOR_PARALLEL_GROUP = "a stand-in"
+        assert group_and_members("tensor") == ("a stand-in", pair)
+        del tp._TENSOR_PARALLEL_GROUP
+        assert tp.get_tensor_parallel_group() is made
+        tp.destroy_tensor_parallel()
 
 
 def _of_tensors():
     return [tp.get_tensor_parallel_world_size(), tp.get_tensor_parallel_rank(), tp.get_tensor_parallel_src_rank()]
 
 
-def _without_groups(me):
-    found = _of_tensors()
-    dist.destroy_process_group()
-    return [found, _of_tensors()]
-
-
-def test_without_groups_a_model_has_one_part(ranks):
+@pytest.mark.parametrize("rank", [0, 1])
+def test_without_groups_a_model_has_one_part(rank):
     """2 ranks: size 1, rank 0 and this rank as source, 0 without a world."""
-    assert ranks(2, _without_groups) == [[[1, 0, rank], [1, 0, 0]] for rank in range(2)]
+    with dry.world(rank, 2):
+        assert _of_tensors() == [1, 0, rank]
+    assert _of_tensors() == [1, 0, 0]

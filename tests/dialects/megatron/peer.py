@@ -4,7 +4,7 @@ import itertools
 import warnings
 
 import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from tests.dialects import dry
 
 from rankmesh.dialects.megatron import parallel_state as ours
 
@@ -90,7 +90,7 @@ def world(rank, size):
     """A world of this size that is not there, in which this process plays one rank."""
     if dist.is_initialized():
         dist.destroy_process_group()
-    dist.init_process_group("fake", store=FakeStore(), rank=rank, world_size=size)
+    dry.begin(rank, size)
 
 
 def without_gloo(**arguments):

@@ -3,8 +3,6 @@
 from types import SimpleNamespace
 
 import pytest
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
 
 from rankmesh.dialects.megatron import ParallelState, parallel_state
 from rankmesh.dialects.megatron.process_groups_config import ProcessGroupCollection, ProcessGroupHelperMeta
@@ -29,27 +27,17 @@ def test_the_protected_attribute():
         helper.virtual_pipeline_model_parallel_size = 2
 
 
-def _of_the_state(me):
-    dist.init_process_group("fake", store=FakeStore(), rank=3, world_size=8)
-    parallel_state.initialize_model_parallel(tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
+def test_groups_of_a_parallel_state(start):
+    """All or some groups of the default state, or of another; what is absent is None."""
+    start(3, 8, tensor_model_parallel_size=2, pipeline_model_parallel_size=2)
     groups = ProcessGroupCollection.use_mpu_process_groups()
-    some = ProcessGroupCollection.use_mpu_process_groups(["tp", "pos_embd"])
+    assert groups.dp_cp is parallel_state.get_data_parallel_group(with_context_parallel=True)
+    assert groups.inter_dist_opt is groups.hcp is groups.dp_cp_ag is None
+    assert sorted(vars(ProcessGroupCollection.use_mpu_process_groups(["tp", "pos_embd"]))) == ["pos_embd", "tp"]
     actor = ParallelState("actor")
     actor.initialize_model_parallel(tensor_model_parallel_size=8)
-    return {
-        "same": groups.dp_cp is parallel_state.get_data_parallel_group(with_context_parallel=True),
-        "absent": [groups.inter_dist_opt, groups.hcp, groups.dp_cp_ag],
-        "some": sorted(vars(some)),
-        "other": ProcessGroupCollection.use_mpu_process_groups(["tp"], state=actor).tp.size(),
-        "wrong": me.error(ValueError, ProcessGroupCollection.use_mpu_process_groups, ["tp", "foo"])["received"],
-    }
-
-
-def test_groups_of_a_parallel_state(ranks):
-    """All or some groups of the default state, or of another; what is absent is None."""
-    (found,) = ranks(1, _of_the_state, world=None)
-    assert found["same"] is True
-    assert found["absent"] == [None, None, None]
-    assert found["some"] == ["pos_embd", "tp"]
-    assert found["other"] == 8
-    assert found["wrong"] == ["foo"]
+    assert ProcessGroupCollection.use_mpu_process_groups(["tp"], state=actor).tp.size() == 8
+    with pytest.raises(ValueError, match="foo") as caught:
+        ProcessGroupCollection.use_mpu_process_groups(["tp", "foo"])
+    assert caught.value.received == ["foo"]
+    actor.destroy_model_parallel()

@@ -96,28 +96,33 @@ def _compare(me, count):
     """This process's share of the configurations; how many were built and refused, and whatever differed."""
     from tests.dialects.megatron import peer as both
 
-    draw = random.Random(1000 + me.rank)  # noqa: S311
-    built = refused = stricter = 0
-    wrong = []
+    draw, found = random.Random(1000 + me.rank), {"built": 0, "refused": 0, "wrong": []}  # noqa: S311
     for _ in range(count):
         size, arguments = configuration(draw)
         for rank in {draw.randrange(size), draw.randrange(size)}:
-            both.world(rank, size)
-            theirs, mine = both.start_peer(arguments), both.start_ours(arguments)
-            case = f"rank {rank} of {size}: {arguments}"
-            if theirs is not None:
-                refused += 1
-                if not isinstance(mine, type(theirs)):
-                    wrong.append(f"{case}: peer raised {theirs!r}, ours {mine!r}")
-            elif mine is not None:
-                stricter += 1
-                if "which hybrid_cp cannot fill" not in str(mine):
-                    wrong.append(f"{case}: ours raised {mine!r}")
-            else:
-                built += 1
-                wrong += [f"{case}: {text}" for text in differences(both)]
-            both.ours.destroy_model_parallel()
-    return {"built": built, "refused": refused, "stricter": stricter, "wrong": wrong[:12]}
+            compare(both, rank, size, arguments, found)
+    return found
+
+
+def compare(both, rank, size, arguments, found, unlike=None):
+    """Initialise both as one rank, and add to ``found`` whether they did, or what differs.
+
+    ``unlike`` is in the error of a refusal that the drop-in does not share.
+    """
+    both.world(rank, size)
+    theirs, mine = both.start_peer(arguments), both.start_ours(arguments)
+    wrong, built = [], theirs is mine is None
+    found["built"] += built
+    found["refused"] += theirs is not None
+    if built:
+        wrong = list(differences(both))
+    elif theirs is None and "which hybrid_cp cannot fill" not in str(mine):
+        wrong = [f"ours raised {mine!r}"]
+    elif theirs is not None and not isinstance(mine, type(theirs)) and (unlike is None or unlike not in str(theirs)):
+        wrong = [f"peer raised {theirs!r}, ours {mine!r}"]
+    found["wrong"] += [f"rank {rank} of {size}: {arguments}: {text}" for text in wrong][: 12 - len(found["wrong"])]
+    both.ours.destroy_model_parallel()
+    return built
 
 
 def differences(both):

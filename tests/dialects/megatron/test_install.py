@@ -6,8 +6,7 @@ import sys
 import warnings
 
 import pytest
-import torch.distributed as dist
-from torch.testing._internal.distributed.fake_pg import FakeStore
+from tests.dialects import dry
 
 pytest.importorskip("megatron.core.parallel_state")
 
@@ -50,7 +49,7 @@ def _installed(me):
         "grid": module("hyper_comm_grid").HyperCommGrid is ours.hyper_comm_grid.HyperCommGrid,
         "later": module("inference.communication_utils").__name__,
     }
-    dist.init_process_group("fake", store=FakeStore(), rank=5, world_size=8)
+    dry.begin(5, 8)
     ours.parallel_state.initialize_model_parallel(tensor_model_parallel_size=4)
     found["used"] = module("utils").get_pg_rank(core.mpu.get_tensor_model_parallel_group())
     ours.parallel_state.destroy_model_parallel()

@@ -39,15 +39,19 @@ def _trained(me):
     ):
         ps.initialize_model_parallel(**arguments)
         groups = [group for group in ps._global_process_group_list if group is not None]
-        result.append(all(right(group) for group in groups))
+        works, initial = all(right(group) for group in groups), ps.rankmesh_state.initial
+        ps.set_data_parallel_rank(5)
+        ps.set_virtual_pipeline_model_parallel_world_size(2)
         ps.destroy_model_parallel()
+        ps.destroy_model_parallel()
+        result.append([works, {name: getattr(ps, name) for name in initial} == initial, ps.is_initialized()])
         me.meet(f"destroyed {len(result)}")
     return [result, registries() == before]
 
 
 def test_every_group_of_every_layout_works_and_goes(ranks):
-    """8 ranks: a collective over each group of four layouts, one after the other; no registry entry is left."""
-    assert ranks(8, _trained) == [[[True] * 4, True]] * 8
+    """8 ranks: a collective over each group of four layouts; destroyed twice, no global and no entry is left."""
+    assert ranks(8, _trained) == [[[[True, True, False]] * 4, True]] * 8
 
 
 def _counterparts(me):

@@ -45,7 +45,7 @@ def _context(sizes, **how):
 
 def _place(rank, local):
     """The launcher's variables of a rank on a host of ``local`` ranks."""
-    os.environ.update(LOCAL_RANK=str(rank % local), LOCAL_WORLD_SIZE=str(local))
+    return {"LOCAL_RANK": str(rank % local), "LOCAL_WORLD_SIZE": str(local)}
 
 
 def _check(context, rank, sizes, local):
@@ -116,7 +116,7 @@ def _cycle():
 
 
 def _live(me):
-    _place(me.rank, 4)  # two hosts of four ranks in a world of eight
+    os.environ |= _place(me.rank, 4)  # two hosts of four ranks in a world of eight
     before = registries()
     context = _context(EIGHT)
     _use(context)
@@ -183,7 +183,7 @@ def _port(me):
 def _starts(me):
     """The launcher's variables and no world: the context starts it, and ends it."""
     os.environ.update(RANK=str(me.rank), WORLD_SIZE=str(me.size), MASTER_ADDR="127.0.0.1", MASTER_PORT=_port(me))
-    _place(me.rank, me.size)
+    os.environ |= _place(me.rank, me.size)
     if not torch.cuda.is_available():
         me.error(ConnectError, ParallelContext, 2, 1, 2)  # NCCL
     me.error(SizesError, ParallelContext, 2, 1, 3, backend="gloo")
@@ -207,19 +207,19 @@ def _fails_inside(me):
         me.error(KeyError, _raises)
         me.store.set("failed", "yes")
     else:
-        context = ParallelContext(2, 1, 2)
+        context = ParallelContext04(2, 1, 2, 1, "gloo")
         me.store.wait(["failed"])
         context._destroy(meet=False)
     return registries()["pg_map"]
 
 
 def _raises():
-    with ParallelContext(2, 1, 2):
+    with ParallelContext04(2, 1, 2, 1, "gloo"):
         raise KeyError("inside")
 
 
 def test_an_exception_inside_does_not_wait(ranks):
-    """4 ranks, one raises inside its block: it leaves at once, with its groups destroyed."""
+    """4 ranks, release 0.4, one raises inside its block: it leaves at once, with its groups destroyed."""
     assert ranks(4, _fails_inside) == [1] * 4
 
 
@@ -232,10 +232,10 @@ def _refused(me):
     for text in ("3", "four"):  # no divisor of the world, no number
         os.environ["LOCAL_WORLD_SIZE"] = text
         me.error(SizesError, ParallelContext, 2, 1, 2)
-    _place(me.rank + 1, 2)
+    os.environ |= _place(me.rank + 1, 2)
     place = me.error(SizesError, ParallelContext, 2, 1, 2)
     left = registries()["pg_map"]
-    _place(me.rank, 2)
+    os.environ |= _place(me.rank, 2)
     with ParallelContext(2, 1, 2) as context:
         me.error(LayoutError, context.get_global_rank, 0, 0, 2, 0, 0)
         me.error(LayoutError, context.get_global_rank, 0, 0, -1, 0, 0)
@@ -255,51 +255,22 @@ def test_refusals(ranks):
 SIZES = st.fixed_dictionaries(dict.fromkeys(("tp", "pp", "dp", "cp", "ep"), st.integers(1, 3)))
 
 
-def _properties(me):
-    @dry.PROPERTIES
-    @given(SIZES, st.data())
-    def check(sizes, data):
-        world = int(np.prod(list(sizes.values())))
-        rank = data.draw(st.integers(0, world - 1))
-        local = data.draw(st.sampled_from([size for size in range(1, world + 1) if world % size == 0]))
-        _place(rank, local)
-        with dry.world(rank, world), _context(sizes) as context:
-            _check(context, rank, sizes, local)
-
-    check()
-
-
-def test_any_rank_of_any_world(ranks):
+@dry.PROPERTIES
+@given(SIZES, st.data())
+def test_any_rank_of_any_world(sizes, data):
     """Dry worlds of up to 243 ranks on hosts of any size: every attribute, every key, every place."""
-    ranks(1, _properties, world=None)
-
-
-def _usual(me, world):
-    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
-        os.environ.pop(name, None)
-    with dry.world(world - 1, world), ParallelContext(1, 1, world) as context:
-        return [context.local_world_size, dry.members(context.local_pg)]
+    world = int(np.prod(list(sizes.values())))
+    rank = data.draw(st.integers(0, world - 1))
+    local = data.draw(st.sampled_from([size for size in range(1, world + 1) if world % size == 0]))
+    with mock.patch.dict(os.environ, _place(rank, local)), dry.world(rank, world), _context(sizes) as context:
+        _check(context, rank, sizes, local)
 
 
 @pytest.mark.parametrize(("world", "local"), [(4, 4), (8, 8), (16, 8)])
-def test_hosts_without_a_launcher(ranks, world, local):
+def test_hosts_without_a_launcher(monkeypatch, world, local):
     """Dry worlds without LOCAL_WORLD_SIZE: one host up to 8 ranks, hosts of 8 above, as nanotron has it."""
-    assert ranks(1, _usual, world, world=None) == [[local, list(range(world - local, world))]]
-
-
-def _release_0_4(me):
-    with ParallelContext04(2, 2, 1, 2, "gloo") as context:
-        return [
-            context.world_rank_matrix.shape,
-            context.get_3d_ranks(me.rank),
-            context.expert_pg is context.ep_pg,
-            dry.members(context.expert_pg),
-        ]
-
-
-def test_release_0_4(ranks):
-    """8 ranks: the fourth parameter is expert parallelism, the matrix has four dimensions, places are three."""
-    for rank, (shape, place, same, members) in enumerate(ranks(8, _release_0_4)):
-        assert (tuple(shape), tuple(place)) == ((2, 2, 1, 2), (rank // 2 % 2, 0, rank % 2))
-        assert same
-        assert members == [rank % 4, rank % 4 + 4]
+    for name in ("LOCAL_RANK", "LOCAL_WORLD_SIZE"):
+        monkeypatch.delenv(name, raising=False)
+    with dry.world(world - 1, world), ParallelContext(1, 1, world) as context:
+        assert context.local_world_size == local
+        assert dry.members(context.local_pg) == list(range(world - local, world))

@@ -1,46 +1,16 @@
 import pytest
 import torch
 import torch.distributed as dist
-from hypothesis import given
-from hypothesis import strategies as st
-from tests.dialects import dry, leaks
+from tests.dialects import leaks
 from tests.torch_lacks import meshes_of_meshes
 from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, parallelize_module
 
-import rankmesh as rm
 from rankmesh.backend.registries import registries
 from rankmesh.dialects.torchtitan import ParallelDims
-from rankmesh.errors import PlanError, SizesError
+from rankmesh.errors import PlanError
 
-BACKENDS = ("partial_dtensor", "full_dtensor", "spmd_types")
 EIGHT = {"dp_replicate": 2, "dp_shard": -1, "cp": 1, "tp": 2, "pp": 1, "ep": 1, "world_size": 8}
-
-
-def _layout(me):
-    @dry.PROPERTIES
-    @given(st.tuples(*[st.integers(1, 3)] * 5), st.sampled_from(BACKENDS), st.data())
-    def check(sizes, backend, data):
-        replicate, shard, cp, tp, pp = sizes
-        world = replicate * shard * cp * tp * pp
-        ep = data.draw(st.sampled_from([size for size in range(1, shard * cp * tp + 1) if shard * cp * tp % size == 0]))
-        rank = data.draw(st.integers(0, world - 1))
-        plan = rm.recipes.torchtitan(world, dp_replicate=replicate, dp_shard=shard, cp=cp, tp=tp, pp=pp, ep=ep)
-        with dry.world(rank, world), ParallelDims(replicate, -1, cp, tp, pp, ep, world, backend) as dims:
-            for name, mesh in dims.get_all_one_dimensional_meshes().items():
-                local = list(plan.groups("batch" if name == "dp" else name).of(rank).ranks)
-                assert mesh.mesh.tolist() == dry.members(mesh.get_group()) == local, name
-                assert mesh.get_local_rank() == local.index(rank)
-            missing = {"partial_dtensor": "dp_shard", "full_dtensor": "fsdp", "spmd_types": "fsdp"}[backend]
-            me.error(ValueError, dims.get_mesh, missing)
-
-    check()
-
-
-@meshes_of_meshes
-def test_any_rank_of_any_world(ranks):
-    """Dry worlds of up to 243 ranks, each backend: the mesh of every axis has the recipe's ranks and their group."""
-    ranks(1, _layout, world=None)
 
 
 def _loss(model, rows):
@@ -90,13 +60,6 @@ def test_fsdp_and_tensor_parallelism(ranks):
         assert (loss, gradient, left) == (True, True, {})
         assert made == 4 + 1
         assert kept == 0
-
-
-@pytest.mark.parametrize("degrees", [(1, 3, 1, 1, 1, 1, 8), (0, 1, 1, 1, 1, 1, 1), (1, -1, 1, 9, 1, 1, 8)])
-def test_degrees_that_do_not_give_the_world(degrees):
-    """An AssertionError, as in torchtitan."""
-    with pytest.raises(SizesError):
-        ParallelDims(*degrees)
 
 
 def test_what_it_knows_without_a_world():
