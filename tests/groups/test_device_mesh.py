@@ -81,51 +81,39 @@ def test_a_device_mesh_over_permuted_ranks(ranks):
         assert gathered == members
 
 
-def _in_spec_order(me, plan, given):
-    with rm.connect(plan) as groups:
-        return [me.error(ConnectError, groups.device_mesh, *axes)["order"] for axes in given]
+# Axes on 8 ranks, and torch's order of them, which the error has where they are in that of a SPEC.
+IN_SPEC_ORDER = {
+    ("cp", "tp"): ["tp", "cp"],
+    ("cp", "pp", "tp", "dp"): ["dp", "pp", "tp", "cp"],
+    ("dp", "cp", "tp"): ["dp", "tp", "cp"],
+}
 
 
-def test_axes_in_the_order_of_a_spec_are_refused(ranks):
-    """8 ranks: torch would make the mesh and refuse its slices later; the error has the order that works."""
-    plan = rm.Plan(rm.Mesh(tp=2, cp=1, dp=2, pp=2), [rm.GroupSpec(name) for name in ("tp", "cp", "dp", "pp")])
-    given = [("tp", "dp"), ("tp", "cp", "dp", "pp"), ("dp", "pp", "tp")]
-    expected = [["dp", "tp"], ["pp", "cp", "dp", "tp"], ["pp", "dp", "tp"]]
-    for orders in ranks(8, _in_spec_order, plan, given):
-        assert [list(order) for order in orders] == expected
+def _odd_axes(me):
+    """What is made, and what is refused, of a plan without a group along y."""
+    mesh = rm.Mesh(cp=2, tp=2, dp=2, pp=1).with_view("expert", ep=4, edp=2).with_view("other", x=2, y=4)
+    kinds = [rm.GroupSpec(name) for name in ("cp", "tp", "dp", "pp")] + [rm.GroupSpec("zero", "cp-dp")]
+    kinds += [rm.GroupSpec("ep", view="expert"), rm.GroupSpec("edp", view="expert")]
+    with rm.connect(rm.Plan(mesh, kinds)) as groups:
+        made = [groups.device_mesh(*axes) for axes in (("zero", "tp"), ("tp", "zero"))]
+        made.append(groups.device_mesh("edp", "ep", view="expert"))
+        orders = [list(me.error(ConnectError, groups.device_mesh, *axes)["order"]) for axes in IN_SPEC_ORDER]
+        refused = [me.error(UnknownAxis, groups.device_mesh, "dpp")]
+        refused.append(me.error(ConnectError, groups.device_mesh, "y", view="other"))
+    refused.append(me.error(ConnectError, groups.device_mesh, "tp"))
+    return [one.mesh.tolist() for one in made], orders, [error["message"] for error in refused]
 
 
-def _kinds_across(me, plan):
-    with rm.connect(plan) as groups:
-        return [groups.device_mesh(*axes).mesh.tolist() for axes in (("zero", "tp"), ("tp", "zero"))]
+def test_axes_in_any_order_and_without_a_group(ranks):
+    """8 ranks: a view and kinds of which neither is slower are meshes; others are refused, with the order that works.
 
-
-def test_kinds_of_which_neither_is_slower_have_any_order(ranks):
-    """8 ranks: zero is along the axes on both sides of tp, so torch's order says nothing."""
-    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("zero", "cp-dp")]
-    whole, turned = ranks(8, _kinds_across, rm.Plan(rm.Mesh(cp=2, tp=2, dp=2), kinds))[0]
-    assert whole == [[0, 2], [1, 3], [4, 6], [5, 7]]
-    assert turned == [list(row) for row in zip(*whole, strict=True)]
-
-
-def _refused(me, plan):
-    with rm.connect(plan) as groups:
-        view = groups.device_mesh("pp", "ep", view="expert")
-        after = [
-            me.error(UnknownAxis, groups.device_mesh, "dpp"),
-            me.error(ConnectError, groups.device_mesh, "cp"),
-            view.mesh.tolist(),
-        ]
-    after.append(me.error(ConnectError, groups.device_mesh, "tp"))
-    return after
-
-
-def test_an_axis_without_a_group_is_refused(ranks):
-    """8 ranks: an unknown axis, an axis that only a pick is along, and closed groups; a view works."""
-    mesh = rm.Mesh(tp=2, cp=1, dp=2, pp=2).with_view("expert", ep=4, pp=2)
-    kinds = [rm.GroupSpec("tp"), rm.GroupSpec("pp"), rm.GroupSpec("ep", view="expert")]
-    for unknown, without, view, closed in ranks(8, _refused, rm.Plan(mesh, kinds)):
-        assert unknown["name"] == "dpp"
-        assert "GroupSpec('cp', 'cp')" in without["message"]
-        assert view == [[0, 1, 2, 3], [4, 5, 6, 7]]
-        assert "closed" in closed["message"]
+    Torch would make a mesh of axes in the order of a SPEC, and refuse its slices later.
+    """
+    found = ranks(8, _odd_axes)
+    zero = [[0, 2], [1, 3], [4, 6], [5, 7]]
+    assert found[0][0] == [zero, [list(row) for row in zip(*zero, strict=True)], [[0, 1, 2, 3], [4, 5, 6, 7]]]
+    for _, orders, (unknown, without, closed) in found:
+        assert orders == list(IN_SPEC_ORDER.values())
+        assert "'dpp'" in unknown
+        assert "GroupSpec('y', 'y')" in without
+        assert "closed" in closed
