@@ -13,14 +13,10 @@ from rankmesh.testing.processes import run_function, run_test
 
 pytestmark = [pytest.mark.long, pytest.mark.timeout(350)]
 
-HEAD = """
+WELL = """
 import pytest, torch
 import torch.distributed as dist
-"""
 
-WELL = (
-    HEAD
-    + """
 @pytest.fixture
 def five():
     return 5
@@ -52,11 +48,11 @@ def test_values(ranks):
     assert ranks(scaled, 3, 10) == [0, 10, 20]
     assert ranks(place, "tp=2,dp=2") == [0, 1, 0, 1]
 """
-)
 
-BADLY = (
-    HEAD
-    + """
+BADLY = """
+import pytest, torch
+import torch.distributed as dist
+
 @pytest.mark.ranks("tp=2,dp=2")
 def test_one_rank_is_wrong(groups):
     assert dist.get_rank() != 2
@@ -74,12 +70,12 @@ def test_diverges(groups):
     if dist.get_rank() != 3:
         dist.all_reduce(torch.ones(1), group=groups["dp"].pg)
 """
-)
 
 
-ORDERS = (
-    HEAD
-    + """
+ORDERS = """
+import pytest, torch
+import torch.distributed as dist
+
 from hypothesis import given, settings, strategies as st
 
 @pytest.mark.ranks(4, orders=20)
@@ -126,12 +122,12 @@ def test_spins():
 def test_is_not_harmed():
     dist.barrier()
 """
-)
 
 
-EXPECTED = (
-    HEAD
-    + """
+EXPECTED = """
+import pytest, torch
+import torch.distributed as dist
+
 @pytest.mark.ranks(2)
 def test_one_rank_skips():
     if dist.get_rank() == 1:
@@ -152,7 +148,6 @@ def test_nobody_fails():
 def test_expects_it_itself():
     pytest.xfail("known")
 """
-)
 
 UNUSED = """
 import sys
