@@ -92,7 +92,7 @@ def _losses(found: Sequence[Mapping[str, Any]], output: str) -> list[dict[str, A
         begun, phases = death["time"], {}
         for phase, what in PHASES.items():
             # To the end of the step of the death, which may be done a second time.
-            marks = [line for line in after if what != "stepped" or line["step"] == death["step"]]
+            marks = [line for line in after if line["what"] != "stepped" or line["step"] == death["step"]]
             times = first_times(marks, what).values()
             if times and begun is not None:
                 phases[phase] = max(times) - begun
