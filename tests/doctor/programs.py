@@ -19,13 +19,8 @@ MESHES = [
     *({"tp": 2, "dp": 2, "pp": 2}, {"tp": 2, "pp": 2}, {"tp": 1, "dp": 2, "pp": 2}),
 ]
 LARGER = [
-    {"dp": 4},
-    {"tp": 2, "dp": 2},
-    {"dp": 6},
-    {"tp": 2, "dp": 3},
-    {"dp": 8},
-    {"tp": 2, "dp": 4},
-    {"tp": 4, "dp": 2},
+    *({"dp": 4}, {"tp": 2, "dp": 2}, {"dp": 6}, {"tp": 2, "dp": 3}),
+    *({"dp": 8}, {"tp": 2, "dp": 4}, {"tp": 4, "dp": 2}),
 ]
 OPERATIONS = ("all_reduce", "barrier", "all_gather")
 MAIN, METRICS = "main", "metrics"
@@ -103,12 +98,8 @@ class Job:
     """
 
     def __init__(self, mesh, todo, culprit, chosen, *, goes_on=False, ends=None, has_lines=False):
-        self.mesh, self.todo, self.culprit, self.random = (
-            mesh,
-            {each: [*calls] for each, calls in todo.items()},
-            culprit,
-            chosen,
-        )
+        self.mesh, self.culprit, self.random = mesh, culprit, chosen
+        self.todo = {each: [*calls] for each, calls in todo.items()}
         self.ends, self.has_lines = ends, has_lines
         self.kinds = ["world", *mesh.axes, *([METRICS] if (0, METRICS) in todo else [])]
         self.made = {rank: [] for rank in range(mesh.size)}  # (thread, call, number, seconds), as they were made

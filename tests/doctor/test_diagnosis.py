@@ -1,5 +1,7 @@
 """The diagnosis by recordings made by hand: each cause, what is allowed for, and causes before consequences."""
 
+import re
+
 import pytest
 from tests.counting import calls
 from tests.doctor.making import WORLD, call, document, recordings
@@ -18,30 +20,42 @@ for _rank in range(4):
         _known[_rank] = ((f"{_local.name}/0/{_local.ranks[0]}", str(_local)), _local.ranks)
 
 
+NOTATION = re.compile(r"(tp|dp|w)(\d+)(?::(\w+))?(?:/(\d[\dx]*))?(?:/([A-Z]\w+))?(\*?)")
+
+
 def groups_of(rank):
     """What a rank's recording says of its groups."""
     return {TP[rank][0]: TP[rank][1], DP[rank][0]: DP[rank][1], WORLD: (0, 1, 2, 3)}
 
 
-def job(calls, **about):
-    """The recordings of four ranks: ``calls`` gives the entries of each, None for a rank without a recording."""
-    made = {rank: calls(rank) for rank in range(4)}
+def job(calls, about=None):
+    """The recordings of four ranks: ``calls`` gives the entries of each, or None; ``about`` what some say besides."""
+    made, about = {rank: calls(rank) for rank in range(4)}, about or {}
     return recordings(
-        {rank: document(entries, groups_of(rank), **about) for rank, entries in made.items() if entries is not None}
+        {
+            rank: document(entries, groups_of(rank), **about.get(rank, {}))
+            for rank, entries in made.items()
+            if entries is not None
+        }
     )
+
+
+def written(*texts, about=None, backend="nccl"):
+    """The recordings of ranks whose calls are such as ``tp1 dp1:barrier w2/2x4* w3/Double``; a star: not over."""
+
+    def calls(rank):
+        groups = {"tp": TP[rank][0], "dp": DP[rank][0], "w": WORLD}
+        for word in texts[rank].split():
+            kind, number, operation, sizes, dtype, open_ = NOTATION.fullmatch(word).groups()
+            sizes, name = map(int, (sizes or "4").split("x")), operation or "all_reduce"
+            yield call(groups[kind], int(number), name, sizes, dtype or "Float", done=not open_, backend=backend)
+
+    return job(lambda rank: None if texts[rank] is None else list(calls(rank)), about)
 
 
 def found(recorded, plan=None):
     """Each cause in short."""
     return [(cause.cause, cause.ranks, cause.group.label, cause.call) for cause in diagnose(recorded, plan).causes]
-
-
-def test_nothing_hangs():
-    """Finished calls alone are no hang."""
-    recorded = job(lambda rank: [call(TP[rank][0], 1), call(DP[rank][0], 1)])
-    result = diagnose(recorded)
-    assert (result.causes, result.waiting) == ((), ())
-    assert "nothing" in result.verdict
 
 
 def test_no_recording_is_no_all_clear():
@@ -93,115 +107,86 @@ def test_groups_that_are_not_used_are_not_at_fault():
     assert found(recordings(documents)) == [("late", (1,), "world", 1)]
 
 
+# The calls of each rank, causes, and what the verdict says; of gloo, for which a failed call is over, and of NCCL.
+FIVE = "dp1 dp2 dp3 dp4 dp5"
+ON_NCCL = [
+    # Finished calls alone are no hang.
+    (["tp1 dp1"] * 4, [], "nothing"),
+    # A rank that is in no call is late, by so many calls of its group.
+    ([FIVE, f"{FIVE}*", FIVE, "dp1 dp2 dp3 dp4"], [("late", (3,), "dp@tp1", 5)], "behind by 1 call"),
+    ([FIVE, "dp1 dp2 dp3* dp4* dp5*", FIVE, "dp1 dp2"], [("late", (3,), "dp@tp1", 3)], "behind by 3 calls"),
+    # A rank waits at the next call, to which others came by way of the call that it left out.
+    (["dp1 w1:barrier*", "dp1*", "dp1 w1:barrier*", "w1:barrier*"], [("absent", (3,), "dp@tp1", 1)], ""),
+    # Another operation, size or dtype at the same call of one group.
+    (["w1 w2*", "w1 w2*", "w1 w2:broadcast*", "w1 w2*"], [("different", (2,), "world", 2)], "operations differ"),
+    (["w1 w2*", "w1 w2*", "w1 w2/8*", "w1 w2*"], [("different", (2,), "world", 2)], "sizes differ"),
+    (["w1*", "w1*", "w1/Double*", "w1*"], [("different", (2,), "world", 1)], "dtypes differ"),
+    # A network knows no shapes: as many elements are the same call.
+    (["w1/8", "w1/2x4", "w1/2x4", "w1/2x4"], [], ""),
+    # In a group of two nobody is the usual one: the other groups of the kind decide.
+    (["dp1", "dp1*", "dp1", "dp1/8*"], [("different", (3,), "dp@tp1", 1)], ""),
+    # A rank makes now what the others make next, and the other way round.
+    (["w1* w2/8*", "w1* w2/8*", "w1/8* w2*", "w1* w2/8*"], [("order", (2,), "world", 1)], ""),
+    # Four ranks wait for each other in a ring of groups: the cycle is spelled out.
+    (
+        ["dp1*", "tp1*", "tp1*", "dp1*"],
+        [("crosswise", (0, 1, 2, 3), "dp@tp0", 1)],
+        "4 ranks wait in a cycle. rank 0 waits for 2 in all_reduce, call 1 of dp@tp0; rank 2 waits",
+    ),
+    # The barrier that rank 1 handed over explains nothing: it is in the reduction that rank 3 left out.
+    (
+        ["dp1 dp2 w1:all_reduce_barrier*", "dp1 dp2* w1:all_reduce_barrier*", "dp1 dp2 w1:all_reduce_barrier*",
+         "dp1 w1:all_reduce_barrier*"],
+        [("absent", (3,), "dp@tp1", 2)],
+        "it is in barrier, call 1 of world",
+    ),
+    # All entered it and nobody came out: the network, a device, or a root that no recording keeps.
+    (["w1:broadcast* w2*"] * 4, [("stuck", (0, 1, 2, 3), "world", 1)], "or another root on some of them"),
+]  # fmt: skip
+ON_GLOO = [
+    # A call that is over for some and was never made by another has failed.
+    (
+        ["w1 w2 w3", "w1 w2 w3", "w1 w2", "w1 w2 w3"],
+        [("late", (2,), "world", 3)],
+        "ranks 0, 1, 3 made all_reduce, call 3 of world, which failed",
+    ),
+    # Of a broadcast, whose root need not wait, only a rank's last call counts.
+    (["w1:broadcast tp1", "w1:broadcast tp1", "tp1", "w1:broadcast tp1"], [], ""),
+]
+
+
+@pytest.mark.parametrize(
+    ("backend", "made", "expected", "words"),
+    [(backend, *each) for backend, cases in (("nccl", ON_NCCL), ("gloo", ON_GLOO)) for each in cases],
+)
+def test_what_calls_show(backend, made, expected, words):
+    """Each cause, by the calls that four ranks have recorded."""
+    result = diagnose(written(*made, backend=backend))
+    assert [(cause.cause, cause.ranks, cause.group.label, cause.call) for cause in result.causes] == expected
+    assert words in result.verdict
+
+
 def test_dead():
     """A rank without a recording that others wait for is dead; those behind it are consequences."""
-
-    def calls(rank):
-        if rank == 3:
-            return None
-        return [
-            call(TP[rank][0], 1),
-            call(DP[rank][0], 1, done=rank != 1),
-            *([call(TP[rank][0], 2, done=False)] * (rank != 1)),
-        ]
-
-    recorded = job(calls)
-    assert found(recorded) == [("dead", (3,), "dp@tp1", 1)]
-    result = diagnose(recorded)
-    assert result.waiting == (0, 1, 2)
-    assert result.causes[0].explains == 3
+    result = diagnose(written("tp1 dp1 tp2*", "tp1 dp1*", "tp1 dp1 tp2*", None))
+    (cause,) = result.causes
+    assert (cause.cause, cause.ranks, cause.group.label, cause.call) == ("dead", (3,), "dp@tp1", 1)
+    assert (result.waiting, cause.explains) == ((0, 1, 2), 3)
     assert result.verdict.startswith("dead: rank 3 left no recording")
-
-
-@pytest.mark.parametrize("behind", [1, 3])
-def test_late(behind):
-    """A rank that is in no call is late, by so many calls of its group."""
-
-    def calls(rank):
-        last = 5 - behind if rank == 3 else 5
-        return [call(DP[rank][0], n, done=rank != 1 or n <= 5 - behind) for n in range(1, last + 1)]
-
-    result = diagnose(job(calls))
-    assert {(cause.cause, cause.ranks, cause.group.label) for cause in result.causes} == {("late", (3,), "dp@tp1")}
-    assert f"behind by {behind} call" in " ".join(cause.evidence for cause in result.causes)
-
-
-def test_absent_by_the_order_of_others():
-    """A rank that waits at the next call, to which others came by way of the call that it left out, is absent."""
-
-    def calls(rank):
-        before = [] if rank == 3 else [call(DP[rank][0], 1, done=rank != 1)]
-        return [*before, *([] if rank == 1 else [call(WORLD, 1, "barrier", done=False)])]
-
-    assert found(job(calls)) == [("absent", (3,), "dp@tp1", 1)]
 
 
 def test_absent_has_ended():
     """A rank whose program has ended is absent, not late."""
-    documents = {
-        rank: document(
-            [call(DP[rank][0], n, done=n < 3 or rank in (0, 2)) for n in range(1, 3 if rank == 3 else 4)],
-            groups_of(rank),
-            rank=rank,
-            ended=rank == 3,
-        )
-        for rank in range(4)
-    }
-    assert found(recordings(documents)) == [("absent", (3,), "dp@tp1", 3)]
-
-
-@pytest.mark.parametrize(
-    ("changed", "message"),
-    [
-        ({"operation": "broadcast"}, "operations differ"),
-        ({"sizes": (8,)}, "sizes differ"),
-        ({"dtype": "Double"}, "dtypes differ"),
-    ],
-)
-def test_different(changed, message):
-    """Another operation, size or dtype at the same call of one group."""
-    recorded = job(lambda rank: [call(WORLD, 1), call(WORLD, 2, done=False, **(changed if rank == 2 else {}))])
-    assert found(recorded) == [("different", (2,), "world", 2)]
-    assert message in diagnose(recorded).verdict
-
-
-def test_different_among_two():
-    """In a group of two nobody is the usual one: the other groups of the kind decide."""
-    recorded = job(lambda rank: [call(DP[rank][0], 1, sizes=(8 if rank == 3 else 4,), done=rank in (0, 2))])
-    assert found(recorded) == [("different", (3,), "dp@tp1", 1)]
-
-
-def test_shapes_of_as_many_elements_are_one_call():
-    """A network knows no shapes: as many elements are the same call."""
-    recorded = job(lambda rank: [call(WORLD, 1, sizes=(2, 4) if rank else (8,), done=True)])
-    assert found(recorded) == []
-
-
-def test_order():
-    """A rank that makes now what the others make next, and the other way round."""
-
-    def calls(rank):
-        sizes = ((8,), (4,)) if rank == 2 else ((4,), (8,))
-        return [call(WORLD, n, sizes=size, done=False) for n, size in enumerate(sizes, 1)]
-
-    assert found(job(calls)) == [("order", (2,), "world", 1)]
-
-
-def test_crosswise():
-    """Four ranks that wait for each other in a ring of groups: the cycle is spelled out."""
-    recorded = job(lambda rank: [call((DP if rank in (0, 3) else TP)[rank][0], 1, done=False)])
-    result = diagnose(recorded)
-    assert [(cause.cause, cause.ranks) for cause in result.causes] == [("crosswise", (0, 1, 2, 3))]
-    assert "4 ranks wait in a cycle. rank 0 waits for 2 in all_reduce, call 1 of dp@tp0; rank 2 waits" in result.verdict
+    about = {rank: {"rank": rank, "ended": rank == 3} for rank in range(4)}
+    recorded = written("dp1 dp2 dp3", "dp1 dp2 dp3*", "dp1 dp2 dp3", "dp1 dp2", about=about)
+    assert found(recorded) == [("absent", (3,), "dp@tp1", 3)]
 
 
 def test_stuck():
     """A call that all entered and nobody left: the hosts between its members are named."""
-    documents = {
-        rank: document([call(WORLD, 1, done=False)], groups_of(rank), rank=rank, host=f"node{rank // 2}")
-        for rank in range(4)
-    }
-    result = diagnose(recordings(documents))
+    result = diagnose(
+        written(*["w1*"] * 4, about={rank: {"rank": rank, "host": f"node{rank // 2}"} for rank in range(4)})
+    )
     assert [(cause.cause, cause.ranks) for cause in result.causes] == [("stuck", (0, 1, 2, 3))]
     assert "node0, node1" in result.verdict
 
@@ -271,36 +256,22 @@ def test_lines_are_compared_where_both_have_them():
 # -- ranks that wait for each other: who has left the order -----------------------------------------------------------
 
 
-def _two_kinds(rank, calls):
-    """Calls as ``tp1 dp1 tp2*``, of which the last with a star is not over."""
-    for word in calls.split():
-        yield call((TP if word[0] == "t" else DP)[rank][0], int(word[2]), done=word[-1] != "*", backend="gloo")
-
-
 def test_another_group_shows_who_left_the_order():
     """Rank 1 leaves out the second call of tp and waits in a send: ranks 2 and 3, and not its peer, show the order."""
-    made = {0: "tp1 dp1 tp2*", 1: "tp1 dp1 dp2", 2: "tp1 dp1 tp2 dp2*", 3: "tp1 dp1 tp2 dp2"}
-    waits = {"operation": "send", "group": TP[1][0][0], "peer": 0}
-    documents = {
-        rank: document(list(_two_kinds(rank, calls)), groups_of(rank), rank=rank, in_call=waits if rank == 1 else {})
-        for rank, calls in made.items()
-    }
-    assert found(recordings(documents))[0] == ("absent", (1,), "tp@dp0", 2)
+    about = {rank: {"rank": rank} for rank in range(4)}
+    about[1]["in_call"] = {"operation": "send", "group": TP[1][0][0], "peer": 0}
+    made = ("tp1 dp1 tp2*", "tp1 dp1 dp2", "tp1 dp1 tp2 dp2*", "tp1 dp1 tp2 dp2")
+    assert found(written(*made, about=about, backend="gloo"))[0] == ("absent", (1,), "tp@dp0", 2)
 
 
 @pytest.mark.parametrize("failure", ["", "RuntimeError: Connection closed by peer"])
 def test_whose_call_failed_is_no_suspect(failure):
     """Rank 1 has ended a call short: rank 0, whose call failed by that, is on its way out, and rank 2 waits for it."""
-    made = {0: "tp1 dp1 tp2", 1: "tp1 dp1", 2: "tp1 dp1 tp2 dp2*", 3: "tp1 dp1 tp2 dp2"}
-    about = {
-        0: {"failure": failure, "in_call": {"running": not failure, "site": "train.py:9 in main"}},
-        1: {"ended": True},
-    }
-    documents = {
-        rank: document(list(_two_kinds(rank, calls)), groups_of(rank), rank=rank, **about.get(rank, {}))
-        for rank, calls in made.items()
-    }
-    result = diagnose(recordings(documents))
+    about = {rank: {"rank": rank} for rank in range(4)}
+    about[0] |= {"failure": failure, "in_call": {"running": not failure, "site": "train.py:9 in main"}}
+    about[1]["ended"] = True
+    made = ("tp1 dp1 tp2", "tp1 dp1", "tp1 dp1 tp2 dp2*", "tp1 dp1 tp2 dp2")
+    result = diagnose(written(*made, about=about, backend="gloo"))
     assert (result.causes[0].cause, result.at_fault, result.causes[0].group.label) == ("absent", (1,), "tp@dp0")
     assert 0 in result.waiting
 
@@ -323,25 +294,12 @@ def test_calls_after_a_timeout_are_no_part_of_the_order():
 # -- calls that a device has not come to ------------------------------------------------------------------------------
 
 
-def _queued(rank, backend):
-    """Rank 3 skips a reduction along dp; the barrier of all stands behind it on rank 1."""
-    skipped = [] if rank == 3 else [call(DP[rank][0], 2, done=rank != 1, backend=backend)]
-    last = call(WORLD, 1, "all_reduce_barrier" if backend == "nccl" else "barrier", done=False, backend=backend)
-    return [call(DP[rank][0], 1, backend=backend), *skipped, last]
-
-
-def test_what_is_queued_behind_an_unfinished_call_of_a_device_was_not_entered():
-    """The barrier that rank 1 handed over explains nothing: it is in the reduction that rank 3 left out."""
-    recorded = job(lambda rank: _queued(rank, "nccl"))
-    assert found(recorded) == [("absent", (3,), "dp@tp1", 2)]
-    assert "it is in barrier, call 1 of world" in diagnose(recorded).verdict
-
-
 def test_calls_of_a_cpu_run_side_by_side():
     """What gloo has under way was entered, all of it: nobody is missing at the barrier, rank 3 at the reduction."""
-    recorded = job(lambda rank: _queued(rank, "gloo"))
-    assert sorted(diagnose(recorded).waits.of_rank) == [0, 1, 2, 3]
-    assert {call.missing for call in diagnose(recorded).waits.calls if call.group.label == "world"} == {()}
+    made = ("dp1 dp2 w1:barrier*", "dp1 dp2* w1:barrier*", "dp1 dp2 w1:barrier*", "dp1 w1:barrier*")
+    waits = diagnose(written(*made, backend="gloo")).waits
+    assert sorted(waits.of_rank) == [0, 1, 2, 3]
+    assert {call.missing for call in waits.calls if call.group.label == "world"} == {()}
 
 
 def test_calls_that_were_made_as_one_are_entered_as_one():
@@ -360,13 +318,6 @@ def test_calls_that_were_made_as_one_are_entered_as_one():
 
     assert {cause for cause, *_ in found(made((1, 1)))} == {"stuck"}
     assert found(made((1, 2)))[0][:2] == ("crosswise", (0, 1))
-
-
-def test_another_root_may_be_why_nobody_leaves_a_broadcast():
-    """All entered it and nobody came out: the network, a device, or a root that no recording keeps."""
-    recorded = job(lambda rank: [call(WORLD, 1, "broadcast", done=False), call(WORLD, 2, done=False)])
-    assert found(recorded) == [("stuck", (0, 1, 2, 3), "world", 1)]
-    assert "or another root on some of them" in diagnose(recorded).verdict
 
 
 def test_the_first_call_of_a_group_waits_for_its_communicator():
@@ -410,18 +361,9 @@ def test_a_rank_that_came_when_the_others_had_given_up_is_late():
     assert _late(3, 3) == []
 
 
-def test_a_call_that_is_over_for_some_and_was_never_made_by_another_has_failed():
-    """Gloo marks it as over; of a broadcast, whose root need not wait, only a rank's last call counts."""
-    recorded = job(lambda rank: [call(WORLD, n, backend="gloo") for n in range(1, 3 if rank == 2 else 4)])
-    assert found(recorded) == [("late", (2,), "world", 3)]
-    assert diagnose(recorded).waiting == (0, 1, 3)
-    assert "ranks 0, 1, 3 made all_reduce, call 3 of world, which failed" in diagnose(recorded).verdict
-    ahead = job(
-        lambda rank: (
-            [call(WORLD, 1, "broadcast", backend="gloo")] * (rank != 2) + [call(TP[rank][0], 1, backend="gloo")]
-        )
-    )
-    assert found(ahead) == []
+def test_ranks_whose_call_failed_wait():
+    """Gloo marks it as over: ranks 0, 1 and 3 waited for rank 2 all the same."""
+    assert diagnose(written("w1 w2 w3", "w1 w2 w3", "w1 w2", "w1 w2 w3", backend="gloo")).waiting == (0, 1, 3)
 
 
 def test_groups_with_one_label_are_distinguished():

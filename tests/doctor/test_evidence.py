@@ -53,6 +53,23 @@ Thread 71 (active+gil): "MainThread"
 """
 
 
+# A loader of data beside a rank's own process, and what torch.compile starts beside a rank and in it.
+LOADER = LOADS.replace("decode (PIL/Image.py:88)", "_worker_loop (torch/utils/data/_utils/worker.py:349)")
+LOADER = LOADER.replace("{pid}", "99")
+COMPILER = LOADS.replace("decode (PIL/Image.py:88)", "main (torch/_inductor/compile_worker/__main__.py:64)")
+COMPILES = 'Thread 91 (idle): "InductorSubproc"\n    _read_thread (torch/_inductor/compile_worker/subproc_pool.py:9)\n'
+# Of faulthandler.
+CALL = """\
+{} (most recent call first):
+  File "/v/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py", line 9 in barrier
+  File "/x/t.py", line 8 in <module>
+
+"""
+READS = 'Current thread 0x00007f1 (most recent call first):\n  File "/x/data.py", line 3 in load\n\n'
+NAMED_CALL, OTHER_CALL = CALL.format("Current thread 0x00007f1 [python]"), CALL.format("Thread 0x00007f9")
+IDLE = 'Thread 0x00007f9 (most recent call first):\n  File "/x/queue.py", line 4 in get\n\n'
+
+
 def found(folder, plan=None):
     """The cause, ranks and confidence of each cause."""
     return [(one.cause, one.ranks, one.confidence) for one in doctor(folder, plan).causes]
@@ -140,29 +157,25 @@ def test_numbers_that_are_not_ranks(tmp_path):
         ((WAITS, LOADS, ""), "ranks 1, 2 do not"),
         ((BACKWARD, LOADS, BACKWARD), [("late", (1,), "possible")]),
         ((WAITS, WAITS, "Error: No such process"), [("dead", (2,), "possible")]),
+        # Helpers of a rank are not ranks.
+        ((WAITS + LOADER, LOADS, f"{LOADER}\n{WAITS}"), [("late", (1,), "likely")]),
+        ((WAITS + COMPILES, LOADS + COMPILES, f"{COMPILER}\n{WAITS}"), [("late", (1,), "likely")]),
+        # Threads may have names, the newest first; a later dump in the same file counts.
+        ((READS + NAMED_CALL, READS, READS + NAMED_CALL), [("late", (1,), "likely")]),
+        # The main thread, which has the signal, is the last of a dump: those before it count, in the last dump of two.
+        (
+            (OTHER_CALL + READS, IDLE + READS + OTHER_CALL + READS, OTHER_CALL + READS + IDLE + READS),
+            [("late", (2,), "likely")],
+        ),
     ],
 )
 def test_who_is_named(tmp_path, texts, expected):
     """Only one that is elsewhere while all others wait; a file without a stack may be of the rank to blame."""
     dumps(tmp_path, *texts)
     assert found(tmp_path) == (expected if isinstance(expected, list) else [])
-    assert isinstance(expected, list) or expected in doctor(tmp_path).verdict
-
-
-def test_helpers_of_a_rank(tmp_path):
-    """Loaders of data beside a rank's own process are not the rank."""
-    worker = LOADS.replace("decode (PIL/Image.py:88)", "_worker_loop (torch/utils/data/_utils/worker.py:349)")
-    worker = worker.replace("{pid}", "99")
-    dumps(tmp_path, WAITS + worker, LOADS, worker + "\n" + WAITS)
-    assert found(tmp_path) == [("late", (1,), "likely")]
-
-
-def test_a_rank_that_compiles_is_a_rank(tmp_path):
-    """Its thread that reads from the compilers has a file beside theirs; theirs are not ranks."""
-    rank = 'Thread 91 (idle): "InductorSubproc"\n    _read_thread (torch/_inductor/compile_worker/subproc_pool.py:9)\n'
-    worker = LOADS.replace("decode (PIL/Image.py:88)", "main (torch/_inductor/compile_worker/__main__.py:64)")
-    dumps(tmp_path, WAITS + rank, LOADS + rank, worker + "\n" + WAITS)
-    assert found(tmp_path) == [("late", (1,), "likely")]
+    verdict = doctor(tmp_path).verdict
+    assert isinstance(expected, list) or expected in verdict
+    assert texts[1] != READS or "/x/data.py:3 in load" in verdict
 
 
 def test_a_call_on_another_thread(tmp_path):
@@ -171,32 +184,6 @@ def test_a_call_on_another_thread(tmp_path):
     dumps(tmp_path, WAITS, LOADS, BACKWARD + thread)
     [one] = doctor(tmp_path).causes
     assert (one.ranks, one.sites) == ((1,), {0: "train.py:31 in step", 1: "PIL/Image.py:88 in decode"})
-
-
-WAITS_IN_FAULTHANDLER = """\
-{thread} (most recent call first):
-  File "/v/lib/python3.13/site-packages/torch/distributed/distributed_c10d.py", line 9 in barrier
-  File "/x/t.py", line 8 in <module>
-
-"""
-
-
-def test_faulthandler_by_hand(tmp_path):
-    """Threads with names, the newest first; a later dump in the same file counts."""
-    older = 'Current thread 0x00007f1 (most recent call first):\n  File "/x/data.py", line 3 in load\n\n'
-    waits = WAITS_IN_FAULTHANDLER.format(thread="Current thread 0x00007f1 [python]")
-    dumps(tmp_path, older + waits, older, older + waits)
-    assert found(tmp_path) == [("late", (1,), "likely")]
-    assert "/x/data.py:3 in load" in doctor(tmp_path).verdict
-
-
-def test_faulthandler_of_a_rank_whose_other_thread_is_in_a_call(tmp_path):
-    """The main thread, which has the signal, is the last of a dump: those before it count, in the last dump of two."""
-    main = 'Current thread 0x00007f1 (most recent call first):\n  File "/x/train.py", line 3 in <module>\n\n'
-    calls = WAITS_IN_FAULTHANDLER.format(thread="Thread 0x00007f9")
-    idle = 'Thread 0x00007f9 (most recent call first):\n  File "/x/queue.py", line 4 in get\n\n'
-    dumps(tmp_path, calls + main, idle + main + calls + main, calls + main + idle + main)
-    assert found(tmp_path) == [("late", (2,), "likely")]
 
 
 # -- errors ------------------------------------------------------------------------------------------------------------

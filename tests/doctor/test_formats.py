@@ -35,9 +35,8 @@ def reported(form):
     def render(folder, states):
         counts = {rank: 7 - (state == "behind") for rank, state in enumerate(states) if state != "missing"}
         missing = [rank for rank, state in enumerate(states) if state == "missing"]
-        report = form([(list(range(len(states))), {"AllReduce": counts}, missing)])
-        text = report.replace("          8        8\n", f"          {len(states)}        {len(states)}\n")
-        (folder / "ras.txt").write_text(text, encoding="utf-8")
+        report = form([(list(range(len(states))), {"AllReduce": counts}, missing)], len(states))
+        (folder / "ras.txt").write_text(report, encoding="utf-8")
 
     return render
 
@@ -50,7 +49,7 @@ def dumped(folder, states):
 FORMATS = {
     "recordings": recorded,
     "log": logged,
-    "json": reported(as_json),
+    "json": reported(lambda communicators, _size: as_json(communicators)),
     "text": reported(as_text),
     "stacks": dumped,
 }

@@ -2,6 +2,7 @@
 
 import pytest
 from tests.doctor.making import WORLD, call, document, write
+from tests.doctor.test_ras import as_text
 
 import rankmesh as rm
 from rankmesh.debug.doctor import doctor, texts, watchdog
@@ -11,6 +12,7 @@ from rankmesh.errors import RecordingError, in_words
 
 PLAN = rm.recipes.axes(rm.Mesh(tp=2, dp=4))
 WHOLE = range(8)
+HEALTHY = as_text([(list(range(256)), {}, [])], 256)
 LATER = "PG ID {id} PG GUID {name}{desc} Rank {place}"
 PREFIXES = [
     "",
@@ -289,28 +291,6 @@ def test_the_log_of_one_pod_or_host_names_no_rank_of_others(tmp_path, ranks, pos
     assert any("256 ranks, no mismatch" in note for note in found.notes)
     (tmp_path / "ras.txt").write_text("\n".join([HEALTHY, *lines]))
     assert doctor(tmp_path / "ras.txt").verdict == found.verdict  # pasted into one file, as in reports
-
-
-HEALTHY = """Job summary
-===========
-
-  Nodes  Processes         GPUs  Processes     GPUs
-(total)   per node  per process    (total)  (total)
-     32          8            1         256      256
-
-Communicators... (0.01s)
-=============
-
-Group     Comms     Nodes     Ranks     Ranks     Ranks    Status  Errors
-    #  in group  per comm  per node  per comm  in group
-    0         1        32         8       256       256   RUNNING      OK
-
-Errors
-======
-
-Warnings
-========
-"""
 
 
 def test_a_report_without_a_mismatch_is_no_hang(tmp_path):

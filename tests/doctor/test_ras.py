@@ -19,7 +19,7 @@ Job summary
 
   Nodes  Processes         GPUs  Processes     GPUs
 (total)   per node  per process    (total)  (total)
-      1          8            1          8        8
+      1          8            1   {0:8} {0:8}
 
 Communicators... (0.00s)
 =============
@@ -34,8 +34,8 @@ def of_rank(position, rank):
     return f"  Rank {position} -- GPU {rank} managed by process {1000 + rank} on node 10.0.0.1"
 
 
-def as_text(communicators, most=3):
-    """The report as text, which lists at most so many ranks of one count; communicators: (ranks, counts, missing)."""
+def as_text(communicators, size=8, most=3):
+    """The report of a job as text, at most so many ranks of one count; communicators: (ranks, counts, missing)."""
     table, lines = [], ["", "Errors", "======", ""]
     for place, (ranks, counts, missing) in enumerate(communicators):
         differ = any(len(set(by.values())) > 1 for by in counts.values())
@@ -61,7 +61,7 @@ def as_text(communicators, most=3):
                     lines.append(f"  {len(of)} ranks have {what}")
                     lines += [of_rank(ranks.index(rank), rank) for rank in of] if len(of) <= most else []
             lines.append("")
-    return "\n".join([HEAD.rstrip(), *table, *lines, ""])
+    return "\n".join([HEAD.format(size).rstrip(), *table, *lines, ""])
 
 
 def as_json(communicators):
@@ -192,7 +192,7 @@ def test_processes_that_nccl_considers_dead(tmp_path):
         '{"communicators": [{"size": 1e400}]}',
         '{"communicators": [{"hash": "0x1", "size": 99999999, "ranks": [], "missing_ranks": []}]}',
         "Job summary\n",
-        HEAD + "    0  9000  1  8  1048576  8  RUNNING  MISMATCH\n" + "#0-0 (0) MISMATCH\n" * 9,
+        HEAD.format(8) + "    0  9000  1  8  1048576  8  RUNNING  MISMATCH\n" + "#0-0 (0) MISMATCH\n" * 9,
     ],
 )
 def test_hostile_reports(tmp_path, text):
