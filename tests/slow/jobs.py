@@ -1,7 +1,7 @@
 """Jobs whose slowness is known: ranks that compute, then wait in the calls of their groups, step by step."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 
@@ -97,3 +97,10 @@ class Job:
             }
             ranks.append(summary_of(row, shares))
         return Window(1e9 + end, seconds, self.world, merged(ranks))
+
+
+def parts(summary, size=1):
+    """The summaries of each rank, or of so many."""
+    for start in range(0, len(summary.rows), size):
+        here = (summary.waits[:, 0] >= start) & (summary.waits[:, 0] < start + size)
+        yield replace(summary, rows=summary.rows[start : start + size], waits=summary.waits[here] - [start, 0, 0])

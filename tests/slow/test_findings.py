@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tests.slow.jobs import COMPUTE, WINDOW, Job
+from tests.slow.jobs import COMPUTE, WINDOW, Job, parts
 
 from rankmesh.debug.slow.findings import MEMORY, Window, find
 from rankmesh.debug.slow.job import JobSpeed
@@ -142,15 +142,8 @@ def test_missing_ranks():
     """What some ranks did not report changes nothing for the others."""
     job = Job(2, 8, compute=lambda step, rank: 0.12 if rank == 5 else 0.0)
     windows = job.windows(3)
-    rows = windows[1].summary.rows
-    kept = np.flatnonzero(rows[:, 0] != 9)
-    new = np.full(len(rows), -1)
-    new[kept] = np.arange(len(kept))
-    waits = windows[1].summary.waits
-    waits = waits[new[waits[:, 0]] >= 0].copy()
-    waits[:, 0] = new[waits[:, 0]]
-    less = dataclasses.replace(windows[1].summary, rows=rows[kept], waits=waits)
-    windows[1] = Window(windows[1].time, windows[1].seconds, 16, less)
+    there = [part for part in parts(windows[1].summary) if part.column("rank")[0] != 9]
+    windows[1] = dataclasses.replace(windows[1], summary=merged(there))
     assert [one.ranks for one in find(windows)] == [(5,)]
 
 
@@ -159,12 +152,8 @@ def test_missing_ranks():
 def test_summaries_merge(sizes, seed, cut):
     """A summary is the same after its text, and however its ranks were merged before."""
     whole = Job(*sizes, seed=seed).windows(1)[0].summary
-    parts = []
-    for start in range(0, len(whole.rows), cut):
-        waits = whole.waits[(whole.waits[:, 0] >= start) & (whole.waits[:, 0] < start + cut)] - [start, 0, 0]
-        part = dataclasses.replace(whole, rows=whole.rows[start : start + cut], waits=waits)
-        parts.append(Summary.from_text(part.to_text()))
-    again = merged([merged(parts[::2]), merged(parts[1::2])])
+    read = [Summary.from_text(part.to_text()) for part in parts(whole, cut)]
+    again = merged([merged(read[::2]), merged(read[1::2])])
     assert sorted(map(str, again.groups)) == sorted(map(str, whole.groups))
     for name in ("computes", "rank"):
         assert sorted(again.column(name)) == sorted(whole.column(name))

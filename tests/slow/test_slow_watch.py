@@ -1,6 +1,5 @@
 """How summaries get to the rank that logs, and what a rank's samples become."""
 
-import dataclasses
 import json
 import time
 from collections import Counter
@@ -11,7 +10,7 @@ from random import Random
 
 import pytest
 import torch.distributed as dist
-from tests.slow.jobs import Job
+from tests.slow.jobs import Job, parts
 
 from rankmesh.backend import recorder as calls
 from rankmesh.debug.slow.job import JobSpeed
@@ -37,13 +36,6 @@ class _Counted(StoreChannel):
     def left(self):
         """Keys of the store."""
         return self.keys()
-
-
-def parts(summary):
-    """The summary of each rank."""
-    for row in range(len(summary.rows)):
-        waits = summary.waits[summary.waits[:, 0] == row] * [0, 1, 1]
-        yield dataclasses.replace(summary, rows=summary.rows[row : row + 1], waits=waits)
 
 
 class _Samples:
