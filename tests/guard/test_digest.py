@@ -73,7 +73,7 @@ def test_several_flipped_bits_show(size, seed, data):
 
 
 @given(
-    size=st.integers(1, 90), seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "int8", "complex64"]),
+    size=st.integers(0, 90), seed=st.integers(0, 2**32), dtype=st.sampled_from(["float32", "int8", "complex64"]),
     row=st.integers(1, 9), block=st.integers(1, 5), start=st.integers(0, 8),
 )  # fmt: skip
 def test_it_is_what_its_page_describes(size, seed, dtype, row, block, start):
@@ -103,7 +103,7 @@ def test_strides_change_nothing_and_places_do(shape, seed, data):
 
 @given(st.lists(st.integers(0, 5000), max_size=6), st.integers(0, 2**32))
 def test_several_at_once(sizes, seed):
-    """Each tensor has the digest that it has by itself, whatever is beside it."""
+    """Each tensor has the digest that it has by itself, whatever is beside it; a rank may hold none."""
     tensors = [raw("float32", size, seed + size) for size in sizes]
     assert digests(tensors, torch.device("cpu")).tolist() == [int(digest(one)) for one in tensors]
 
@@ -152,9 +152,3 @@ def test_sums_show_where_tensors_differ(size, seed, dtype, data):
             assert change in (2**inside, 2**64 - 2**inside)
         else:
             assert not single or len({each * bits // 64 for each in at}) == 1
-
-
-def test_none_at_all():
-    """A rank that holds nothing."""
-    assert digests([], torch.device("cpu")).tolist() == []
-    assert int(digest(torch.zeros(0, 4))) == 0

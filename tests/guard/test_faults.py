@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from tests.guard.faults import FAULTS, LAYOUT, Trainer, outcome
+from tests.guard.faults import FAULTS, LAYOUT, outcome
 from tests.sweeping import ALL, every
 
 import rankmesh as rm
@@ -44,36 +44,6 @@ def test_each_fault_is_found_on_simulated_ranks(name):
     """As on gloo."""
     fault = FAULTS[name]
     assert sim.run(lambda groups: outcome(groups, fault), LAYOUT) == [expected(fault)] * 8
-
-
-@pytest.mark.few(1)
-@pytest.mark.parametrize(
-    "name",
-    [
-        "a norm's sum over tp is missing",
-        "a tied embedding that one stage updates",
-        "another rate of learning",
-        "the exponent of a norm",
-        "gradients clipped by a norm of one rank",
-        "a gradient that one rank averages",
-    ],
-)
-def test_a_comparison_names_the_same_tensor(name):
-    """The guard by what replicas hold, `sim.compare` by what one process has; of several both name the first."""
-
-    def program(groups):
-        trainer = Trainer(groups, FAULTS[name])
-        shardings = trainer.shardings()
-        first = sorted(shardings, key=lambda each: (not each.startswith("embedding"), each))  # as the guard does
-        for now in range(5):
-            trainer.step(now)
-            for each in first:
-                if each in trainer.weights:
-                    one = shardings[each]
-                    sim.see(each, trainer.weights[each], one.cut, at=one.at)
-
-    result = sim.compare(program, [LAYOUT], seconds=0.0)  # no repair is tried
-    assert result.first.name == FAULTS[name].tensor
 
 
 @pytest.mark.long

@@ -82,19 +82,6 @@ def test_a_tensor_differs_on_one_rank(name, rank, group, box, ranks):
     assert found["group"] == group
 
 
-def test_two_copies_are_both_named():
-    """Nobody knows which of them is right."""
-
-    def program(groups):
-        up = torch.zeros(2, 3)
-        guard = rm.Guard(groups, {"up": up}, {"up": rm.Sharding(groups.plan.mesh, ("tp", None), shape=(4, 3))})
-        up[0, 1] = groups["dp"].rank
-        return raised(guard.check)
-
-    found = on_each(program, "tp=2,dp=2")
-    assert (found["ranks"], found["box"]) == ((0, 2), ((0, 1), (1, 2)))
-
-
 def test_a_difference_that_is_gone_when_it_is_looked_at():
     """A gradient that the next step overwrites: the ranks are known, the element no more."""
 
@@ -239,20 +226,28 @@ def test_a_value_that_is_not_finite_of_finite_input(makers, local):
     assert ("it was made there" in found["message"]) is local
 
 
+def with_experts(**sizes):
+    """Ranks on tp and dp, and on these axes of a view of experts."""
+    return rm.Plan(rm.Mesh(tp=2, dp=4).with_view("expert", **sizes), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
+
+
 @pytest.mark.parametrize(
-    ("layout", "axis", "group", "agree"),
+    ("layout", "view", "axis", "group", "agree"),
     [
-        ("tp=2,dp=2", "tp", "tp", "dp"),
-        ("tp=2,dp=2", "dp", "dp", "tp"),
-        ("ep=3,dp=2", "ep", "ep", "dp"),
-        ("tp=2,dp=2,pp=2", "tp-pp", "tp-pp", "dp"),
+        ("tp=2,dp=2", None, "tp", "tp", "dp"),
+        ("tp=2,dp=2", None, "dp", "dp", "tp"),
+        ("ep=3,dp=2", None, "ep", "ep", "dp"),
+        ("tp=2,dp=2,pp=2", None, "tp-pp", "tp-pp", "dp"),
+        # Experts that were saved as one: the axes are those of the view in which the fewest ranks differ.
+        (with_experts(etp=1, ep=2, edp=4), "expert", "ep", "tp", "dp"),
+        (with_experts(ep=4, edp=2), "expert", "ep", "ep", "edp"),
     ],
 )
-def test_the_axes_over_which_replicas_drift(layout, axis, group, agree):
+def test_the_axes_over_which_replicas_drift(layout, view, axis, group, agree):
     """Every rank's value depends on its place on some axes only: these are named, and those over which it is equal."""
 
     def program(groups):
-        place = groups.plan.mesh.coordinate(groups.rank)
+        place = groups.plan.mesh.coordinate(groups.rank, view=view)
         weight = torch.ones(4) + sum(10**at * place[name] for at, name in enumerate(axis.split("-")))
         guard = rm.Guard(groups, {"norm": weight}, {"norm": rm.Sharding(groups.plan.mesh, shape=(4,))})
         return raised(guard.check)
@@ -260,23 +255,6 @@ def test_the_axes_over_which_replicas_drift(layout, axis, group, agree):
     found = on_each(program, layout)
     assert found["group"] == group
     assert f"differs within {group} at step 0 and is equal within {agree}" in found["message"]
-
-
-def test_experts_that_were_saved_as_one_differ_within_the_experts_view():
-    """The axes are those of the view in which the fewest ranks differ; its ranks are named with both values."""
-
-    def program(groups):
-        mesh = groups.plan.mesh
-        weight = torch.full((2,), float(mesh.coordinate(groups.rank, view="expert")["ep"]))
-        guard = rm.Guard(groups, {"up": weight}, {"up": rm.Sharding(mesh, shape=(2,))})
-        return raised(guard.check)
-
-    mesh = rm.Mesh(tp=2, dp=4).with_view("expert", etp=1, ep=2, edp=4)
-    found = on_each(program, rm.Plan(mesh, [rm.GroupSpec("tp"), rm.GroupSpec("dp")]))
-    assert "'up' differs within tp" in found["message"]
-    mesh = rm.Mesh(tp=2, dp=4).with_view("expert", ep=4, edp=2)
-    found = on_each(program, rm.Plan(mesh, [rm.GroupSpec("tp"), rm.GroupSpec("dp")]))
-    assert "'up' differs within ep at step 0 and is equal within edp" in found["message"]
 
 
 @st.composite

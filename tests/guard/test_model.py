@@ -75,6 +75,16 @@ def test_dtensors_of_two_axes():
     assert found[0]["1.weight"] == (("dp",), {})
 
 
+def _on_a_mesh(sizes, names, *cut):
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
+    model = nn.Linear(4, 4, bias=False)
+    model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(dim) for dim in cut]))
+    return model
+
+
 @pytest.mark.parametrize(
     ("sizes", "names", "placements", "cut"),
     [
@@ -85,32 +95,17 @@ def test_dtensors_of_two_axes():
 )
 def test_a_mesh_of_any_names(sizes, names, placements, cut):
     """Its ranks tell which axes of the plan, or of one of its kinds, it has."""
-
-    def program(groups):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Shard, distribute_tensor
-
-        mesh = init_device_mesh("cpu", sizes, mesh_dim_names=names)
-        model = nn.Linear(4, 4, bias=False)
-        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(dim) for dim in placements]))
-        return described(groups, model)["weight"][0]
-
     plan = rm.Plan(rm.Mesh(tp=2, dp=2), [rm.GroupSpec("tp"), rm.GroupSpec("both", axes="tp-dp")])
-    assert sim.run(program, plan) == [cut] * 4
+    found = sim.run(lambda groups: described(groups, _on_a_mesh(sizes, names, *placements)), plan)
+    assert [one["weight"][0] for one in found] == [cut] * 4
 
 
 def test_a_mesh_of_other_ranks_is_refused():
     """By the name of the tensor: the plan has no axes with its ranks."""
 
     def program(groups):
-        from torch.distributed.device_mesh import init_device_mesh
-        from torch.distributed.tensor import Shard, distribute_tensor
-
-        mesh = init_device_mesh("cpu", (4,), mesh_dim_names=("tp",))
-        model = nn.Linear(4, 4)
-        model.weight = nn.Parameter(distribute_tensor(model.weight.detach(), mesh, [Shard(0)]))
         with pytest.raises(rm.PlanError, match="'weight' is a DTensor whose DeviceMesh has ranks"):
-            described(groups, model)
+            described(groups, _on_a_mesh((4,), ("tp",), 0))
 
     sim.run(program, "tp=2,dp=2")
 
