@@ -122,14 +122,5 @@ def waits(rank, file):
     dist.destroy_process_group()
 
 
-def sleeps(rank, file):
-    """Both ranks are away from torch."""
-    _world(rank, file)
-    _step()
-    sys.stdout.write("ready\n")
-    sys.stdout.flush()
-    time.sleep(60)
-
-
 if __name__ == "__main__":
     globals()[sys.argv[1]](int(sys.argv[2]), sys.argv[3])

@@ -6,7 +6,6 @@ from types import SimpleNamespace
 from unittest.mock import patch
 
 import pytest
-import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -15,7 +14,6 @@ from rankmesh.core.ranges import ranks_in
 from rankmesh.debug.watch import exchange
 from rankmesh.debug.watch.exchange import Exchange, Form
 from rankmesh.guard.discover import merged, of_rank
-from rankmesh.rendezvous import StoreChannel
 
 FORM = Form(merged, json.dumps, json.loads)
 
@@ -80,13 +78,6 @@ def exchanged(size, given, store=None, root=None):
     return found
 
 
-@given(st.sets(st.integers(0, 300)))
-def test_ranges(ranks):
-    """Ranges of ranks have those ranks, in order."""
-    (found,) = merged([{"i": {"v": [[rank, rank + 1, 1] for rank in ranks]}}])["i"].values()
-    assert ranks_in(found) == sorted(ranks)
-
-
 @given(size=st.integers(1, 300), data=st.data())
 def test_all_entries_are_merged(size, data):
     """By a root, or by whoever is first, in one part or several; a rank that does not give in time is left out."""
@@ -148,20 +139,3 @@ def test_what_16384_ranks_cost():
     assert max(calls) <= 20
     assert max(store.bytes.values()) < 2**21
     assert sum(store.bytes.values()) < 2**23
-
-
-@pytest.mark.parametrize("size", [1, 3, 70])
-def test_a_store_of_torch(size):
-    """The same over a store."""
-    found = exchanged_over(StoreChannel(dist.HashStore(), "here"), size)
-    assert json.loads(json.dumps(found)) == [["a", {"w": {"7": [[0, size, 1]]}}]]
-
-
-def exchanged_over(channel, size):
-    """What is concluded over a channel."""
-    ranks, found = [Exchange(channel, rank, size, FORM) for rank in range(size)], []
-    for rank, one in enumerate(ranks):
-        one.give("a", of_rank(rank, {"w": "7"}))
-    while any(one.leads for one in ranks):
-        found += looked(ranks)
-    return found

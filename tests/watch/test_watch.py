@@ -32,7 +32,6 @@ import rankmesh as rm
 from rankmesh.backend.default import default_group
 from rankmesh.debug import watch
 from rankmesh.debug.doctor import doctor
-from rankmesh.debug.doctor.folder import read_paths
 from rankmesh.debug.watch import host as on_host
 from rankmesh.debug.watch.recorder import together
 from rankmesh.errors import AgreementError, ConnectError
@@ -265,35 +264,6 @@ def test_a_store_that_is_lost(outcomes, tmp_path):
     assert [one.hung for one in ended] == [True, False, False, False]
     assert all("reaches no other rank" in one.value["lines"][0] for one in ended[1:])
     assert doctor(tmp_path).verdict.startswith("dead: rank 0 left no recording")
-
-
-def _again(me, folder):
-    """A watch that ends, another one that is asked once while all is well; later rank 3 is stopped."""
-    with watch.start(folder, timeout=60):
-        _steps(1)
-        dist.barrier()
-    here = watch.start(folder, timeout=2.0, slow=0)  # which has lines of its own
-    _steps(1)
-    here.ask("a test")
-    dist.barrier()
-    before = here.verdict
-    _steps(5)
-    if me.rank == 3:
-        os.kill(os.getpid(), signal.SIGSTOP)
-    with suppress(RuntimeError):
-        _steps(1)
-    here.close()
-    return before, here.verdict
-
-
-@ALL
-def test_what_was_left_before_is_not_what_a_rank_says_now(outcomes, tmp_path):
-    """4 ranks: recordings of an earlier watch, and an earlier request, lie where the last one of rank 3 is missing."""
-    result = [one.value for one in outcomes(4, _again, str(tmp_path), timeout=20, limit=45)[:3]]
-    for before, verdict in result:
-        assert before.startswith("no rank waits") or "rank 3" not in before
-        assert verdict.startswith("dead: rank 3 left no recording (stopped by a signal); ranks 0, 1, 2 wait in")
-    assert read_paths([tmp_path]).recordings[3].state == "stopped by a signal"
 
 
 def _queries(me, folder):
