@@ -12,6 +12,7 @@ import signal
 import subprocess
 import time
 from dataclasses import dataclass, replace
+from functools import wraps
 
 import torch
 import torch.distributed as dist
@@ -37,14 +38,26 @@ class Hang:
 HANGS: dict[str, Hang] = {}
 
 
-def hangs(size, cause, ranks, group, operation="all_reduce", spec=""):
-    """Enter a program in the list."""
+def hangs(size, cause, ranks, group, operation="all_reduce", spec="", layout=""):
+    """Enter a program in the list; after some steps it gets the groups of its layout, if it has one."""
 
     def enter(program):
         HANGS[program.__name__] = Hang(size, cause, tuple(ranks), group, operation, spec)
-        return program
+        return after_steps(program, layout) if layout else program
 
     return enter
+
+
+def after_steps(program, layout):
+    """The program of a rank, which gets the groups of a layout after some ordinary steps."""
+
+    @wraps(program)
+    def run(rank):
+        groups = connected(layout)
+        steps(groups)
+        program(rank, groups)
+
+    return run
 
 
 def ones(*sizes, dtype=torch.float32):
@@ -68,63 +81,51 @@ def steps(groups, count=3):
 # -- ranks that never come -----------------------------------------------------------------------------------------
 
 
-@hangs(4, "dead", [3], "dp@tp1")
-def dies(rank):
+@hangs(4, "dead", [3], "dp@tp1", layout="tp=2,dp=2")
+def dies(rank, groups):
     """Rank 3 is killed between its two reductions."""
-    groups = connected("tp=2,dp=2")
-    steps(groups)
     dist.all_reduce(ones(), group=groups["tp"].pg)
     if rank == 3:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(ones(), group=groups["dp"].pg)
 
 
-@hangs(16, "dead", [8, 9, 10, 11], "dp@tp0", spec="tp=4,dp=4")
-def host_dies(rank):
+@hangs(16, "dead", [8, 9, 10, 11], "dp@tp0", spec="tp=4,dp=4", layout="tp=4,dp=4")
+def host_dies(rank, groups):
     """Sixteen ranks: those of one host of four die at once."""
-    groups = connected("tp=4,dp=4")
-    steps(groups)
     if 8 <= rank < 12:
         os.kill(os.getpid(), signal.SIGKILL)
     dist.all_reduce(ones(), group=groups["dp"].pg)
 
 
-@hangs(4, "dead", [2], "dp@tp0|tp@dp1")
-def is_stopped(rank):
+@hangs(4, "dead", [2], "dp@tp0|tp@dp1", layout="tp=2,dp=2")
+def is_stopped(rank, groups):
     """Rank 2 is stopped, as by a debugger or a frozen cgroup."""
-    groups = connected("tp=2,dp=2")
-    steps(groups)
     if rank == 2:
         os.kill(os.getpid(), signal.SIGSTOP)
     steps(groups)
 
 
-@hangs(4, "dead", [1], "tp@dp0|dp@tp1")
-def holds_the_interpreter(rank):
+@hangs(4, "dead", [1], "tp@dp0|dp@tp1", layout="tp=2,dp=2")
+def holds_the_interpreter(rank, groups):
     """Rank 1 is in a call of C that holds the interpreter: nothing of its Python runs."""
-    groups = connected("tp=2,dp=2")
-    steps(groups)
     if rank == 1:
         re.fullmatch("(a+)+b", "a" * 64)  # tries for ever; no signal wakes it
     steps(groups)
 
 
-@hangs(4, "late", [3], "dp@tp1")
-def loads_slowly(rank):
+@hangs(4, "late", [3], "dp@tp1", layout="tp=2,dp=2")
+def loads_slowly(rank, groups):
     """Rank 3 waits for its data, between its two reductions."""
-    groups = connected("tp=2,dp=2")
-    steps(groups)
     dist.all_reduce(ones(), group=groups["tp"].pg)
     if rank == 3:
         time.sleep(100)
     dist.all_reduce(ones(), group=groups["dp"].pg)
 
 
-@hangs(8, "late", [5], "tp@pp1,dp0|dp@pp1,tp1|pp@dp0,tp1")
-def loops_in_python(rank):
+@hangs(8, "late", [5], "tp@pp1,dp0|dp@pp1,tp1|pp@dp0,tp1", layout="tp=2,dp=2,pp=2")
+def loops_in_python(rank, groups):
     """Eight ranks: rank 5 is in an endless loop of Python."""
-    groups = connected("tp=2,dp=2,pp=2")
-    steps(groups)
     while rank == 5:
         rank = rank + 0
     steps(groups)
@@ -145,11 +146,9 @@ def pipeline_starves(rank):
     dist.all_reduce(ones(), group=groups["tp"].pg)
 
 
-@hangs(4, "absent", [3], "dp@tp1")
-def skips_a_call(rank):
+@hangs(4, "absent", [3], "dp@tp1", layout="tp=2,dp=2")
+def skips_a_call(rank, groups):
     """Rank 3 leaves out one reduction, and waits at the barrier after it."""
-    groups = connected("tp=2,dp=2")
-    steps(groups)
     if rank != 3:
         dist.all_reduce(ones(), group=groups["dp"].pg)
     dist.barrier()
@@ -172,10 +171,9 @@ def ties_embeddings_in_the_world(rank):
     dist.all_reduce(ones(), group=groups["pp"].pg)
 
 
-@hangs(4, "late", [1], "world", operation="monitored_barrier")
-def misses_a_monitored_barrier(rank):
+@hangs(4, "late", [1], "world", operation="monitored_barrier", layout="tp=2,dp=2")
+def misses_a_monitored_barrier(rank, _groups):
     """Rank 1 does not come to a barrier that the flight recorder does not keep."""
-    steps(connected("tp=2,dp=2"))
     if rank == 1:
         time.sleep(100)
     dist.monitored_barrier(timeout=None, wait_all_ranks=True)
@@ -184,10 +182,9 @@ def misses_a_monitored_barrier(rank):
 # -- ranks that call something else --------------------------------------------------------------------------------
 
 
-@hangs(4, "different", [3], "world", operation="all_reduce")
-def another_operation(rank):
+@hangs(4, "different", [3], "world", operation="all_reduce", layout="tp=2,dp=2")
+def another_operation(rank, _groups):
     """Rank 3 gathers what the others reduce."""
-    steps(connected("tp=2,dp=2"))
     if rank == 3:
         dist.all_gather([ones() for _ in range(4)], ones())
     else:
@@ -195,34 +192,30 @@ def another_operation(rank):
     dist.barrier()
 
 
-@hangs(4, "different", [1], "world")
-def another_size(rank):
+@hangs(4, "different", [1], "world", layout="tp=2,dp=2")
+def another_size(rank, _groups):
     """Rank 1 reduces a larger tensor than the others."""
-    steps(connected("tp=2,dp=2"))
     dist.all_reduce(ones(4096 if rank == 1 else 16))
     dist.barrier()
 
 
-@hangs(4, "different", [2], "world")
-def another_dtype(rank):
+@hangs(4, "different", [2], "world", layout="tp=2,dp=2")
+def another_dtype(rank, _groups):
     """Rank 2 reduces as many numbers in another dtype."""
-    steps(connected("tp=2,dp=2"))
     dist.all_reduce(ones(64, dtype=torch.float64 if rank == 2 else torch.float32))
     dist.barrier()
 
 
-@hangs(4, "different", [3], "world", operation="broadcast")
-def another_root(rank):
+@hangs(4, "different", [3], "world", operation="broadcast", layout="tp=2,dp=2")
+def another_root(rank, _groups):
     """Rank 3 expects the weights from another rank than the others."""
-    steps(connected("tp=2,dp=2"))
     dist.broadcast(ones(), 1 if rank == 3 else 3)
     dist.barrier()
 
 
-@hangs(4, "order", [2], "world")
-def another_order(rank):
+@hangs(4, "order", [2], "world", layout="tp=2,dp=2")
+def another_order(rank, _groups):
     """Rank 2 starts its broadcast before its reduction, the others after it."""
-    steps(connected("tp=2,dp=2"))
     starts = [lambda: dist.all_reduce(ones(), async_op=True), lambda: dist.broadcast(ones(), 0, async_op=True)]
     works = [start() for start in (reversed(starts) if rank == 2 else starts)]
     for work in works:
@@ -244,20 +237,16 @@ def two_groups_crosswise(rank):
             dist.all_reduce(ones(), group=groups[name].pg)
 
 
-@hangs(4, "crosswise", [0, 1, 2, 3], "dp@tp0")
-def a_ring_of_groups(rank):
+@hangs(4, "crosswise", [0, 1, 2, 3], "dp@tp0", layout="tp=2,dp=2")
+def a_ring_of_groups(rank, groups):
     """Each rank waits in one group for a rank that waits in the other kind: a ring of four."""
-    groups = connected("tp=2,dp=2")
-    steps(groups)
     for name in ("dp", "tp") if rank in (0, 3) else ("tp", "dp"):
         dist.all_reduce(ones(), group=groups[name].pg)
 
 
-@hangs(4, "crosswise", [0, 2], "pp@tp0", operation="recv")
-def both_receive(rank):
+@hangs(4, "crosswise", [0, 2], "pp@tp0", operation="recv", layout="tp=2,pp=2")
+def both_receive(rank, groups):
     """Two stages that both receive before they send."""
-    groups = connected("tp=2,pp=2")
-    steps(groups)
     if rank in (0, 2):
         dist.recv(ones(), groups["pp"].next, group=groups["pp"].pg)
         dist.send(ones(), groups["pp"].next, group=groups["pp"].pg)
@@ -276,10 +265,9 @@ def creates_groups_in_another_order(rank):
 # -- a network that is gone ----------------------------------------------------------------------------------------
 
 
-@hangs(4, "stuck", [0, 1, 2, 3], "world")
-def loses_the_network(rank):
+@hangs(4, "stuck", [0, 1, 2, 3], "world", layout="tp=2,dp=2")
+def loses_the_network(rank, _groups):
     """All ranks enter a reduction, over a network that is gone: this runs in a network namespace of its own."""
-    steps(connected("tp=2,dp=2"))
     dist.barrier()
     time.sleep(3)
     if rank == 0:

@@ -14,19 +14,24 @@ import sys
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 
 import torch
 import torch.distributed as dist
+from tests.limits import LONG
 from tests.sockets import free_port
 
 import rankmesh.debug.watch
 import rankmesh.runtime
 from rankmesh.backend import recorder
+from rankmesh.debug.watch import requests
+from rankmesh.rendezvous import UntilEnough
 
-LIMIT = 60.0
 # Seconds that a call may take where there is no watch.
 RUNS_OUT = 5.0
+# Seconds for which a request waits for a rank that runs: all answer before, but one that holds the interpreter.
+ANSWERS = 30.0
 # gloo on the CPU, or nccl: then all ranks share what GPUs there are.
 BACKEND = os.environ.get("HANGS_BACKEND", "gloo")
 # What a program imports is loaded once, before its ranks are forked.
@@ -40,7 +45,7 @@ SEPARATE = frozenset({"loses_the_network"})
 
 
 def hang(name, folder, *, size, watched):
-    """Run a program until its verdict is in the folder, or for a minute; then end it.
+    """Run a program until its verdict is in the folder, or for long; then end it.
 
     Without ``watched`` there is no watch: calls run out of time, and each rank ends with what torch has recorded.
     """
@@ -96,7 +101,7 @@ def _rank(name, folder, rank, size, port, watched):
         torch.set_default_device("cuda")
     timeout = timedelta(seconds=40 if watched else RUNS_OUT)
     dist.init_process_group(BACKEND, rank=rank, world_size=size, store=store, timeout=timeout)
-    watch = rankmesh.debug.watch.start(folder, timeout=watched) if watched else None
+    watch = _watch(folder, rank, size, store, watched) if watched else None
     try:
         program(rank)
         if BACKEND == "nccl":  # where a step would read its loss: until then a GPU's calls wait on the GPU alone
@@ -112,9 +117,24 @@ def _rank(name, folder, rank, size, port, watched):
         watch.close()
 
 
+def _watch(folder, rank, size, store, seconds):
+    """A watch whose requests wait until each rank whose process runs has answered, however long that takes."""
+    watch = rankmesh.debug.watch.start(folder, timeout=seconds)
+    store.set(f"process/{rank}", str(os.getpid()))
+    # All are watched before a program begins.
+    processes = [int(store.get(f"process/{each}")) for each in range(size)]
+
+    def all_answered(arrivals):
+        return not any(_runs(processes[absent]) for absent in arrivals.absent)
+
+    watch._pace.grace = ANSWERS
+    requests.WaitPolicy = partial(UntilEnough, enough=all_answered)
+    return watch
+
+
 def _await(verdict, ranks):
     """Until a verdict was told, or every rank has ended, as gloo's do when one of them dies."""
-    end = time.monotonic() + LIMIT
+    end = time.monotonic() + LONG
     while time.monotonic() < end and not verdict.exists() and any(map(_runs, ranks.values())):
         time.sleep(0.05)
     time.sleep(0.3)

@@ -12,7 +12,7 @@ import time
 from contextlib import suppress
 
 import torch.distributed as dist
-from tests.hangs.programs import Hang, connected, ones, steps
+from tests.hangs.programs import Hang, after_steps, ones, steps
 
 import rankmesh as rm
 
@@ -20,21 +20,19 @@ SPEC = "tp=2,dp=2,pp=2"
 TIMED_OUT: dict[str, Hang] = {}
 
 
-def runs_out(cause, ranks, group, operation="all_reduce", spec=""):
-    """Enter a program in the list."""
+def runs_out(cause, ranks, group, operation="all_reduce", spec="", layout=SPEC):
+    """Enter a program in the list; after some steps it gets the groups of its layout, if it has one."""
 
     def enter(program):
         TIMED_OUT[program.__name__] = Hang(8, cause, tuple(ranks), group, operation, spec)
-        return program
+        return after_steps(program, layout) if layout else program
 
     return enter
 
 
 @runs_out("absent", [5], "dp@pp1,tp1")
-def skips_one_of_many(rank):
+def skips_one_of_many(rank, groups):
     """Rank 5 leaves out one reduction of its data-parallel group, and takes the next step for it."""
-    groups = connected(SPEC)
-    steps(groups)
     dist.all_reduce(ones(), group=groups["tp"].pg)
     if rank != 5:
         dist.all_reduce(ones(), group=groups["dp"].pg)
@@ -44,10 +42,8 @@ def skips_one_of_many(rank):
 
 
 @runs_out("late", [3], "dp@pp0,tp1")
-def never_enters(rank):
+def never_enters(rank, groups):
     """Rank 3 waits for data that do not come; the others run out of time meanwhile."""
-    groups = connected(SPEC)
-    steps(groups)
     dist.all_reduce(ones(), group=groups["tp"].pg)
     if rank == 3:
         time.sleep(14)
@@ -57,10 +53,8 @@ def never_enters(rank):
 
 
 @runs_out("late", [3], "world")
-def enters_too_late(rank):
+def enters_too_late(rank, groups):
     """Rank 3 comes to the reduction of all when the others have given up."""
-    groups = connected(SPEC)
-    steps(groups)
     if rank == 3:
         time.sleep(14)
     dist.all_reduce(ones())
@@ -68,29 +62,23 @@ def enters_too_late(rank):
 
 
 @runs_out("dead", [6], "tp@pp1,dp1")
-def is_killed(rank):
+def is_killed(rank, groups):
     """Rank 6 is killed before a reduction along tp."""
-    groups = connected(SPEC)
-    steps(groups)
     if rank == 6:
         os.kill(os.getpid(), signal.SIGKILL)
     steps(groups)
 
 
 @runs_out("different", [2], "dp@pp0,tp0")
-def has_another_size(rank):
+def has_another_size(rank, groups):
     """Rank 2 has a larger tensor than its peer."""
-    groups = connected(SPEC)
-    steps(groups)
     dist.all_reduce(ones(4096 if rank == 2 else 16), group=groups["dp"].pg)
     steps(groups)
 
 
 @runs_out("different", [4], "world")
-def swaps_two_calls(rank):
+def swaps_two_calls(rank, groups):
     """Rank 4 broadcasts before it reduces, all others after it; nobody gets to the second call."""
-    groups = connected(SPEC)
-    steps(groups)
     calls = [lambda: dist.all_reduce(ones(8)), lambda: dist.broadcast(ones(8), 0)]
     for call in reversed(calls) if rank == 4 else calls:
         call()
@@ -98,20 +86,16 @@ def swaps_two_calls(rank):
 
 
 @runs_out("absent", [4], "tp@pp1,dp0")
-def swaps_two_groups(rank):
+def swaps_two_groups(rank, groups):
     """Rank 4 reduces over all ranks before it reduces along tp, all others after it."""
-    groups = connected(SPEC)
-    steps(groups)
     for group in (None, groups["tp"].pg) if rank == 4 else (groups["tp"].pg, None):
         dist.all_reduce(ones(), group=group)
     steps(groups)
 
 
 @runs_out("absent", [4], "tp@pp1,dp0")
-def swaps_two_groups_and_goes_on(rank):
+def swaps_two_groups_and_goes_on(rank, groups):
     """Rank 4 reduces over all ranks before it reduces along tp; every rank catches the error of each call."""
-    groups = connected(SPEC)
-    steps(groups)
     for group in (None, groups["tp"].pg) if rank == 4 else (groups["tp"].pg, None):
         with suppress(RuntimeError):
             dist.all_reduce(ones(), group=group)
@@ -119,7 +103,7 @@ def swaps_two_groups_and_goes_on(rank):
         dist.barrier()
 
 
-@runs_out("different", [5], "world")
+@runs_out("different", [5], "world", layout="")
 def skips_among_equals(rank):
     """Rank 5 leaves out the third gradient of many equal calls: only the barrier at the end differs."""
     for step in range(5):
@@ -130,7 +114,7 @@ def skips_among_equals(rank):
     dist.all_reduce(ones())
 
 
-@runs_out("absent", [7], "dp@pp1,tp1", spec=SPEC)
+@runs_out("absent", [7], "dp@pp1,tp1", spec=SPEC, layout="")
 def skips_in_plain_groups(rank):
     """The groups are those of torch's ``new_group``: rank 7 leaves out a reduction along dp."""
     groups = {}
@@ -148,10 +132,8 @@ def skips_in_plain_groups(rank):
 
 
 @runs_out("late", [1], "world")
-def raises_and_cleans_up(rank):
+def raises_and_cleans_up(rank, groups):
     """Rank 1 fails in its own code after some steps, and its recording is written as it ends."""
-    groups = connected(SPEC)
-    steps(groups)
     if rank == 1:
         raise ValueError("a batch without labels")
     dist.all_reduce(ones())
