@@ -135,10 +135,7 @@ def _random(me, wire, folder, cases):
 @pytest.mark.few(2)
 @pytest.mark.parametrize("wire", [*WIRES, "together"])
 def test_engines_join_and_leave(ranks, tmp_path, wire):
-    """Engine 0 takes versions 1 and 2 and leaves; engine 1 joins at 2; the trainer builds its group for 0 once.
-
-    Each version is whole, in as many bytes as the lower bound.
-    """
+    """Engine 0 takes versions 1 and 2, engine 1 joins at 2: each whole, in the fewest bytes; one group for each."""
     layouts = syncing.model()
     moves = rm.Transfer(layouts[0], syncing.model(engine=rm.Mesh(tp=2, offset=4))[1])
     assert moves.bytes == moves.lower_bound

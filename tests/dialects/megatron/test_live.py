@@ -68,16 +68,15 @@ def _counterparts(me):
             ps.get_expert_data_parallel_group_gloo(partial_expert_data_parallel=True),
         ),
     ]
-    shared = [group is counterpart for group, counterpart in pairs]
+    assert all(group is counterpart for group, counterpart in pairs)
     ps.destroy_model_parallel()
     ps.initialize_model_parallel(tensor_model_parallel_size=2, create_gloo_process_groups=False)
-    absent = me.error(AssertionError, ps.get_data_parallel_group_gloo)["kind"]
-    return [shared, absent]
+    return me.error(AssertionError, ps.get_data_parallel_group_gloo)["kind"]
 
 
 def test_gloo_counterparts_of_gloo_groups_are_these_groups(ranks):
     """4 ranks: a gloo group is its own CPU counterpart; without gloo groups at initialisation there is none."""
-    assert ranks(4, _counterparts) == [[[True] * 3, "NotInitialized"]] * 4
+    assert ranks(4, _counterparts) == ["NotInitialized"] * 4
 
 
 def _mixed(me):
@@ -158,21 +157,18 @@ def _made_by_hand(me):
     local, counterparts = ps.create_hierarchical_groups(me.rank, [0, 1, 2, 3], [2, 2], create_gloo_process_groups=True)
     hybrid = ps.create_hybrid_dp_cp_groups(me.rank, [0, 1, 2, 3], None)
     gather, experts = ps.create_all_gather_groups(for_expert_parallelism=True, timeout=timedelta(seconds=33))
-    listed = [group in ps._global_process_group_list, local[1] in ps._global_process_group_list]
-    works = [right(one) for one in (group, *local, *counterparts, *hybrid.values(), gather, experts)]
-    shown = [dist.get_process_group_ranks(one) for one in local]
+    assert {group, local[1]} <= set(ps._global_process_group_list)
+    assert list(hybrid) == [2]
+    assert all(right(one) for one in (group, *local, *counterparts, *hybrid.values(), gather, experts))
+    ends = [me.rank - me.rank % 2, me.rank - me.rank % 2 + 1], [me.rank % 2, me.rank % 2 + 2]
+    assert tuple(dist.get_process_group_ranks(one) for one in local) == ends
+    assert len(counterparts) == 2
     ps.destroy_model_parallel()
-    return [listed, works, sorted(hybrid), shown]
 
 
 def test_groups_that_callers_make(ranks):
     """4 ranks: single, hierarchical, hybrid and gather groups by the functions that Megatron has for them."""
-    found = ranks(4, _made_by_hand)
-    for rank, (listed, works, sizes, shown) in enumerate(found):
-        assert listed == [True, True]
-        assert works == [True] * 8
-        assert sizes == [2]
-        assert shown == [[rank - rank % 2, rank - rank % 2 + 1], [rank % 2, rank % 2 + 2]]
+    ranks(4, _made_by_hand)
 
 
 def _world_first(me):
@@ -197,7 +193,7 @@ def test_a_world_that_goes_before_its_groups(ranks):
 
 
 def _grid(me):
-    before = registries()
+    before, rank = registries(), me.rank
     grid, counterpart = (HyperCommGrid([2, 2, 2], ["tp", "cp", "dp"]) for _ in range(2))
     for each in (grid, counterpart):
         each.register_view("expert", [1, 4, 2], ["etp", "ep", "dp"], shared_dims=["dp"])
@@ -206,38 +202,30 @@ def _grid(me):
     ep = grid.create_pg("ep", view="expert")
     dp = grid.create_pg("dp", view="expert")
     second = counterpart.create_pg("tp", timeout=timedelta(seconds=9))
-    found = {
-        "right": [right(group) for group in (tp, both, ep, dp, second)],
-        "own": second is not tp and grid.get_pg("tp") is tp,
-        "shared": grid.get_pg("dp") is dp,
-        "keys": [str(key) for key in grid._pgs],
-        "timeout": [seconds(tp), tp.group_desc],
-        "members": [dist.get_process_group_ranks(group) for group in (tp, both, ep, dp)],
-    }
+    assert all(right(group) for group in (tp, both, ep, dp, second))
+    assert second is not tp
+    assert grid.get_pg("tp") is tp
+    assert grid.get_pg("dp") is dp
+    assert [str(key) for key in grid._pgs] == ["tp", "dp-cp", "('expert', ('ep',))", "dp"]
+    assert (seconds(tp), tp.group_desc) == (9.0, "MINE")
+    assert dist.get_process_group_ranks(tp) == [rank - rank % 2, rank - rank % 2 + 1]
+    assert dist.get_process_group_ranks(both) == [rank % 2 + 2 * step for step in range(4)]
+    assert dist.get_process_group_ranks(ep) == [rank - rank % 4 + step for step in range(4)]
+    assert dist.get_process_group_ranks(dp) == [rank % 4, rank % 4 + 4]
     me.error(KeyError, grid.create_pg, "tp")
     me.error(KeyError, grid.create_pg, "ep", view="expert")
     me.error(KeyError, grid.get_pg, "cp")
     grid.destroy()
     counterpart.destroy()
     me.meet("destroyed")
-    again = grid.create_pg("tp")
-    found["again"] = right(again)
+    assert right(grid.create_pg("tp"))
     grid.destroy()
-    return {**found, "back": registries() == before}
+    assert registries() == before
 
 
 def test_a_grid_with_a_view(ranks):
     """8 ranks: groups of a grid and of a view, a second grid of the same shape, destroyed and made again."""
-    for rank, found in enumerate(ranks(8, _grid)):
-        assert found["right"] == [True] * 5
-        assert found["own"] is found["shared"] is found["again"] is found["back"] is True
-        assert found["keys"] == ["tp", "dp-cp", "('expert', ('ep',))", "dp"]
-        assert found["timeout"] == [9.0, "MINE"]
-        tp, both, ep, dp = found["members"]
-        assert tp == [rank - rank % 2, rank - rank % 2 + 1]
-        assert both == [rank % 2 + 2 * step for step in range(4)]
-        assert ep == [rank - rank % 4 + step for step in range(4)]
-        assert dp == [rank % 4, rank % 4 + 4]
+    ranks(8, _grid)
 
 
 def _offset(me):
