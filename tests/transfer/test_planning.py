@@ -65,7 +65,7 @@ def test_refused():
 
 
 @pytest.mark.parametrize("target", [Mesh(tp=8, dp=64, offset=1024), Mesh(tp=16, dp=32), Mesh(tp=4, pp=8, dp=16)])
-def test_one_rank_of_405b_is_planned_in_140_calls_a_name(target):
+def test_one_rank_of_405b_is_planned_in_160_calls_a_name(target):
     """631 names, 1,024 to 512 ranks: one rank's moves from shardings that nobody planned before."""
     how = {"layers": 126, "hidden": 16384, "dtype": "bfloat16"}
     source = live.model(Mesh(tp=8, dp=8, pp=16), stages=16, **how)
@@ -74,7 +74,7 @@ def test_one_rank_of_405b_is_planned_in_140_calls_a_name(target):
     for rank in (0, target.offset + 5, 900):
         local = Transfer(source, wanted).of(rank)
         assert local.sends or local.receives
-        assert calls(lambda rank=rank: Transfer(source, wanted).of(rank)) < 140 * len(wanted)
+        assert calls(lambda rank=rank: Transfer(source, wanted).of(rank)) < 160 * len(wanted)
 
 
 def test_a_first_plan_loads_nothing_more():
