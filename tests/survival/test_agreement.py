@@ -120,7 +120,9 @@ def test_deaths_alone_end_no_job_that_may_go_on(partition):
     few = len(unseen) > len(here) or (len(unseen) == len(here) and min(unseen) < min(here))
     assert goes_on(outcome) == (not few), outcome
     if few:
+        part = "fewer than half" if len(unseen) > len(here) else f"half, but not the one with member {min(unseen)}"
         assert outcome.reason == "missing"
+        assert f"members that may live are here, {part}; the others may go on without them" in outcome.message
         assert "start spares on further hosts" in outcome.message
 
 
@@ -348,13 +350,13 @@ def _why_a_job_ends(history, given_, ended, outcome):
 JOB = Members.first("tp=2,dp=2", world_size=5, spares=1)
 
 
-def _torn(*first, raised=None, unclear=""):
+def _torn(*first, raised=None, unclear="", steps=(6, 7)):
     """What follows where a collective failed on all 4 ranks, which ``first`` noticed, and nobody is missing."""
     given_ = {
         member: Report(
-            torn="RuntimeError: timed out",
+            torn="RuntimeError: timed out" if first else "",
             first=member in first,
-            steps={0: (6, 7)},
+            steps={0: steps},
             at=7,
             committed=True,
             unclear=unclear,
@@ -364,17 +366,6 @@ def _torn(*first, raised=None, unclear=""):
     return conclude({0: JOB}, 0, given_, (), raised)
 
 
-def test_a_hang_without_a_culprit_ends_the_job_the_second_time():
-    """4 ranks and a spare, of which none failed: the watch named nobody, and all do the step again, once."""
-    given_ = {rank: Report(steps={0: (6, 7)}, committed=True, unclear="stuck: rank 1") for rank in JOB.ranks}
-    first = conclude({0: JOB}, 0, given_ | {4: Report()}, ())
-    assert (first.agreed, first.ranks, first.value["step"]) == (True, (), 7)
-    again = conclude({0: JOB}, 0, given_ | {4: Report()}, (), first.value["raised"])
-    assert again.message == "step 7 failed again, and no rank is known to be at fault: stuck: rank 1"
-    other = {rank: replace(report, steps={0: (7, 8)}) for rank, report in given_.items()}
-    assert conclude({0: JOB}, 0, other | {4: Report()}, (), first.value["raised"]).agreed
-
-
 def test_who_began_alone_is_left_out():
     """4 ranks and a spare: a call failed, first on one rank: it may be that machine, and the spare takes over."""
     outcome = _torn(2)
@@ -382,9 +373,11 @@ def test_who_began_alone_is_left_out():
     assert outcome.value["ranks"] == (0, 1, 4, 3)
 
 
-@pytest.mark.parametrize(("first", "unclear"), [((0, 1), ""), ((2,), "crosswise: ranks 0, 2 wait for each other")])
+@pytest.mark.parametrize(
+    ("first", "unclear"), [((0, 1), ""), ((2,), "crosswise: ranks 0, 2 wait for each other"), ((), "stuck: rank 1")]
+)
 def test_nobody_is_left_out_for_what_several_began(first, unclear):
-    """4 ranks and a spare: where calls failed on several at once, or the watch named nobody, all do the step again."""
+    """4 ranks and a spare: calls fail on several at once, or the watch names nobody: all do the step again, once."""
     outcome = _torn(*first, unclear=unclear)
     assert outcome.agreed
     assert outcome.ranks == ()
@@ -398,6 +391,7 @@ def test_nobody_is_left_out_for_what_several_began(first, unclear):
     assert again.message == (
         f"step 7 failed again, and no rank is known to be at fault: {unclear or 'RuntimeError: timed out'}"
     )
+    assert _torn(*first, raised=outcome.value["raised"], unclear=unclear, steps=(7, 8)).agreed
 
 
 def test_nobody_is_left_out_for_a_rank_that_has_returned():
@@ -432,7 +426,10 @@ def test_errors_of_some_ranks_are_losses():
     given_ = {member: Report(error="ValueError: a bug" * (member in (0, 1, 2))) for member in JOB.all}
     outcome = conclude({0: JOB}, 0, given_, ())
     assert outcome.reason == "failed"
-    assert "no spare is left" in outcome.message
+    assert outcome.message.startswith(
+        "ranks 0, 1, 2 of the plan lost their members and no spare is left; start more ranks than the plan has, or "
+        "name an axis that may lose replicas, such as shrink='dp'"
+    )
 
 
 @pytest.mark.parametrize(

@@ -20,10 +20,12 @@ import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from tests.sockets import free_port
+from tests.survival.test_simulated import dying
 from tests.transfer import brute
 from tests.transfer.strategies import shardings
 
 import rankmesh as rm
+from rankmesh import sim
 from rankmesh.core import Mesh
 from rankmesh.core import sharding as cached
 from rankmesh.core.sharding import Sharding
@@ -37,6 +39,16 @@ from rankmesh.transfer.live.exchange import Copy, Exchange, MessageSchedule
 from rankmesh.transfer.live.stream import Message, Piece
 
 STEPS = 6
+
+
+def epoch_state(tensors, sharding=None, hosts="a", redundancy=0, *, rank=0, device="cpu", spare=None):
+    """What a rank holds in an epoch, of which each tensor has this sharding."""
+    mesh = Mesh(dp=len(hosts)) if sharding is None else sharding.mesh
+    layout = StateLayout(mesh, {} if sharding is None else dict.fromkeys(tensors, sharding), (*hosts,), redundancy)
+    return EpochState(0, layout, tensors, rank=rank, device=torch.device(device), spare=spare)
+
+
+HALVES = Sharding(Mesh(dp=2), ("dp",), (4,))
 
 
 # -- who keeps copies -----------------------------------------------------------------------------------------------
@@ -107,28 +119,23 @@ def test_more_copies_than_other_ranks_are_refused():
 
 def test_fewer_copies_than_asked_for_are_warned_of(recwarn):
     """Three ranks on one host and one on another: redundancy=2 is more than the other host has."""
-    stored = {"w": Sharding(Mesh(tp=4), ("tp",), (8,))}
-    how = {"rank": 0, "device": torch.device("cpu")}
-    few = EpochState(0, StateLayout(Mesh(tp=4), stored, (*"aaab",), 2), {"w": torch.zeros(2)}, **how)
+    sharding, tensors = Sharding(Mesh(tp=4), ("tp",), (8,)), {"w": torch.zeros(2)}
     with pytest.warns(
         UserWarning,
         match="redundancy is 2, but only 1 ranks are on other hosts than rank 0, on 'a', and keep copies of its shards",
     ):
-        assert few.warn_of_fewer_copies()
-    enough = EpochState(0, StateLayout(Mesh(tp=4), stored, (*"aabb",), 2), {"w": torch.zeros(2)}, **how)
-    assert not enough.warn_of_fewer_copies()
-    assert not EpochState(0, StateLayout(Mesh(dp=2), {}, (*"aa",), 2), {}, **how).warn_of_fewer_copies()
+        assert epoch_state(tensors, sharding, "aaab", 2).warn_of_fewer_copies()
+    assert not epoch_state(tensors, sharding, "aabb", 2).warn_of_fewer_copies()
+    assert not epoch_state({}, None, "aa", 2).warn_of_fewer_copies()
     assert len(recwarn) == 0
 
 
 def test_memory_of_an_epoch_is_freed_with_it():
     """Its snapshots are as large as what is held: they do not wait for a garbage collection."""
-    stored = {"w": Sharding(Mesh(tp=4), ("tp",), (8,))}
     gc.disable()
     try:
         for redundancy in (0, 1):
-            layout = StateLayout(Mesh(tp=4), stored, (*"aabb",), redundancy)
-            epoch = EpochState(0, layout, {"w": torch.zeros(2)}, rank=0, device=torch.device("cpu"))
+            epoch = epoch_state({"w": torch.zeros(2)}, HALVES, "ab", redundancy)
             if not redundancy:  # whose copies need the other ranks
                 epoch.commit(1, lambda call: call(), lambda: None)
             freed = weakref.ref(epoch)
@@ -193,7 +200,7 @@ def test_a_restore_loads_no_module():
 def test_commits_copy_into_memory_of_two_snapshots():
     """The third and later ones allocate nothing; the tensors are those of the steps, however they are in memory."""
     tensors = {"a": torch.arange(6.0).view(2, 3).t(), "b": torch.tensor(3, dtype=torch.int64), "c": torch.zeros(0, 4)}
-    state = _single_rank(tensors)
+    state = epoch_state(tensors)
     state.copies = mock.Mock(names=["b"])
     for step in range(5):
         with mock.patch.object(torch, "empty", wraps=torch.empty) as made:
@@ -211,7 +218,7 @@ def test_commits_copy_into_memory_of_two_snapshots():
 def test_the_memory_of_snapshots_is_kept_from_epoch_to_epoch():
     """The next epoch's snapshots take the block of the step that is not needed, then the other one: none is made."""
     spare, tensors = [], {"a": torch.arange(6.0)}
-    before, now = (_single_rank(tensors, spare) for _ in range(2))
+    before, now = (epoch_state(tensors, spare=spare) for _ in range(2))
     for step in (6, 7):
         before.commit(step, lambda call: call(), tuple)
     blocks = {one.memory.data_ptr() for one in before.snapshots.values()}
@@ -325,16 +332,10 @@ def test_the_first_snapshot_of_an_epoch_is_what_a_copy_would_be(found):
         assert new._spare == [first.memory]
 
 
-def _single_rank(tensors, spare=None):
-    """What a single rank holds."""
-    layout = StateLayout(Mesh(dp=1), {}, ("a",), 0)
-    return EpochState(0, layout, tensors, rank=0, device=torch.device("cpu"), spare=spare)
-
-
 def test_a_step_that_is_committed_again_replaces_its_snapshot():
     """Not the other one."""
     tensor = torch.zeros(())
-    state = _single_rank({"a": tensor})
+    state = epoch_state({"a": tensor})
     for step, value in ((1, 1.0), (2, 2.0), (2, 3.0)):
         tensor.fill_(value)
         state.commit(step, lambda call: call(), tuple)
@@ -370,9 +371,7 @@ def test_a_commit_waits_for_a_gpu(monkeypatch, redundancy, ends):
     gpu, checks = _Working(looks=3), []
     monkeypatch.setattr(torch.cuda, "Event", gpu)
     monkeypatch.setattr(torch.cuda, "current_stream", lambda device: "the current one")
-    stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
-    layout = StateLayout(Mesh(dp=2), stored, ("a", "b"), redundancy)
-    state = EpochState(0, layout, {"w": torch.zeros(2)}, rank=0, device=torch.device("cuda", 0))
+    state = epoch_state({"w": torch.zeros(2)}, HALVES, "ab", redundancy, device="cuda:0")
     state.copies = mock.Mock(names=[]) if redundancy else None
 
     def check():
@@ -393,8 +392,7 @@ def test_a_commit_waits_for_a_gpu(monkeypatch, redundancy, ends):
 
 def test_copies_under_way_between_gpus_do_not_count():
     """An abort ends them as if they had arrived."""
-    stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
-    copies = Copies(ReplicaHolders(stored, ["", ""], 1), 0, torch.device("cpu"))
+    copies = Copies(ReplicaHolders({"w": HALVES}, ["", ""], 1), 0, torch.device("cpu"))
     with mock.patch.object(dist, "P2POp"), mock.patch.object(dist, "batch_isend_irecv", return_value=[mock.Mock()]):
         copies.send(1, Snapshot({"w": torch.zeros(2)}))
     copies.device = torch.device("cuda", 0)
@@ -403,8 +401,7 @@ def test_copies_under_way_between_gpus_do_not_count():
 
 def test_a_step_counts_when_the_copies_of_it_have_arrived():
     """One that is under way does not, also where an earlier commit of it did; nor one that was overwritten."""
-    stored = {"w": Sharding(Mesh(dp=2), ("dp",), (4,))}
-    copies = Copies(ReplicaHolders(stored, ["", ""], 1), 0, torch.device("cpu"))
+    copies = Copies(ReplicaHolders({"w": HALVES}, ["", ""], 1), 0, torch.device("cpu"))
     snapshot, came = Snapshot({"w": torch.zeros(2)}), mock.Mock()
     with mock.patch.object(dist, "P2POp"), mock.patch.object(dist, "batch_isend_irecv", return_value=[came]):
         for step in (1, 2):
@@ -426,8 +423,7 @@ def test_what_restore_gives_has_to_be_the_box():
     """Another shape or dtype is refused; what fits is written where the box is, and nowhere else."""
     sharding = Sharding(Mesh(tp=2), ("tp", None), (4, 3))
     tensors = {"w": torch.zeros(2, 3)}
-    layout = StateLayout(sharding.mesh, {"w": sharding}, ("", ""), 0)
-    stored = EpochState(0, layout, tensors, rank=1, device=torch.device("cpu"))
+    stored = epoch_state(tensors, sharding, "aa", rank=1)
     asked = []
     load_boxes(stored, [("w", ((3, 4), (1, 3)))], 7, lambda *given: asked.append(given) or torch.ones(1, 2))
     assert asked == [("w", ((3, 4), (1, 3)), 7)]
@@ -513,7 +509,7 @@ def test_a_cancelled_exchange_writes_nothing(cancelled):
     }
 
 
-# -- real ranks -----------------------------------------------------------------------------------------------------
+# -- a job that loses ranks -----------------------------------------------------------------------------------------
 
 
 def whole(mesh):
@@ -537,135 +533,140 @@ def shards_of(job_shardings, rank, step):
     return {name: elements(one, rank, step) for name, one in job_shardings.items() if one.holds(rank)}
 
 
-def member(me, port, deaths, layout, loads, coupled, how):
-    """One member: what it found after each change, what it loaded, and what transfers brought."""
-    me.launched(port)
-    found, loaded, moved = [], [], []
-
-    def load(name, box, step):
-        loaded.append([name, [list(ends) for ends in box], step])
-        sharding = whole(rm.Mesh.parse(layout))[name]
-        everything = Sharding(Mesh(dp=1), None, sharding.shape, sharding.dtype)
-        return elements(everything, 0, step)[tuple(slice(*ends) for ends in box)]
-
-    def run(moves, *args, **kwargs):
-        done = real(moves, *args, **kwargs)
-        moved.append([done.bytes_in, moves.bytes_in(dist.get_rank())])
-        return done
-
-    real, state.run = state.run, run
-    for at, number in deaths.get(str(me.rank), ()):
-        _die(at, number)
-
-    def train(job):
-        stored = whole(job.plan.mesh)
-        tensors = {name: torch.zeros_like(tensor) for name, tensor in shards_of(stored, job.rank, 0).items()}
-        if job.epoch == 0:
-            tensors = shards_of(stored, job.rank, 0)
-        job.hold(tensors, stored)
-        right = shards_of(stored, job.rank, job.step)
-        found.append([job.epoch, job.rank, job.step, all(torch.equal(tensors[name], right[name]) for name in right)])
-        for step in range(job.step, STEPS):
-            if ["step", step] in deaths.get(str(me.rank), ()):
-                os.kill(os.getpid(), signal.SIGKILL)
-            if ["late", step] in deaths.get(str(me.rank), ()):
-                time.sleep(2)
-                os.kill(os.getpid(), signal.SIGKILL)
-            if ["together", step] in deaths.get(str(me.rank), ()):
-                time.sleep(1)  # the others have ended the step before
-                try:  # neither is lost while the other one may still take part in a change
-                    dist.barrier(group=job.groups["tp"].pg)
-                finally:
-                    os.kill(os.getpid(), signal.SIGKILL)
-            one = torch.ones(())
-            for group in job.groups.values() if coupled else ():
-                dist.all_reduce(one, group=group.pg)
-            for tensor in tensors.values():
-                tensor += 1
-            job.commit(step + 1)
-        right = shards_of(stored, job.rank, STEPS)
-        return all(torch.equal(tensors[name], right[name]) for name in right)
-
-    outcome = {"found": found, "loaded": loaded, "moved": moved}
-    try:
-        outcome["result"] = rm.survive(train, layout, restore=load if loads else None, timeout=6, **how)
-    except RankmeshError as error:
-        missing = [[name, [list(ends) for ends in box], list(had)] for name, box, had in getattr(error, "missing", ())]
-        outcome |= {"error": type(error).__name__, "message": str(error), "missing": missing}
-    return outcome
-
-
-# Where a member may die beside a step: the n-th call, before or after it.
-PLACES = {
-    "take": (EpochState, "_take", False),
-    "sent": (Copies, "send", True),
-    "arrived": (Copies, "_meet", True),
-}
-
-
-def _die(at, number):
-    if at not in PLACES:
-        return
-    owner, name, after = PLACES[at]
-    call, times = getattr(owner, name), [0]
-
-    def hooked(*args, **kwargs):
-        times[0] += 1
-        if times[0] == number and not after:
-            os.kill(os.getpid(), signal.SIGKILL)
-        result = call(*args, **kwargs)
-        if times[0] == number:
-            os.kill(os.getpid(), signal.SIGKILL)
-        return result
-
-    setattr(owner, name, hooked)
+def assert_right(tensors, job_shardings, rank, step):
+    """They are what a rank holds at the beginning of a step."""
+    right = shards_of(job_shardings, rank, step)
+    assert all(torch.equal(tensors[name], right[name]) for name in right)
 
 
 @pytest.fixture
-def job(outcomes):
-    """Run a job of which members die at named moments; how each of the others ended."""
+def job(monkeypatch):
+    """Run a simulated job; the step at which its last epoch began, the bytes that were received, what was loaded."""
+    run, received, loaded = state.run, [], []
 
-    def run(size, deaths, layout, *, loads=False, coupled=True, **how):
-        named = {str(rank): moments for rank, moments in deaths.items()}
-        ended = outcomes(size, member, free_port(), named, layout, loads, coupled, how, world=None, limit=150.0)
-        for outcome in ended:
-            assert (outcome.code == -signal.SIGKILL) == (outcome.rank in deaths), "\n".join(map(str, ended))
-            assert outcome.rank in deaths or outcome.ok, "\n".join(map(str, ended))
-        return [outcome.value for outcome in ended if outcome.rank not in deaths]
+    def runs(moves, *given, **how):
+        done = run(moves, *given, **how)
+        assert done.bytes_in == moves.bytes_in(dist.get_rank())
+        received.append(done.bytes_in)
+        return done
 
-    return run
+    monkeypatch.setattr(state, "run", runs)
 
+    def simulated(size, lose, layout, *, loads=False, coupled=True, **how):
+        def load(name, box, step):
+            loaded.append((name, box, step))
+            sharding = whole(rm.Mesh.parse(layout))[name]
+            everything = Sharding(Mesh(dp=1), None, sharding.shape, sharding.dtype)
+            return elements(everything, 0, step)[tuple(slice(*ends) for ends in box)]
 
-def _restored(ended, rank, steps):
-    """Every rank went on rightly, all from one of the steps; the bytes that were sent; what was loaded."""
-    last = [value["found"][-1] for value in ended if value["found"]]
-    assert all(right for value in ended for *_, right in value["found"]), ended
-    assert sorted(value["result"] for value in ended if value["found"]) == [True] * len(last), ended
-    (step,) = {step for _, _, step, _ in last}
-    assert step in steps
-    received = [sum(came for came, _ in value["moved"]) for value in ended]
-    assert received == [sum(planned for _, planned in value["moved"]) for value in ended]
-    assert rank in [one for _, one, *_ in last]
-    return sum(received), [one for value in ended for one in value["loaded"]]
+        def train(job):
+            stored, began = whole(job.plan.mesh), job.step
+            tensors = shards_of(stored, job.rank, -1 if job.epoch else 0)
+            job.hold(tensors, stored)
+            assert_right(tensors, stored, job.rank, began)
+            for step in range(began, STEPS):
+                for group in job.groups.values() if coupled else ():
+                    dist.all_reduce(torch.ones(()), group=group.pg)
+                for tensor in tensors.values():
+                    tensor += 1
+                job.commit(step + 1)
+            assert_right(tensors, stored, job.rank, STEPS)
+            return began
+
+        how |= {"restore": load if loads else None}
+        values = sim.run(lambda: rm.survive(train, layout, **how), size, lose=lose, initialise=False)
+        (began,) = {value for value in values if value is not None}
+        return began, sum(received), sorted(loaded)
+
+    return simulated
 
 
 # Rank 3's shards: 2 x 3 of float64, 5 of float32, one int64.
 SHARDS = 48 + 20 + 8
 
 
-@pytest.mark.few(2)
 @pytest.mark.parametrize(
-    "moment", [["step", 3], ["take", 4], ["sent", 4], ["arrived", 3], ["sent", 1]], ids=lambda moment: moment[0]
+    ("size", "lose", "layout", "how", "received"),
+    [
+        (5, {3: 3}, "tp=2,pp=2", {"spares": 1}, SHARDS),
+        # Ranks 1 and 3 are kept by 2 and 0.
+        (6, {1: 3, 3: 3}, "tp=2,pp=2", {"spares": 2}, 48 + 8 + SHARDS),
+        # Rows 0..1, 2..3, 6..7 are held, and by the next rank kept; needed are 0..2, 3..5, 6..7 by members 0, 1 and 3.
+        # Member 0 lacks row 2; member 1 holds 3, and lacks 4..5, which member 3 keeps.
+        (4, {2: 3}, "dp=*", {"shrink": "dp"}, 3 * 24),
+        # All wait for rank 3's copies, so that a step is left which all of them have.
+        (5, {3: 3}, "dp=4", {"spares": 1, "coupled": False}, SHARDS),
+    ],
+    ids=["one", "two that do not keep for each other", "the plan has shrunk", "without collectives"],
 )
-def test_redundancy_keeps_a_shard_without_a_replica(job, moment):
-    """Rank 3 is lost with the only shards of its stage and slice: the spare gets them, and no byte more."""
-    if moment == ["sent", 1]:
-        # Before its first copies are on the way to all, nobody has got through hold().
-        ended = job(5, {3: [moment]}, "tp=2,pp=2", spares=1, redundancy=1)
-        assert {value["found"][-1][2] for value in ended if value["found"]} == {0}
-        return
-    ended = job(5, {3: [moment]}, "tp=2,pp=2", spares=1, redundancy=1)
-    assert _restored(ended, 3, (2, 3)) == (SHARDS, [])
+def test_redundancy_keeps_shards_without_a_replica(job, size, lose, layout, how, received):
+    """What lost ranks alone held is sent to those that need it, and no byte more."""
+    began, *moved = job(size, lose, layout, redundancy=1, **how)
+    assert began in (2, 3)
+    assert moved == [received, []]
+
+
+# Where a rank dies in a commit.
+PLACES = {"take": (EpochState, "_take"), "send": (Copies, "send"), "arrived": (Copies, "_meet")}
+
+
+@pytest.mark.few(8)
+@pytest.mark.parametrize("rank", range(4))
+@pytest.mark.parametrize(
+    ("place", "times"), [("take", 2), ("send", 2), ("arrived", 2), ("arrived", 6), ("take", 7), ("send", 7)]
+)
+def test_redundancy_at_the_first_and_the_last_commits(job, monkeypatch, rank, place, times):
+    """Any rank, before and between what a commit does: the others have a step in common, and it is whole."""
+    counts = dying(monkeypatch, *PLACES[place], rank, times)
+    _, *moved = job(5, {}, "tp=2,pp=2", spares=1, redundancy=1)
+    assert moved == [SHARDS - 20 * (rank < 2), []]
+    assert counts[rank] == times
+
+
+@pytest.mark.parametrize(
+    ("size", "lose", "how", "had"),
+    [
+        (5, {3: 3}, {"spares": 1}, (3,)),
+        (6, {0: 3, 3: 3}, {"spares": 2, "redundancy": 1}, (0, 3)),  # which keeps its copies
+    ],
+)
+def test_state_is_lost_without_copies(job, size, lose, how, had):
+    """On every rank, and on the spares: LostState with tensor, box, and who had it."""
+    with pytest.raises(sim.RanksFailed) as raised:
+        job(size, lose, "tp=2,pp=2", **how)
+    errors = raised.value.failures.values()
+    ranks = "ranks" if len(had) > 1 else "rank"
+    assert {(type(error), error.missing) for error in errors} == {(rm.LostState, (("cut", ((6, 8), (0, 3)), had),))}
+    assert len(errors) == 4
+    assert all(f"no rank is left that holds 'cut'[6:8, 0:3], which {ranks} " in str(error) for error in errors)
+    assert all("keep copies" in str(error) for error in errors)
+
+
+CUTS = [("cut", ((2, 4), (0, 3)), 2), ("cut", ((6, 8), (0, 3)), 2)]
+
+
+@pytest.mark.parametrize(
+    ("size", "lose", "received", "loaded"),
+    [
+        (5, {3: 3}, SHARDS - 48, CUTS[1:]),
+        (6, {2: 3, 3: 3}, 2 * 8, [*CUTS, ("stage", ((0, 5),), 2), ("stage", ((0, 5),), 2)]),
+    ],
+    ids=["what one held", "what two held, each of whose successors loads it"],
+)
+def test_restore_loads_exactly_what_nobody_holds(job, size, lose, received, loaded):
+    """On the ranks that need it, at the step that all others have; the rest comes from the other ranks."""
+    assert job(size, lose, "tp=2,pp=2", spares=size - 4, loads=True) == (2, received, loaded)
+
+
+def test_everything_is_loaded_where_no_holder_is_left(job):
+    """A spare of a job of one rank: it goes on at the step at which the epoch began."""
+    began, _, loaded = job(2, {0: 3}, "dp=1", spares=1, loads=True)
+    assert (began, [name for name, *_, step in loaded if step == 0]) == (0, ["cut", "stage", "whole"])
+    with pytest.raises(sim.RanksFailed, match="no member is left that held anything"):
+        job(2, {0: 3}, "dp=1", spares=1)
+
+
+# -- processes ------------------------------------------------------------------------------------------------------
 
 
 def _copied(me, port, elements):
@@ -739,81 +740,3 @@ def test_a_thread_that_is_left_behind_writes_nothing(outcomes, tmp_path):
     """2 ranks and 2 spares: what arrives after the epoch is not written into the tensors that are trained on."""
     ended = outcomes(4, _behind, free_port(), str(tmp_path), world=None, limit=150.0)
     assert [one.value for one in ended] == [[2, 0, [2.0]], None, [2, 1, [2.0]], None], "\n".join(map(str, ended))
-
-
-@pytest.mark.few(8)
-@pytest.mark.long
-@pytest.mark.parametrize("rank", range(4))
-@pytest.mark.parametrize(
-    "moment", [["take", 2], ["sent", 2], ["sent", 6], ["sent", 7], ["arrived", 1], ["arrived", 2], ["take", 7]], ids=str
-)
-def test_redundancy_at_the_first_and_the_last_commits(job, rank, moment):
-    """Any rank, before, between and after what a commit does: the others have a step in common, and it is whole."""
-    sent, loaded = _restored(job(5, {rank: [moment]}, "tp=2,pp=2", spares=1, redundancy=1), rank, range(STEPS + 1))
-    assert loaded == []
-    assert sent == SHARDS - 20 * (rank < 2)
-
-
-def test_redundancy_keeps_ranks_within_two_steps(job):
-    """Of a program without collectives: all wait for rank 3's copies, so that a step is left which all of them have."""
-    ended = job(5, {3: [["late", 3]]}, "dp=4", spares=1, redundancy=1, coupled=False)
-    assert _restored(ended, 3, (3,)) == (SHARDS, [])
-
-
-def test_two_lost_ranks_that_do_not_keep_for_each_other(job):
-    """Ranks 1 and 3, kept by 2 and 0: both slices come back."""
-    ended = job(6, {1: [["step", 3]], 3: [["step", 3]]}, "tp=2,pp=2", spares=2, redundancy=1)
-    assert _restored(ended, 1, (2, 3)) == (48 + 8 + SHARDS, [])
-
-
-def test_redundancy_after_the_plan_has_shrunk(job):
-    """FSDP: every rank's shard is its own; with three ranks left each gets only what it neither held nor kept."""
-    ended = job(4, {2: [["step", 3]]}, "dp=*", shrink="dp", redundancy=1)
-    sent, loaded = _restored(ended, 2, (2, 3))
-    # Rows 0..1, 2..3, 6..7 are held, and by the next rank kept; needed are 0..2, 3..5, 6..7 by members 0, 1 and 3.
-    # Member 0 lacks row 2; member 1 holds 3, and lacks 4..5, which member 3 keeps.
-    assert (sent, loaded) == (3 * 24, [])
-
-
-LOST = [["cut", [[6, 8], [0, 3]], [3]]]
-
-
-def test_state_is_lost_without_copies_on_every_rank(job):
-    """LostState with tensor, box, and who had it; on the spare, too."""
-    ended = job(5, {3: [["step", 3]]}, "tp=2,pp=2", spares=1)
-    assert [(value.get("error"), value.get("missing")) for value in ended] == [("LostState", LOST)] * 4
-    assert "no rank is left that holds 'cut'[6:8, 0:3], which rank 3 had; keep copies" in ended[0]["message"]
-
-
-def test_state_is_lost_with_its_replica_holder(job):
-    """Rank 3's replica holder is rank 0: both had it."""
-    ended = job(6, {0: [["late", 3]], 3: [["late", 3]]}, "tp=2,pp=2", spares=2, redundancy=1)
-    missing = [["cut", [[6, 8], [0, 3]], [0, 3]]]
-    assert [(value.get("error"), value.get("missing")) for value in ended] == [("LostState", missing)] * 4
-
-
-def test_restore_loads_exactly_what_nobody_holds(job):
-    """On the rank that needs it, at the step that all others have; the rest comes from the other ranks."""
-    ended = job(5, {3: [["late", 3]]}, "tp=2,pp=2", spares=1, loads=True)
-    assert _restored(ended, 3, (3,)) == (SHARDS - 48, [["cut", [[6, 8], [0, 3]], 3]])
-    assert [len(value["loaded"]) for value in ended] == [0, 0, 0, 1]
-
-
-def test_several_ranks_load_a_box_that_each_of_them_needs(job):
-    """Both replicas of a stage are lost: each spare loads the box for itself."""
-    deaths = {2: [["together", 3]], 3: [["together", 3]]}
-    ended = job(6, deaths, "tp=2,pp=2", spares=2, loads=True)
-    sent, loaded = _restored(ended, 3, (3,))
-    assert sent == 2 * 8
-    stage = ["stage", [[0, 5]], 3]
-    assert sorted(loaded) == sorted([stage, stage, ["cut", [[2, 4], [0, 3]], 3], ["cut", [[6, 8], [0, 3]], 3]])
-
-
-def test_everything_is_loaded_where_no_holder_is_left(job):
-    """A spare of a job of one rank: it goes on at the step at which the epoch began."""
-    (value,) = job(2, {0: [["late", 3]]}, "dp=1", spares=1, loads=True)
-    assert value["found"] == [[1, 0, 0, True]]
-    assert value["result"] is True
-    assert sorted(name for name, _, step in value["loaded"] if step == 0) == ["cut", "stage", "whole"]
-    (value,) = job(2, {0: [["late", 3]]}, "dp=1", spares=1)
-    assert "no member is left that held anything" in value["message"]
