@@ -31,9 +31,19 @@ def test_a_file_is_the_plan_of_its_recipe(name, tmp_path):
     found = source.read(str(FILES / name), world_size=world_size)
     assert (found.kind, found.text, found.plan) == ("config", str(FILES / name), plan)
     assert found.config.format == name.partition(".")[0]
+    assert source.read(found.config.spec).plan == plan
     assert found.config.readings
     for reading in found.config.readings:
         assert reading.key.rpartition(".")[2].split()[0] in text.splitlines()[reading.line - 1]
+
+
+def test_a_config_has_a_spec():
+    """Lists of sizes are joined as a SPEC has them; a layout that is no recipe has no SPEC."""
+    sizes = "--context-parallel-size 4 --hierarchical-context-parallel-sizes 2 2"
+    config = read_config(f"torchrun --nproc-per-node 8 pretrain_gpt.py {sizes}", "run.sh")
+    assert config.spec == "megatron:world=8,cp=4,hierarchical_cp=2x2"
+    assert source.read(config.spec).plan == config.plan
+    assert read_config('pipe-parallel-size: 2\n"model-parallel-size": 2\n', "125M.yml", world_size=8).spec is None
 
 
 @pytest.mark.parametrize("name", ["megatron.yaml", "torchtitan.toml", "deepspeed.json"])

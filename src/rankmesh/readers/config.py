@@ -8,6 +8,7 @@ from typing import Any
 
 from rankmesh.core.documents import refused_as
 from rankmesh.core.plan import Plan
+from rankmesh.core.source import RECIPES
 from rankmesh.errors import PlanError, RankmeshError
 from rankmesh.readers.documents import read_document
 from rankmesh.readers.formats.megatron import FLAGS
@@ -24,7 +25,10 @@ __all__ = ["Config", "Layout", "is_script", "laid_out", "made", "no_world", "ope
 
 @dataclass(frozen=True)
 class Layout:
-    """The layout in a text, whether or not its sizes fit: a `Config` without its plan."""
+    """The layout in a text, whether or not its sizes fit.
+
+    ``arguments``: of the ``recipe``, ``world_size`` among them; ``stated``: all options of the file or command.
+    """
 
     format: str
     title: str
@@ -49,15 +53,31 @@ class Layout:
         """Return a setting of an argument as the file writes it, None if the format has no key for it."""
         return spelled(argument, value, self.readings, self.table, self.path)
 
+    def spec(self, world_size: int) -> str | None:
+        """Return the layout in a world as a SPEC, None for a recipe that no SPEC names."""
+        if self.recipe not in RECIPES:
+            return None
+        words = [f"world={world_size}"]
+        for name, value in self.arguments.items():
+            if name != "world_size":
+                words.append(f"{name}={'x'.join(map(str, value)) if isinstance(value, tuple | list) else value}")
+        return f"{self.recipe}:{','.join(words)}"
+
 
 @dataclass(frozen=True)
-class Config(Layout):
+class Config:
     """A plan and the lines of the file that determine it; ``notes`` list other lines that were seen and not used.
 
-    ``arguments``: what the ``recipe`` is given, with the world size; ``stated``: all that the file or command states.
+    ``spec``: the SPEC with the same plan, None where there is none.
     """
 
+    format: str
+    title: str
+    path: str
+    readings: tuple[Reading, ...]
+    notes: tuple[tuple[int, str], ...]
     plan: Plan
+    spec: str | None
 
     def __str__(self) -> str:
         lines = [(reading.line, f"{reading} ({_source(reading)})") for reading in self.readings]
@@ -145,13 +165,14 @@ def made(options: Options, title: str = "{}", name: str = "", *, world_size: int
     layout = laid_out(options, title, name, world_size=world_size)
     if not layout.known:
         raise no_world(options, layout)
+    about = {name: getattr(layout, name) for name in ("format", "title", "path", "readings", "notes")}
     try:
         plan = layout.planned()
     except RankmeshError as error:
         lines = ", ".join(f"line {each.line}: {each}" if each.line else str(each) for each in layout.readings)
         problem = f"{layout.path}: {_with_fix(error, layout)} ({lines})"
-        raise PlanError(problem, **{**error.values, **vars(layout), "code": "sizes"}) from error
-    return Config(**{**vars(layout), "arguments": {**layout.arguments, "world_size": plan.world_size}}, plan=plan)
+        raise PlanError(problem, **{**error.values, **about, "code": "sizes"}) from error
+    return Config(**about, plan=plan, spec=layout.spec(plan.world_size))
 
 
 def laid_out(options: Options, title: str = "{}", name: str = "", *, world_size: int | None = None) -> Layout:

@@ -90,7 +90,7 @@ def _read(run: Options, world_size: int | None) -> Config | PlanError:
 
 
 def _key(config: Config | PlanError) -> object:
-    return str(config) if isinstance(config, PlanError) else (config.format, dict(config.arguments))
+    return str(config) if isinstance(config, PlanError) else (config.format, config.plan)
 
 
 def _nothing(found: Recording, seconds: float) -> str:

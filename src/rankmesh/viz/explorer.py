@@ -18,7 +18,7 @@ other plan is given as it is.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from importlib.resources import files
 from urllib.parse import quote
 
@@ -103,10 +103,7 @@ def spec_of(source: Source) -> tuple[str | None, int | None]:
     if source.kind in ("axes", "recipe", "preset"):
         complete = source.kind == "preset" or _makes(source.text, source)
         return source.text, None if complete else source.plan.world_size
-    if source.config is None:
-        return None, None
-    recipe = f"{source.config.format}:{','.join(_arguments(source.config.arguments))}"
-    return (recipe, None) if _makes(recipe, source) else (None, None)
+    return (None if source.config is None else source.config.spec), None
 
 
 def _makes(spec: str, source: Source) -> bool:
@@ -114,13 +111,6 @@ def _makes(spec: str, source: Source) -> bool:
         return read(spec).plan == source.plan
     except RankmeshError:
         return False
-
-
-def _arguments(arguments: Mapping[str, object]) -> Iterator[str]:
-    """Yield the lines of a config as the arguments of its recipe."""
-    for name, value in arguments.items():
-        text = "x".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
-        yield f"{'world' if name == 'world_size' else name}={text}"
 
 
 def _checked(measured: Mapping[str, object], source: Source) -> dict[str, object]:

@@ -18,7 +18,6 @@ from rankmesh.core.documents import Unreadable, parse_json, read_text
 from rankmesh.core.explain import arithmetic
 from rankmesh.core.grouped import grouped
 from rankmesh.core.plan import Plan
-from rankmesh.core.source import RECIPES
 from rankmesh.readers.config import Layout
 from rankmesh.readers.models import counts, named_counts
 from rankmesh.readers.options import DOCUMENTS, Option
@@ -142,6 +141,7 @@ def valid(plan: Plan, layout: Layout) -> Iterator[str]:
 def of_model(checked: Checked) -> Iterator[Finding]:
     """Yield sizes that do not fit the world, and each size that does not divide what is known of the model."""
     layout, given = checked.layout, checked.given
+    spec = layout.spec(layout.arguments["world_size"]) if layout.known and not checked.problem else None
     by_argument = grouped((rule.check.argument, rule) for rule in _rules(layout))
 
     def works(name: str, value: int) -> bool:
@@ -154,7 +154,7 @@ def of_model(checked: Checked) -> Iterator[Finding]:
     for argument, rules in by_argument.items():
         for rule in [rule for rule in rules if not rule.fits(rule.size)][:1]:
             value = next((each for each in rule.smaller() if works(argument, each)), None)
-            yield rule.finding(layout, value, _spec(checked))
+            yield rule.finding(layout, value, spec)
             given |= {} if value is None else {argument: value}
     yield from _of_rollouts(layout)
     yield from _of_batch(layout)
@@ -181,16 +181,6 @@ def _rules(layout: Layout) -> Iterator[_Rule]:
         if reading is not None and found is not None:
             size = int(layout.arguments.get(check.argument, 1))
             yield _Rule(check, reading.single, size, *found, shared if check.code == "heads" else 1)
-
-
-def _spec(checked: Checked) -> str | None:
-    """Return the layout as a SPEC, None for a recipe that no SPEC names and for sizes that do not fit."""
-    layout = checked.layout
-    if not layout.known or checked.problem or layout.recipe not in RECIPES:
-        return None
-    sizes = {"world": layout.arguments["world_size"], **layout.arguments}
-    words = ",".join(f"{name}={value}" for name, value in sizes.items() if name != "world_size")
-    return f"{layout.recipe}:{words}"
 
 
 # -- beside the layout: the batch, and the engine of rollouts ---------------------------------------------------------
