@@ -239,7 +239,8 @@ def test_the_memory_of_snapshots_is_kept_from_epoch_to_epoch():
     [
         ([100, 128, 300], 1, [100, 300]),  # the smallest that is large enough
         ([128, 300], 0, [300]),
-        ([300], 0, [172]),  # what is left of it suits the next snapshot
+        ([270], 0, [142]),  # what is left of it suits the next snapshot
+        ([1024], None, []),  # all of it would stay for two snapshots
         ([140], 0, []),
         ([250, 90], None, []),  # too much would be left of one, the other is too small: nothing here is of use
     ],

@@ -134,13 +134,14 @@ class ReplicaHolders:
 def _memory(size: int, device: torch.device | None, spare: list[Tensor]) -> Tensor:
     """Return memory for a snapshot, out of ``spare`` if a block there suits: its pages are there already.
 
-    What is left of a block suits the next snapshot, which is as large, or is little. Else nothing there is of use.
+    A block suits if it has room for one snapshot or for two, which are equally large, and little more: all of it stays
+    as long as one of them. If none suits, all are freed.
     """
     for block in sorted((one for one in spare if device in (None, one.device)), key=lambda one: one.nbytes):
-        left = block.nbytes - size
-        if left >= size > 0 or 0 <= left <= size // 8:
-            spare[:] = [one for one in spare if one is not block]
-            spare += [block[-(-size // _ALIGNED) * _ALIGNED :]] * (left >= size)
+        rest = block[-(-size // _ALIGNED) * _ALIGNED :]
+        is_double = rest.nbytes >= size > 0
+        if 0 <= (rest if is_double else block).nbytes - size <= size // 8:
+            spare[:] = [one for one in spare if one is not block] + [rest] * is_double
             return block[:size]
     spare.clear()
     return torch.empty(size, dtype=torch.uint8, device=device)
