@@ -16,7 +16,7 @@ import marshal
 import re
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import cache, lru_cache
 from itertools import repeat
 from operator import itemgetter
 from typing import Any, TypeVar
@@ -128,7 +128,7 @@ def columns_of(entries: Sequence[Entry], stacks: Sequence[object]) -> Columns:
     """
     table = _table(entries)
     names, group = _numbered(map(tuple, table["process_group"]))
-    calls = _Calls(entries, table)
+    calls = _Calls(table)
     sites = Sites(stacks)
     frames, stack = _once(table["frames"])
     threads = list(map(sites.thread_of, frames))
@@ -238,12 +238,12 @@ def _done(table: Mapping[str, Sequence[Any]], on_device: Bools) -> Bools:
 class _Calls:
     """The compared facts of all entries, as columns; they are computed once for entries with equal facts."""
 
-    def __init__(self, entries: Sequence[Entry], table: Mapping[str, Sequence[Any]]) -> None:
+    def __init__(self, table: Mapping[str, Sequence[Any]]) -> None:
         compared = zip(table["profiling_name"], *map(table.__getitem__, _COMPARED), strict=True)
         # One text for equal lists, which have no hash; version 2 has no references, so equal is equal.
         keys = map(marshal.dumps, compared, repeat(2))
         distinct, kind = _numbered(keys)
-        called = [entries[place]["profiling_name"] for place in _firsts(kind, len(distinct))]
+        called = [marshal.loads(key)[0] for key in distinct]  # noqa: S302  - written above
         self.signatures: dict[Signature, int] = {}
         self.signature = self._each(kind, [self._number(_signature(key)) for key in distinct], np.int32)
         self.on_device = self._each(kind, [name.startswith(_DEVICES) for name in called], bool)
@@ -262,13 +262,6 @@ class _Calls:
 def _signature(compared: bytes) -> Signature:
     """Return the signature of a call from its marshalled facts. Cached: most ranks of a job make the same calls."""
     return signature_of(dict(zip(("profiling_name", *_COMPARED), marshal.loads(compared), strict=True)))  # noqa: S302
-
-
-def _firsts(numbers: Column, count: int) -> list[int]:
-    """Return the index at which each number first occurs."""
-    places = np.zeros(count, dtype=np.int64)
-    places[numbers[::-1]] = np.arange(len(numbers))[::-1]
-    return [int(place) for place in places]
 
 
 def _peers(call: str) -> tuple[int, int, int]:
@@ -327,14 +320,14 @@ def _joined(rows: dict[str, Column], signatures: dict[Signature, int]) -> dict[s
     if len(starts) == len(group):
         return rows
     listed = list(signatures)
-    of_parts: dict[tuple[int, ...], int] = {}
 
+    @cache
     def one(parts: tuple[int, ...]) -> int:
         signature = merged([listed[part] for part in parts])
         return signatures.setdefault(signature, len(signatures))
 
     parts = [tuple(part) for part in np.split(rows["signature"], starts[1:])]
     joined = {name: column[starts] for name, column in rows.items()}
-    joined["signature"] = np.array([of_parts.setdefault(p, one(p)) if len(p) > 1 else p[0] for p in parts])
+    joined["signature"] = np.array([one(p) if len(p) > 1 else p[0] for p in parts])
     joined["pending"] = np.logical_or.reduceat(rows["pending"], starts)
     return joined

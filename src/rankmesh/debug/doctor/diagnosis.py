@@ -212,7 +212,7 @@ def doctor(
     )
 
 
-def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, notes: tuple[str, ...] = ()) -> Diagnosis:
+def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None) -> Diagnosis:
     """Diagnose a hang by the recordings of the ranks."""
     history = history_of(recordings, plan)
     waits = waits_of(history)
@@ -226,7 +226,7 @@ def diagnose(recordings: Mapping[int, Recording], plan: Plan | None = None, note
     ]
     causes = _trusted(history, _ordered(history, waits, [*diverged, *others]))
     causes[:_DEPARTED] = [_with_departure(history, cause) for cause in causes[:_DEPARTED]]
-    return Diagnosis(tuple(causes), tuple(waits.waiting), history.world_size, notes, history, waits)
+    return Diagnosis(tuple(causes), tuple(waits.waiting), history.world_size, (), history, waits)
 
 
 def _trusted(history: History, causes: Sequence[Cause]) -> list[Cause]:

@@ -212,7 +212,7 @@ def _left_out(history: History, group: KnownGroup, number: int, odd: Sequence[in
             if place is not None and (call := int(tracks[rank].signatures[place])) in later[1:] and call != later[0]:
                 found[rank] = later.index(call)
                 break
-    if 0 < len(found) <= len(odd) and (usual or len(found) == 1):
+    if len(found) == 1 or (found and usual):
         parts = grouped((count, rank) for rank, count in found.items())
         left = ", ".join(f"{in_words(ranks)} left out {_number(count)}" for count, ranks in parts.items())
         return f"; by the calls before, {left}"

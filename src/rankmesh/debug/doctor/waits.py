@@ -27,7 +27,7 @@ import sys
 from bisect import bisect_right
 from collections import Counter
 from collections.abc import Callable, Collection, Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
 from operator import itemgetter
@@ -61,8 +61,8 @@ class Waits:
     """
 
     calls: tuple[PendingCall, ...]
-    of_rank: Mapping[int, list[PendingCall]] = field(default_factory=dict)
-    broken: Mapping[int, tuple[PendingCall, int]] = field(default_factory=dict)
+    of_rank: Mapping[int, list[PendingCall]]
+    broken: Mapping[int, tuple[PendingCall, int]]
 
     @property
     def waiting(self) -> list[int]:

@@ -97,7 +97,7 @@ class Exchange(Generic[_Entry]):
 
     def give(self, name: str, entry: _Entry) -> bool:
         """Give this rank's entry under a name, once; return False if it is too late for the result."""
-        self._forget(time.monotonic())
+        self._forget()
         if self._rank == self._root:
             self._lead(self._root_of(name))
         return self._give(self._key(name, self._rank // self._part), entry)
@@ -150,8 +150,8 @@ class Exchange(Generic[_Entry]):
                 self._give(self._root_of(key.name), entry)
         return concluded
 
-    def _forget(self, now: float) -> None:
-        over = [counter for counter, until in self._closed.items() if until <= now]
+    def _forget(self) -> None:
+        over = [counter for counter, until in self._closed.items() if until <= time.monotonic()]
         self._channel.delete(over)
         for counter in over:
             del self._closed[counter]

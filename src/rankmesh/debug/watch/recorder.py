@@ -51,12 +51,12 @@ _KEPT = (
 )
 
 
-def prepare(calls: int = CALLS, *, slow: bool = False) -> None:
-    """Have torch keep this many calls with their frames; what the environment sets stays.
+def prepare(*, slow: bool = False) -> None:
+    """Have torch keep calls with their frames, as many as ``CALLS``; what the environment sets stays.
 
     ``slow``: NCCL's durations as well, unless the environment says whether slow ranks are looked for.
     """
-    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", str(calls)))
+    os.environ.setdefault("TORCH_FR_BUFFER_SIZE", os.environ.get("TORCH_NCCL_TRACE_BUFFER_SIZE", str(CALLS)))
     with suppress(ConnectError):  # which whoever starts the watch reports
         wanted = setting(os.environ, [])
         slow = slow if wanted is None else wanted.slow > 0

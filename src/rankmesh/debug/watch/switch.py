@@ -66,12 +66,11 @@ def begin(record: bool | str | os.PathLike[str]) -> Callable[[], list[Callable[[
 
     The environment goes before ``record``. torch has started its watch already, where it loads entry points.
     """
-    setting(os.environ)  # on all ranks, where a program asks for it, what cannot be read is an error
+    wanted = setting(os.environ)  # on all ranks, where a program asks for it, what cannot be read is an error
     prepare(slow=True)
 
     def started() -> list[Callable[[], None]]:
-        switched = bool(os.environ.get("RANKMESH") or os.environ.get("RANKMESH_RECORD"))
-        watches = start() if switched else [watch.start(None if isinstance(record, bool) else record)]
+        watches = start() if wanted else [watch.start(None if isinstance(record, bool) else record)]
         return [one.close for one in watches]
 
     return started
