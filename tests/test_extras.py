@@ -7,6 +7,8 @@ import sys
 from contextlib import suppress
 from importlib.metadata import PackageNotFoundError, distribution, requires
 
+from tests.limits import LONG
+
 # Runs with nothing but the standard library, numpy and rankmesh to be found.
 BARE = """
 import sys
@@ -45,7 +47,7 @@ viz.overview(read, gpus_per_node=8), viz.picture(read.plan), viz.grid(read.plan.
 def bare(program, *also):
     """What a fresh interpreter says of a program, where only numpy and the packages in ``also`` can be imported."""
     code = f"ALSO = {also!r}{BARE}{program}"
-    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=60)
+    return subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=False, timeout=LONG)
 
 
 def packages_of(*projects):

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from tests.limits import LONG
 
 SABOTAGE = Path(__file__).with_name("sabotage.py")
 LAUNCH = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "8")
@@ -16,7 +17,7 @@ pytestmark = pytest.mark.skipif("HANGS" not in os.environ, reason="make test-han
 def _checked(*arguments, how="loops"):
     """The data and the words of a check of 8 ranks in which rank 3 goes wrong at its third group."""
     command = [sys.executable, *arguments, str(SABOTAGE), how, "--timeout", "8", "--json"]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=LONG, check=False)
     return json.loads(done.stdout), done.stderr
 
 

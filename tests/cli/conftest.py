@@ -5,6 +5,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import pytest
+from tests.limits import LONG
 from typer.testing import CliRunner
 
 from rankmesh.cli.app import app
@@ -46,7 +47,7 @@ def process() -> Callable[..., Ran]:
     def run(*arguments: object, **environment: str) -> Ran:
         command = [sys.executable, "-m", "rankmesh", *map(str, arguments)]
         env = {**os.environ, **environment}
-        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=60)
+        done = subprocess.run(command, capture_output=True, text=True, check=False, env=env, timeout=LONG)
         return Ran(done.returncode, done.stdout, done.stderr)
 
     return run

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 from tests.examples.training import train_one
+from tests.limits import LONG
 from typer.testing import CliRunner
 
 ROOT = Path(__file__).parents[2]
@@ -28,7 +29,7 @@ def run(*command):
         env={**kept, "OMP_NUM_THREADS": "1", "PYTHONWARNINGS": "ignore"},
         capture_output=True,
         text=True,
-        timeout=100,
+        timeout=LONG,
     )
     assert ended.returncode == 0, ended.stderr[-3000:]
     return ended.stdout, ended.stderr

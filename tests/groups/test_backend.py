@@ -62,7 +62,7 @@ UNFIT = [(WITHOUT, BUILT_WITHOUT), pytest.param(OLD, IS_OLD, marks=pytest.mark.l
 def test_an_unfit_torch_is_refused_before_anything_happens(call, torch_is, message):
     """Torch 2.7, and a torch without torch.distributed: one ConnectError, whatever is used first."""
     program = f"{torch_is}\nimport rankmesh\n{call}"
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG, check=False)
     assert done.stderr.splitlines()[-1].endswith(f"ConnectError: {message}")
     assert done.stderr.count("ConnectError: torch") == 1
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from tests.limits import LONG
 
 from rankmesh import PlanError
 from rankmesh.core import recipes
@@ -332,7 +333,7 @@ def from_bash(program, folder):
     """What bash passes to ``program``, None where it does not get there."""
     start = "program() { printf '%s\\0' program \"$@\"; }\n"
     shell = ["env", "-i", shutil.which("bash"), "--norc", "-c", start + program]
-    done = subprocess.run(shell, capture_output=True, text=True, check=False, timeout=60, cwd=folder)
+    done = subprocess.run(shell, capture_output=True, text=True, check=False, timeout=LONG, cwd=folder)
     return done.stdout.split("\0")[1:-1] if done.stdout.startswith("program\0") else None
 
 

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import pytest
+from tests.limits import LONG
 from tests.rendezvous import exits
 from tests.sweeping import ALL
 
@@ -16,7 +17,7 @@ NUMBER = 4 if ALL else 1
 def ended():
     """The exit statuses of several processes in each state, which the program ends with 7."""
     program = [sys.executable, "-m", "tests.rendezvous.exits", str(NUMBER)]
-    done = subprocess.run(program, capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(program, capture_output=True, text=True, timeout=LONG, check=False)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout), done.stderr
 

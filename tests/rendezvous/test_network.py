@@ -22,14 +22,19 @@ def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
     monkeypatch.setattr(rounds, "_MOMENT", 0.5)
     served = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
     link = Link(served.port)
-    answers = {}
+    answers, arrived, arrive = {}, threading.Semaphore(0), StoreChannel.arrive
 
-    def participant(rank):
+    def arrives(*given):
+        found = arrive(*given)
+        arrived.release()
+        return found
+
+    def joined(rank):
         port = link.port if rank == 1 else served.port
         channel = StoreChannel(TCPStore("127.0.0.1", port, is_master=False, wait_for_workers=False))
-        found = Round(channel, "meet", range(4 if moment == "while it waits" else 3), rank)
-        if rank == 1 and moment == "before it arrives":
-            link.cut = True
+        return Round(channel, "meet", range(4 if moment == "while it waits" else 3), rank)
+
+    def participant(rank, found):
         started = time.monotonic()
         try:
             every = or_missing(lambda _: Outcome(), 2, "meet")
@@ -38,10 +43,13 @@ def test_a_cut_network_ends_the_wait_on_both_sides(monkeypatch, moment):
             answers[rank] = error
         answers[rank] = answers[rank], time.monotonic() - started
 
-    threads = [threading.Thread(target=participant, args=(rank,), daemon=True) for rank in range(3)]
+    monkeypatch.setattr(StoreChannel, "arrive", arrives)
+    threads = [threading.Thread(target=participant, args=(rank, joined(rank)), daemon=True) for rank in range(3)]
+    link.cut = moment == "before it arrives"
     for thread in threads:
         thread.start()
-    time.sleep(0.5)
+    for _ in threads if moment == "while it waits" else ():
+        assert arrived.acquire(timeout=limits.LONG)
     link.cut = True
     for thread in threads:
         thread.join(limits.LONG)

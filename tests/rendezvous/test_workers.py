@@ -10,6 +10,7 @@ from functools import partial
 from types import SimpleNamespace
 
 import pytest
+from tests.limits import LONG
 
 from rankmesh.rendezvous import ChannelLost, waiting
 from rankmesh.rendezvous.waiting import Worker, answered_within, submit
@@ -36,7 +37,7 @@ busy.submit(call)
 
 def test_a_process_ends_after_the_calls_under_way():
     """A call of torch's store that returns while Python shuts down would end the process with SIGABRT."""
-    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=120, check=False)
+    ended = subprocess.run([sys.executable, "-c", ENDS], capture_output=True, text=True, timeout=LONG, check=False)
     assert (ended.returncode, ended.stdout) == (0, "returned\n"), ended.stderr
 
 
@@ -115,4 +116,4 @@ sys.exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]))
 
 def test_a_forked_process_has_threads_of_its_own():
     """The thread that waits for a call is not in the child."""
-    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], timeout=120, check=False).returncode == 7
+    assert subprocess.run([sys.executable, "-W", "ignore", "-c", FORKS], timeout=LONG, check=False).returncode == 7

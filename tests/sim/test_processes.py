@@ -12,6 +12,7 @@ import torch.distributed as dist
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from tests.dialects import dry
+from tests.limits import LONG
 from tests.sweeping import ALL
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 
@@ -318,7 +319,7 @@ def test_a_module_that_a_rank_imports_first_is_each_ranks_own():
     root = Path(__file__).parents[2]
     ended = subprocess.run(
         [sys.executable, "-W", "ignore", "-c", "from tests.sim.test_processes import late; late()"],
-        cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=120,
+        cwd=root, env={**os.environ, "PYTHONPATH": str(root)}, capture_output=True, text=True, timeout=LONG,
     )  # fmt: skip
     assert ended.returncode == 0, ended.stderr
 

@@ -19,6 +19,7 @@ import torch
 import torch.distributed as dist
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
+from tests.limits import LONG
 from tests.sockets import free_port
 from tests.survival.test_simulated import dying
 from tests.transfer import brute
@@ -190,7 +191,7 @@ def test_a_restore_loads_no_module():
     code = (
         "import sys, rankmesh.survival; print('numpy.ma' in sys.modules, 'rankmesh.transfer.live.run' in sys.modules)"
     )
-    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=100)
+    run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=LONG)
     assert run.stdout.split() == ["True", "True"]
 
 

@@ -11,6 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.torch import load_file, save_file
+from tests.limits import LONG
 from tests.sockets import free_port
 from tests.transfer import live, megatron_saves
 from tests.transfer.strategies import pairs, world_of
@@ -187,7 +188,7 @@ def test_a_checkpoint_that_megatron_writes(tmp_path):
     pytest.importorskip("psutil")  # what it writes with waits without end for processes that miss it
     (tmp_path / "from").mkdir()
     command = [sys.executable, "-m", "tests.transfer.megatron_saves", str(tmp_path / "from"), str(free_port())]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, timeout=LONG, capture_output=True)
     extra = "decoder.layers.mlp.linear_fc2._extra_state/shard_0_1"
     with pytest.raises(TransferError) as caught:
         convert(tmp_path / "from", tmp_path / "to", "dcp")

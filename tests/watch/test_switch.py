@@ -12,6 +12,7 @@ from types import ModuleType, SimpleNamespace
 
 import pytest
 import torch.distributed as dist
+from tests import limits
 from tests.peers.fetch import folder
 
 import rankmesh as rm
@@ -24,7 +25,7 @@ WATCH = (sys.executable, "-m", "rankmesh", "watch")
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
 
 
-def run(*command, cwd, limit=100, **environment):
+def run(*command, cwd, limit=limits.LONG, **environment):
     """What a command printed on both outputs, and its status."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKMESH")}
     done = subprocess.run(
@@ -149,7 +150,7 @@ def test_unmodified_programs(tmp_path, program, mistake, monkeypatch):
         monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{folder(program)}")
     # A loaded machine takes seconds to make the groups: a call that is under way for so long is no hang yet.
     command = (*WATCH, "--after", "12", "--then", "exit", "--dir", "hangs", "--", *TORCHRUN)
-    printed, status = run(*command, HERE / "unmodified.py", program, mistake, cwd=tmp_path, limit=200)
+    printed, status = run(*command, HERE / "unmodified.py", program, mistake, cwd=tmp_path)
     assert status != 0
     # A rank that is late is slow, first.
     lines = [line for line in re.findall("^rankmesh: (.*)", printed, re.MULTILINE) if not line.startswith("slow: ")]
@@ -203,7 +204,7 @@ def begin(place, program, options="", **environment):
     ]
 
 
-def ended(ranks, limit=100):
+def ended(ranks, limit=limits.LONG):
     """The statuses of the ranks, and what each has printed."""
     printed = [rank.communicate(timeout=limit)[0] for rank in ranks]
     return [rank.returncode for rank in ranks], printed

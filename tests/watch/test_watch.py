@@ -25,6 +25,7 @@ from unittest.mock import patch
 import pytest
 import torch
 import torch.distributed as dist
+from tests import limits
 from tests.sockets import descriptors
 from tests.torch_lacks import listed_keys
 
@@ -126,7 +127,7 @@ def test_lines_cost_no_compiler():
     """1 rank: calls have their lines before torch has loaded its compiler, which takes seconds, and after."""
     environment = {**os.environ, "TORCH_FR_BUFFER_SIZE": "10"}
     command = [sys.executable, "-c", _READS_LINES]
-    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=120)
+    printed = subprocess.run(command, env=environment, capture_output=True, text=True, check=True, timeout=limits.LONG)
     assert printed.stdout.splitlines() == ["['step', '<module>'] False False", "True True"]
 
 

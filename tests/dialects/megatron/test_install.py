@@ -7,6 +7,7 @@ import warnings
 
 import pytest
 from tests.dialects import dry
+from tests.limits import LONG
 
 pytest.importorskip("megatron.core.parallel_state")
 
@@ -100,7 +101,7 @@ of = lambda value: getattr(value, "__module__", None) or getattr(value, "__name_
 modules = [module for name, module in sys.modules.items() if name.startswith("megatron")]
 print([name for module in modules for name, value in vars(module).items() if "rankmesh" in str(of(value))])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG, check=False)
     assert done.stdout == "all ours\n[]\n", done.stderr
 
 
@@ -121,7 +122,7 @@ with warnings.catch_warnings(record=True) as told:
     install()
 print(*[word.message for word in told if "drop-ins" in str(word.message)])
 """
-    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=100, check=False)
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=LONG, check=False)
     assert done.stdout.startswith(
         "megatron-core 0.99.1 is not among the releases that the drop-ins are tested with, 0.16 to 0.20"
     )
