@@ -6,7 +6,6 @@ from importlib.metadata import EntryPoints
 import pytest
 
 from rankmesh.cli.shell import ExitCode
-from rankmesh.errors import MissingExtra
 from rankmesh.readers.models import CONFIGS
 from rankmesh.transfer.layouts import sides
 
@@ -144,7 +143,7 @@ def test_what_only_one_side_has_is_left_out_by_name(rankmesh, without_frameworks
     assert len(json.loads(rankmesh("transfer", "--model", tmp_path, FROM, TO, "--json").out)["left_out"]) == 3 * 32
 
 
-def test_what_is_missing_to_plan_is_named(rankmesh, without_frameworks, tmp_path):
+def test_what_is_missing_to_plan_is_named(rankmesh, without_frameworks):
     """No tensors; sizes that do not fit; a model or a side that nobody knows."""
     ran = rankmesh("transfer", FROM, TO)
     assert (ran.code, "add --model llama3-8b" in ran.err) == (ExitCode.BAD_SPEC, True)
@@ -155,7 +154,3 @@ def test_what_is_missing_to_plan_is_named(rankmesh, without_frameworks, tmp_path
     assert "plans up to" in rankmesh("transfer", "-m", "llama3-8b", "vllm:dp=9000000", TO).err
     ran = rankmesh("transfer", "-m", "gpt-oss-20b", FROM, TO)
     assert (ran.code, "is known for llama, mistral" in ran.err) == (ExitCode.USAGE, True)
-    (tmp_path / "config.json").write_text('{"model_type": "toy"}', encoding="utf-8")
-    assert rankmesh("layout", tmp_path, "--side", "vllm:tp=2").code == ExitCode.USAGE
-    with pytest.raises(MissingExtra):
-        sides.layout("vllm:tp=2", {})
