@@ -43,8 +43,3 @@ def test_the_options_that_an_error_proposes_leave_no_other_tensor_out(rankmesh, 
     proposed = shlex.split(ran.err.partition("leave them out: ")[2])
     assert rankmesh(*arguments, *proposed).code == ExitCode.OK
     assert set(load_file(tmp_path / "to" / "model.safetensors")) == {"step_embedding"}
-
-
-def test_what_is_no_checkpoint_is_refused(rankmesh, tmp_path):
-    """An empty folder."""
-    assert "holds no checkpoint" in rankmesh("checkpoint", "convert", tmp_path, tmp_path / "to", "--to", "dcp").err

@@ -46,13 +46,6 @@ def test_nothing_hangs(rankmesh, tmp_path):
     assert (done.code, done.out.strip()) == (0, "no rank waits: nothing in these recordings hangs")
 
 
-def test_bad_folders(rankmesh, tmp_path):
-    """A folder without recordings is refused in words."""
-    done = rankmesh("doctor", tmp_path)
-    assert (done.code, done.out) == (ExitCode.BAD_SPEC, "")
-    assert "holds no recording" in done.err
-
-
 def test_a_layout_by_name_and_by_place(rankmesh, tmp_path):
     """The layout is an option or follows the paths; a saved plan whose name ends with a number is not a recording."""
     _hung(tmp_path)

@@ -1,3 +1,5 @@
+from pathlib import Path
+
 import pytest
 
 from rankmesh.cli.look import groups
@@ -16,7 +18,7 @@ EXPLORE = ("explore", "tp=2", "--html", "-")
 REFUSED = [
     (("show", "lama3-405b"), "did you mean 'llama3-405b'?"),
     (("show", "megatron"), "recipe 'megatron' is given without its sizes; write them, such as megatron:world=64,tp=2"),
-    (("search", "-w", 8, "-c", "host=8", "-m", "llama3-7b"), "did you mean 'llama3-"),
+    (("search", "-w", 8, "-c", "host=8", "-m", "llama-3-8b"), "did you mean 'llama3-8b'"),
     (("search", "-w", 37, "-c", "host=8", "-m", "llama3-8b", "--batch", 8, "--sequence", 9), "no sizes fit 37 ranks"),
     (("show", "tp2-dp4"), "did you mean 'tp=2,dp=4'?"),
     (("show", "tp:2,dp:*"), "did you mean 'tp=2,dp=*'?"),
@@ -38,6 +40,8 @@ REFUSED = [
     ((*SEARCH, *STEP, "--device", "h900"), "unknown device 'h900'; give one of v100, a100"),
     ((*SEARCH, *STEP, "--recompute", "some"), "recompute is 'some'; give one of none"),
     ((*SEARCH, *STEP, "--speed", "missing.json"), "missing.json"),
+    (("doctor", Path(__file__).parent), "holds no recording"),
+    (("checkpoint", "convert", Path(__file__).parent, "to", "--to", "dcp"), "holds no checkpoint"),
 ]
 
 MISUSED = [

@@ -52,10 +52,7 @@ def test_many_pairs_even_out():
     assert _seconds("all-to-all", "dp=4", "dp") == pytest.approx(6 * turns(3, 1))
     assert _seconds("all-to-all", "tp=2,dp=2", "dp", cluster=HOSTS_OF_TWO) == pytest.approx(8 * turns(1, 1))
     assert _seconds("all-gather", "dp=4", "dp") == pytest.approx(24)
-
-
-def test_stages_come_in_their_own_order():
-    """Groups of two pipeline stages on the same hosts do not wait for each other: two pairs, two coins."""
+    # Groups of two pipeline stages do not wait for each other: two pairs, two coins.
     assert _seconds("all-to-all", "pp=2,dp=2", "dp", cluster=HOSTS_OF_TWO) == pytest.approx(8 * turns(2, 1))
 
 

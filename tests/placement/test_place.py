@@ -196,19 +196,14 @@ def test_an_expert_group_across_racks_is_brought_together():
         ({"traffic": {"tp": [{"collective": "ring", "bytes": -1}]}}, "bytes of ring is -1"),
         ({"traffic": {"tp": [{"bytes": 1}]}}, "a traffic file is"),
         ({"traffic": {"tp": 7}}, "a traffic file is"),
+        ({"cluster": Cluster.of_nodes(2, 2)}, "a device for each rank"),
         ({"backend": "mpi", "traffic": {"tp": [{"collective": "ring", "bytes": 1}]}}, "nccl and gloo"),
     ],
 )
 def test_what_cannot_be_placed(arguments, match):
-    """Unknown kinds, levels, collectives and backends are refused, with what is known."""
+    """Unknown kinds, levels, collectives and backends, and a cluster of fewer devices than ranks, are refused."""
     with pytest.raises((PlacementError, ClusterError), match=match):
-        place(rm.recipes.axes(rm.Mesh(tp=2, dp=2)), Cluster.of_nodes(2, 4), **arguments)
-
-
-def test_a_cluster_that_is_too_small():
-    """A plan of more ranks than devices is refused."""
-    with pytest.raises(ClusterError, match="a device for each rank"):
-        place(rm.recipes.axes(rm.Mesh(dp=8)), Cluster.of_nodes(4, 4))
+        place(rm.recipes.axes(rm.Mesh(tp=2, dp=2)), **{"cluster": Cluster.of_nodes(2, 4), **arguments})
 
 
 def test_a_part_of_a_world():

@@ -41,7 +41,7 @@ PLANS = {
 
 @pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
 def test_counts_equal_those_of_every_rank(plan: Plan) -> None:
-    """Least, most and total are what plan.of(rank).communicators says rank by rank."""
+    """Least, most, total, and for each kind its own and shared groups, are what plan.of(rank) says rank by rank."""
     covered = plan.mesh.rank_range
     counts = [len(plan.of(rank).communicators) for rank in range(covered.offset, covered.stop)]
     distinct = {
@@ -51,19 +51,14 @@ def test_counts_equal_those_of_every_rank(plan: Plan) -> None:
     }
     use = communicators(plan)
     assert (use.least, use.most, use.total) == (min(counts), max(counts), len(distinct))
-
-
-@pytest.mark.parametrize("plan", PLANS.values(), ids=PLANS)
-def test_each_kind_counts_its_communicators(plan: Plan) -> None:
-    """For each kind the groups by their canonical kind, as the ranks see it."""
-    for name, use in communicators(plan).kinds.items():
+    for name, kind_use in use.kinds.items():
         groups = plan.groups(name)
         canonical = [plan.of(group[0])[name].canonical for group in groups]
         if groups.size == 1:
-            assert (use.created, use.single_rank, use.shares) == (0, len(groups), ())
+            assert (kind_use.created, kind_use.single_rank, kind_use.shares) == (0, len(groups), ())
         else:
-            assert use.created == canonical.count(name)
-            assert dict(use.shares) == {kind: canonical.count(kind) for kind in canonical if kind != name}
+            assert kind_use.created == canonical.count(name)
+            assert dict(kind_use.shares) == {kind: canonical.count(kind) for kind in canonical if kind != name}
 
 
 def test_words_for_what_a_kind_uses() -> None:

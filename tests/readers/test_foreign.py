@@ -166,17 +166,6 @@ COMMANDS = [
 ]  # fmt: skip
 
 
-@pytest.mark.parametrize(("command", "plan"), COMMANDS)
-def test_commands_of_other_systems(command, plan):
-    """verl's settings, ms-swift's counts and spelling, MindSpore's launcher, slime's engine, DeepSpeed's own axes."""
-    assert read_config(command, "run.sh").plan == plan
-
-
-def test_a_count_that_is_empty():
-    """verl's nodes from a variable of the cluster: the world size that is given counts."""
-    assert read_config(NODES, "run.sh", world_size=16).plan == recipes.megatron(16, tp=2)
-
-
 def test_packages_and_references_of_hydra(tmp_path):
     """A group stands below its package, a list of groups is each of them, and a reference is the value it names."""
     for name, text in {
@@ -196,37 +185,39 @@ def test_packages_and_references_of_hydra(tmp_path):
 AUTOMODEL = "policy: {dtensor_cfg: {enabled: true, %s}}\ncluster: {num_nodes: 1, gpus_per_node: 8}\n"
 
 
-def test_replicas_and_experts_of_automodel():
-    """NeMo-RL's copies of the shards; its expert groups are adjacent ranks of them, where nothing else cuts them."""
-    assert read_config(AUTOMODEL % "dp_replicate_size: 2", "run.yaml").plan == recipes.torchtitan(8, dp_replicate=2)
-    assert read_config(AUTOMODEL % "expert_parallel_size: 4", "run.yaml").plan == recipes.torchtitan(8, ep=4)
-
-
 NEMO = """\
 trainer: {devices: 8, num_nodes: %s}
 model: {tensor_model_parallel_size: 4, pipeline_model_parallel_size: %s, width: 64}
 """
 
 
-@pytest.mark.parametrize(
-    ("nodes", "stages", "variables", "plan"),
-    [
-        ("2", "2", {}, recipes.megatron(16, tp=4, pp=2)),
-        ("${oc.env:NODES,2}", "2", {}, recipes.megatron(16, tp=4, pp=2)),
-        ("${oc.env:NODES,2}", "2", {"NODES": "4"}, recipes.megatron(32, tp=4, pp=2)),
-        ("${trainer.devices}", "${oc.select:model.stages,null}", {}, recipes.megatron(64, tp=4)),
-        ("2", "${mul:1,${oc.env:PP}}", {"PP": "2"}, recipes.megatron(16, tp=4, pp=2)),
-        ("${multiply:${model.pipeline_model_parallel_size},2}", "2", {}, recipes.megatron(32, tp=4, pp=2)),
-    ],
-)
-def test_the_trainer_of_nemo_and_interpolations(nodes, stages, variables, plan):
-    """Nodes times devices are the world; values in terms of others, of the environment, and products of them."""
-    assert read_config(nemo(nodes, stages), "gpt.yaml", variables=variables).plan == plan
-
-
 def nemo(nodes, stages):
     """A config of NeMo's trainer."""
     return NEMO % (f"'{nodes}'", f"'{stages}'")
+
+
+OF_TWO, OF_FOUR = recipes.megatron(16, tp=4, pp=2), recipes.megatron(32, tp=4, pp=2)
+READ = [
+    *((command, "run.sh", {}, plan) for command, plan in COMMANDS),
+    # verl's nodes are a variable of the cluster.
+    (NODES, "run.sh", {"world_size": 16}, recipes.megatron(16, tp=2)),
+    # Expert groups are adjacent ranks of the shards, where nothing else cuts them.
+    (AUTOMODEL % "dp_replicate_size: 2", "run.yaml", {}, recipes.torchtitan(8, dp_replicate=2)),
+    (AUTOMODEL % "expert_parallel_size: 4", "run.yaml", {}, recipes.torchtitan(8, ep=4)),
+    # Nodes times devices are the world; values in terms of others, of the environment, and products of them.
+    (nemo("2", "2"), "gpt.yaml", {}, OF_TWO),
+    (nemo("${oc.env:NODES,2}", "2"), "gpt.yaml", {}, OF_TWO),
+    (nemo("${oc.env:NODES,2}", "2"), "gpt.yaml", {"variables": {"NODES": "4"}}, OF_FOUR),
+    (nemo("${trainer.devices}", "${oc.select:model.stages,null}"), "gpt.yaml", {}, recipes.megatron(64, tp=4)),
+    (nemo("2", "${mul:1,${oc.env:PP}}"), "gpt.yaml", {"variables": {"PP": "2"}}, OF_TWO),
+    (nemo("${multiply:${model.pipeline_model_parallel_size},2}", "2"), "gpt.yaml", {}, OF_FOUR),
+]
+
+
+@pytest.mark.parametrize(("text", "name", "given", "plan"), READ)
+def test_other_systems(text, name, given, plan):
+    """verl, ms-swift, MindSpore's launcher, slime, DeepSpeed's own axes, NeMo-RL and NeMo."""
+    assert read_config(text, name, **given).plan == plan
 
 
 WORLD, NO_SIZE = "does not state the world size, .*give --world-size", "a parallel size is a whole number"

@@ -151,6 +151,7 @@ REFUSED = [
     ("distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}", None,
      ":3: .*add num_machines"),
     ("compute_environment: LOCAL_MACHINE\nnum_processes: 8\n", None, "add distributed_type"),
+    (TITAN + f"{'x' * 5000} = 2\n", 8, r"^[^\n]{1,999}\Z"),  # a long key is shown by its first characters
     ("parallelism: " + "[" * 1200, None, "nested more than 64 deep"),
 ]  # fmt: skip
 
@@ -187,10 +188,3 @@ def test_an_empty_file(name, tmp_path):
     (tmp_path / name).write_text("\n")
     with pytest.raises(PlanError, match="an empty file"):
         source.read(str(tmp_path / name))
-
-
-def test_messages_quote_the_start_of_a_long_key():
-    """A key of thousands of characters is shown by its first ones."""
-    with pytest.raises(PlanError) as caught:
-        read_config(f"[parallelism]\ntensor_parallel_degree = 2\n{'x' * 5000} = 2\n", "run.toml", world_size=8)
-    assert len(str(caught.value)) < 1000

@@ -118,12 +118,6 @@ def test_published_sizes():
     assert set(CONFIGS) == set(billions)
 
 
-def test_a_name_that_is_nearly_one():
-    """A name that no model has is refused with the nearest."""
-    with pytest.raises(PlacementError, match="did you mean 'llama3-8b'"):
-        read_model("llama-3-8b")
-
-
 @pytest.mark.parametrize(
     ("pattern", "dense", "every", "count"),
     [("([0]*3+[1]*29)", 3, 1, 29), ("[0, 1]*16", 0, 2, 16), ("2", 0, 2, 16), ("[1]*32", 0, 1, 32)],
