@@ -143,16 +143,8 @@ ON_NCCL = [
     # All entered it and nobody came out: the network, a device, or a root that no recording keeps.
     (["w1:broadcast* w2*"] * 4, [("stuck", (0, 1, 2, 3), "world", 1)], "or another root on some of them"),
 ]  # fmt: skip
-ON_GLOO = [
-    # A call that is over for some and was never made by another has failed.
-    (
-        ["w1 w2 w3", "w1 w2 w3", "w1 w2", "w1 w2 w3"],
-        [("late", (2,), "world", 3)],
-        "ranks 0, 1, 3 made all_reduce, call 3 of world, which failed",
-    ),
-    # Of a broadcast, whose root need not wait, only a rank's last call counts.
-    (["w1:broadcast tp1", "w1:broadcast tp1", "tp1", "w1:broadcast tp1"], [], ""),
-]
+# Of a broadcast, whose root need not wait, only a rank's last call counts.
+ON_GLOO = [(["w1:broadcast tp1", "w1:broadcast tp1", "tp1", "w1:broadcast tp1"], [], "")]
 
 
 @pytest.mark.parametrize(
@@ -338,20 +330,15 @@ def test_the_first_call_of_a_group_waits_for_its_communicator():
 
 def _late(seconds, pause):
     """Four ranks in a last reduction of 5 s; rank 3 comes so much later than the others, after such a pause."""
-    entries = {
-        rank: [
-            call(WORLD, 1, backend="gloo", time_created_ns=10**18 + int((seconds - pause) * 1e9) * (rank == 3)),
-            call(
-                WORLD,
-                2,
-                backend="gloo",
-                timeout_ms=5000,
-                time_created_ns=10**18 + 10**9 + int(seconds * 1e9) * (rank == 3),
-            ),
+
+    def entries(rank):
+        late = int(rank == 3)
+        return [
+            call(WORLD, number, backend="gloo", timeout_ms=limit, time_created_ns=10**18 + at * 10**9)
+            for number, limit, at in ((1, 600_000, late * (seconds - pause)), (2, 5000, 1 + late * seconds))
         ]
-        for rank in range(4)
-    }
-    return found(job(entries.get))
+
+    return found(job(entries))
 
 
 def test_a_rank_that_came_when_the_others_had_given_up_is_late():
@@ -363,7 +350,10 @@ def test_a_rank_that_came_when_the_others_had_given_up_is_late():
 
 def test_ranks_whose_call_failed_wait():
     """Gloo marks it as over: ranks 0, 1 and 3 waited for rank 2 all the same."""
-    assert diagnose(written("w1 w2 w3", "w1 w2 w3", "w1 w2", "w1 w2 w3", backend="gloo")).waiting == (0, 1, 3)
+    recorded = written("w1 w2 w3", "w1 w2 w3", "w1 w2", "w1 w2 w3", backend="gloo")
+    assert found(recorded) == [("late", (2,), "world", 3)]
+    assert diagnose(recorded).waiting == (0, 1, 3)
+    assert "ranks 0, 1, 3 made all_reduce, call 3 of world, which failed" in diagnose(recorded).verdict
 
 
 def test_groups_with_one_label_are_distinguished():

@@ -272,8 +272,9 @@ def test_files_without_lines(tmp_path):
     (tmp_path / "data.log").write_bytes(b"\0" + "\n".join(BEHIND).encode())
     (tmp_path / "train.log").write_text("ProcessGroupNCCL.cpp is a file\n", encoding="utf-8")
     assert [read_log(path) for path in (tmp_path / "data.log", tmp_path / "train.log", tmp_path)] == [None] * 3
-    with pytest.raises(RecordingError):
-        doctor(tmp_path / "train.log")
+    for path in (tmp_path / "train.log", "/dev/zero"):
+        with pytest.raises(RecordingError, match=r"train\.log|zero"):
+            doctor(path)
 
 
 @pytest.mark.parametrize(("ranks", "position"), [((37,), 912), ((8, 9, 10, 11), 44), ((0,), 3)])

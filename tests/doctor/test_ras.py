@@ -226,11 +226,3 @@ def test_a_report_in_a_folder(tmp_path):
     found = doctor(tmp_path)
     assert [(one.cause, one.ranks) for one in found.causes] == [("late", (3,))]
     assert any("earlier attempts" in note for note in found.notes)
-
-
-def test_only_regular_files(tmp_path):
-    """A log alone is refused by its name, and so is a device."""
-    (tmp_path / "train.log").write_text("step 1\n", encoding="utf-8")
-    for path in (tmp_path / "train.log", "/dev/zero"):
-        with pytest.raises(RecordingError, match=r"train\.log|zero"):
-            doctor(path)

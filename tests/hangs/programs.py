@@ -38,11 +38,11 @@ class Hang:
 HANGS: dict[str, Hang] = {}
 
 
-def hangs(size, cause, ranks, group, operation="all_reduce", spec="", layout=""):
-    """Enter a program in the list; after some steps it gets the groups of its layout, if it has one."""
+def hangs(size, cause, ranks, group, operation="all_reduce", spec="", layout="", among=HANGS):
+    """Enter a program in a list; after some steps it gets the groups of its layout, if it has one."""
 
     def enter(program):
-        HANGS[program.__name__] = Hang(size, cause, tuple(ranks), group, operation, spec)
+        among[program.__name__] = Hang(size, cause, tuple(ranks), group, operation, spec)
         return after_steps(program, layout) if layout else program
 
     return enter

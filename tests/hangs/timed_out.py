@@ -10,24 +10,16 @@ import os
 import signal
 import time
 from contextlib import suppress
+from functools import partial
 
 import torch.distributed as dist
-from tests.hangs.programs import Hang, after_steps, ones, steps
+from tests.hangs.programs import Hang, hangs, ones, steps
 
 import rankmesh as rm
 
 SPEC = "tp=2,dp=2,pp=2"
 TIMED_OUT: dict[str, Hang] = {}
-
-
-def runs_out(cause, ranks, group, operation="all_reduce", spec="", layout=SPEC):
-    """Enter a program in the list; after some steps it gets the groups of its layout, if it has one."""
-
-    def enter(program):
-        TIMED_OUT[program.__name__] = Hang(8, cause, tuple(ranks), group, operation, spec)
-        return after_steps(program, layout) if layout else program
-
-    return enter
+runs_out = partial(hangs, 8, layout=SPEC, among=TIMED_OUT)
 
 
 @runs_out("absent", [5], "dp@pp1,tp1")
