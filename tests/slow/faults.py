@@ -9,11 +9,12 @@ import re
 import signal
 import subprocess
 import sys
-import tempfile
 import time
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import ExitStack, closing, contextmanager, suppress
+from functools import partial
 from pathlib import Path
 
+from bench.emulated import emulated
 from rankmesh.debug.slow import SlowReport
 
 HERE = Path(__file__).parent
@@ -37,15 +38,18 @@ class Job:
         self.folder, self.file, self.size = Path(folder), Path(folder) / "fault", ranks
         self.folder.mkdir(parents=True, exist_ok=True)
         self.log = (self.folder / "log").open("w+")
-        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
         kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKMESH")}
         watch = {"RANKMESH": f"watch:dir={self.folder}/watch,slow=5", "OMP_NUM_THREADS": "1"}
-        self.process = subprocess.Popen(
-            (sys.executable, *launcher, str(HERE / "program.py"), str(seconds), str(self.file)),
-            stdout=self.log,
-            stderr=subprocess.STDOUT,
-            env={**kept, **watch, **environment},
-        )
+        command = (str(HERE / "program.py"), str(seconds), str(self.file))
+        self.processes = self._start(command, {**kept, **watch, **environment})
+
+    def _start(self, command, environment):
+        launcher = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(self.size))
+        return [self._popen((*launcher, *command), environment)]
+
+    def _popen(self, command, environment, **how):
+        both = {"stdout": self.log, "stderr": subprocess.STDOUT}
+        return subprocess.Popen((sys.executable, *command), env=environment, **both, **how)
 
     def ranks(self):
         """The process of each rank."""
@@ -63,64 +67,39 @@ class Job:
 
     def close(self):
         """End the job."""
-        self.process.terminate()
-        try:
-            self.process.wait(30)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
+        for process in self.processes:
+            process.terminate()
+        for process in self.processes:
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(30)
+            process.kill()
         self.log.close()
 
 
 class HostsJob(Job):
-    """The job on four emulated hosts; host ``n`` has the ranks from ``4 * n``."""
+    """The job on four emulated hosts, each of which has files of its own; host ``n`` has the ranks from ``4 * n``."""
 
-    def __init__(self, folder, seconds):
-        self.folder, self.file, self.size, self.pids = Path(folder), Path(folder) / "fault", RANKS, {}
-        self.folder.mkdir(parents=True, exist_ok=True)
-        os.environ.update(RANKMESH=f"watch:dir={self.folder}/watch,slow=5", OMP_NUM_THREADS="1", LARGE="100000")
-        from tests.slow import program  # torch is loaded with the variable
-
-        from bench.emulated import emulated
-
+    def _start(self, command, environment):
         self.stack = ExitStack()
         self.cluster = self.stack.enter_context(emulated((("node1", "node2", "node3", "node4"),), ranks=4, link=10_000))
-        for rank in range(RANKS):
-            self.pids[rank] = os.fork()
-            if not self.pids[rank]:
-                self._run(program, rank, seconds)
+        os.environ |= environment | {"LARGE": "100000"}
+        return [self._popen(command, None, preexec_fn=partial(self._enter, rank)) for rank in range(RANKS)]
 
-    def _run(self, program, rank, seconds):
-        try:
-            log = os.open(self.folder / "log", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
-            os.dup2(log, 1)
-            os.dup2(log, 2)
-            self.cluster.enter(rank)
-            # Each host has files of its own.
-            tempfile.tempdir = str(self.folder / f"host{rank // 4}")
-            Path(tempfile.tempdir).mkdir(exist_ok=True)
-            sys.argv = ["program.py", str(seconds), str(self.file)]
-            program.main()
-        finally:
-            os._exit(0)
+    def _enter(self, rank):
+        self.cluster.enter(rank)
+        os.environ["TMPDIR"] = str(self.folder / f"host{rank // 4}")
+        Path(os.environ["TMPDIR"]).mkdir(exist_ok=True)
 
     def close(self):
-        """Kill its ranks, and remove the hosts."""
-        for process in self.pids.values():
-            os.kill(process, signal.SIGKILL)
-            os.waitpid(process, 0)
+        """End its ranks, and remove the hosts."""
+        super().close()
         self.stack.close()
 
 
 def stop(process, seconds, every):
     """Stop a process for so long, again and again; returns what ends that."""
-    code = (
-        "import os, signal, sys, time\n"
-        "process, seconds, every = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])\n"
-        "while True:\n"
-        "    os.kill(process, signal.SIGSTOP); time.sleep(seconds)\n"
-        "    os.kill(process, signal.SIGCONT); time.sleep(every - seconds)\n"
-    )
-    return subprocess.Popen((sys.executable, "-c", code, *map(str, (process, seconds, every))))
+    code = "while kill -STOP $0; do sleep $1; kill -CONT $0; sleep $2; done"
+    return subprocess.Popen(("sh", "-c", code, *map(str, (process, seconds, every - seconds))))
 
 
 @contextmanager
@@ -170,45 +149,33 @@ def trial(job, kind, rank, process, within=WITHIN):
     return found, innocent
 
 
-def show(text):
-    """Print a line at once."""
-    sys.stdout.write(f"{text}\n")
-    sys.stdout.flush()
-
-
 def main():
-    """Trials of one fault."""
+    """Trials of one fault, or so many seconds without one."""
     kind, trials, folder = sys.argv[1], int(sys.argv[2]), sys.argv[3]
-    burns = {"BURNS": "7"} if kind == "neighbour" else {}
-    job = HostsJob(folder, 100_000) if kind == "link" else Job(folder, 100_000, **burns)
+    burns, within = {"BURNS": "7"} if kind == "neighbour" else {}, 120 if kind == "pause" else WITHIN
     right = late = wrong = 0
-    try:
+    with closing(HostsJob(folder, 100_000) if kind == "link" else Job(folder, 100_000, **burns)) as job:
         processes = job.ranks()
-        if kind == "neighbour":
-            for rank, process in processes.items():
-                subprocess.run(
-                    ("taskset", "-acp", "1" if rank == 7 else "0", str(process)), check=True, capture_output=True
-                )
+        for rank, process in processes.items() if kind == "neighbour" else ():
+            subprocess.run(
+                ("taskset", "-acp", "1" if rank == 7 else "0", str(process)), check=True, capture_output=True
+            )
         time.sleep(16)
         if kind == "healthy":
-            end, named, seen = time.time() + trials, set(), 0.0
+            end, named = time.time() + trials, set()
             while time.time() < end:
-                report = job.report()
-                if report.time > seen:
-                    seen = report.time
-                    named |= {(one.cause, one.ranks, round(one.share, 2)) for one in report.findings}
+                named |= {(one.cause, one.ranks, round(one.share, 2)) for one in job.report().findings}
                 time.sleep(1)
-            show(f"healthy for {trials} s: {sorted(named) or 'nothing is named'}")
+            print(f"healthy for {trials} s: {sorted(named) or 'nothing is named'}")  # noqa: T201
             return
         for number in range(trials):
             rank = 7 if kind == "neighbour" else random.randrange(RANKS)  # noqa: S311
-            seconds, innocent = trial(job, kind, rank, processes[rank], 120 if kind == "pause" else WITHIN)
-            ok = seconds is not None and seconds <= (120 if kind == "pause" else WITHIN)
+            seconds, innocent = trial(job, kind, rank, processes[rank], within)
+            ok = seconds is not None and seconds <= within
             right, late, wrong = right + (ok and not innocent), late + (not ok), wrong + bool(innocent)
-            show(f"{kind} {number}: rank {rank} {seconds and round(seconds, 1)} s {sorted(innocent)}")
-        show(f"{kind}: {right} of {trials} right; {late} not found in time, {wrong} with others named")
-    finally:
-        job.close()
+            took = seconds and round(seconds, 1)
+            print(f"{kind} {number}: rank {rank} {took} s {sorted(innocent)}", flush=True)  # noqa: T201
+        print(f"{kind}: {right} of {trials} right; {late} not found in time, {wrong} with others named")  # noqa: T201
 
 
 if __name__ == "__main__":
