@@ -1,34 +1,22 @@
 """``RANKMESH=watch:guard=``: programs that were not written for rankmesh, each in processes of its own."""
 
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+from tests.watch.test_switch import TORCHRUN, run
 
 HERE = Path(__file__).parent
 
 
 def printed_by(tmp_path, ranks, program, steps, options="", **environment):
     """What the guard printed about a program, without its name; the status of the launcher."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKMESH")}
-    kept |= {"OMP_NUM_THREADS": "1", "RANKMESH": f"watch:guard=10,dir=hangs{options}", **environment}
-    command = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(ranks))
-    done = subprocess.run(
-        (*command, HERE / "programs.py", program, str(steps)),
-        cwd=tmp_path,
-        env=kept,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=220,
-        check=False,
-    )
-    assert "not watched" not in done.stdout
-    assert "compares nothing any more" not in done.stdout, done.stdout
-    return re.findall("^rankmesh: guard: (.*)", done.stdout, re.MULTILINE), done.returncode, done.stdout
+    environment = {"RANKMESH": f"watch:guard=10,dir=hangs{options}", **environment}
+    command = (*TORCHRUN, str(ranks), HERE / "programs.py", program, str(steps))
+    printed, status = run(*command, cwd=tmp_path, **environment)
+    assert "not watched" not in printed
+    assert "compares nothing any more" not in printed, printed
+    return re.findall("^rankmesh: guard: (.*)", printed, re.MULTILINE), status, printed
 
 
 @pytest.mark.long

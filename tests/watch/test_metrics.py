@@ -36,14 +36,13 @@ def _samples(text):
             name, labels, number = _SAMPLE.fullmatch(line).groups()
             assert name in declared, line
             listed = re.findall(r'(\w+)="((?:[^"\\]|\\.)*)"', labels)
-            plain = {key: re.sub(r"\\(.)", _unescaped, value) for key, value in listed}
+            plain = {
+                key: re.sub(r"\\(.)", lambda match: "\n" if match[1] == "n" else match[1], value)
+                for key, value in listed
+            }
             samples[name, tuple(sorted(plain.items()))] = float(number)
     assert text.endswith("\n")
     return samples
-
-
-def _unescaped(match):
-    return {"n": "\n"}.get(match[1], match[1])
 
 
 def _values(samples, name):

@@ -18,7 +18,7 @@ from rankmesh.debug.doctor.recording import recording_of
 from rankmesh.debug.watch.host import Look
 from rankmesh.debug.watch.recordings import Recordings
 from rankmesh.debug.watch.requests import DumpRequests, Pace
-from rankmesh.rendezvous import BoundedChannel, Round, StoreChannel
+from rankmesh.rendezvous import BoundedChannel, Outcome, Round, StoreChannel
 
 
 class _Recorder:
@@ -99,7 +99,7 @@ def test_a_request_asks_as_much_in_a_large_world():
         for rank in range(size - 1):
             _requests(rank, size, store=store)._round.arrive("recordings")
         others = _requests(0, size, store=store)
-        others._round.conclude("diagnosis", lambda _: _all_is_well())
+        others._round.conclude("diagnosis", lambda _: Outcome(message="all is well"))
         last = _requests(size - 1, size, store=store, counted=counted)
         diagnosed = Mock()
         last.respond("a test", None, diagnosed)
@@ -107,12 +107,6 @@ def test_a_request_asks_as_much_in_a_large_world():
         found.append(dict(counted))
     assert found[0] == found[1]
     assert sum(found[0].values()) < 20, found
-
-
-def _all_is_well():
-    from rankmesh.rendezvous import Outcome
-
-    return Outcome(message="all is well")
 
 
 def test_a_rank_that_waits_for_a_request_asks_once_a_look():
@@ -193,7 +187,9 @@ def test_nothing_is_left(tmp_path):
     for _ in range(2):
         _respond(*ranks)
     assert not [key for key in ("recording/0/0", "recording/1/2") if store.check([f"watch/{key}"])]
-    ranks[0]._round.conclude("request", lambda _: _all_is_well())  # one more, in which nobody takes part
+    ranks[0]._round.conclude(
+        "request", lambda _: Outcome(message="all is well")
+    )  # one more, in which nobody takes part
     for one in ranks:
         one.close()
     assert store.num_keys() == 0

@@ -22,23 +22,23 @@ from rankmesh.debug.watch.setting import Setting, setting
 
 HERE = Path(__file__).parent
 WATCH = (sys.executable, "-m", "rankmesh", "watch")
-TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "4")
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
-def run(*command, cwd, limit=limits.LONG, **environment):
-    """What a command printed on both outputs, and its status."""
+def started(command, cwd, **environment):
+    """A process without a watch, but for what is given; its two outputs are one."""
     kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKMESH")}
-    done = subprocess.run(
-        command,
-        cwd=cwd,
-        env={**kept, "OMP_NUM_THREADS": "1", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        timeout=limit,
-        check=False,
-    )
-    return done.stdout, done.returncode
+    kept |= {"OMP_NUM_THREADS": "1", **environment}
+    return subprocess.Popen(command, cwd=cwd, env=kept, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+
+
+def run(*command, cwd, **environment):
+    """What a command printed on both outputs, and its status."""
+    with started(command, cwd, **environment) as process:
+        try:
+            return process.communicate(timeout=limits.LONG)[0], process.returncode
+        finally:
+            process.kill()
 
 
 def test_torch_loads_it():
@@ -149,7 +149,7 @@ def test_unmodified_programs(tmp_path, program, mistake, monkeypatch):
             pytest.skip("no releases of others here: make test-peers")
         monkeypatch.setenv("PYTHONPATH", f"{os.environ.get('PYTHONPATH', '')}:{folder(program)}")
     # A loaded machine takes seconds to make the groups: a call that is under way for so long is no hang yet.
-    command = (*WATCH, "--after", "12", "--then", "exit", "--dir", "hangs", "--", *TORCHRUN)
+    command = (*WATCH, "--after", "12", "--then", "exit", "--dir", "hangs", "--", *TORCHRUN, "4")
     printed, status = run(*command, HERE / "unmodified.py", program, mistake, cwd=tmp_path)
     assert status != 0
     # A rank that is late is slow, first.
@@ -190,23 +190,14 @@ def test_names_that_a_framework_has_for_its_groups(monkeypatch):
 
 def begin(place, program, options="", **environment):
     """The two ranks of a program of healthy.py, started, without a launcher."""
-    kept = {name: value for name, value in os.environ.items() if not name.startswith("RANKMESH")}
-    return [
-        subprocess.Popen(
-            (sys.executable, HERE / "healthy.py", program, str(rank), place / "meeting"),
-            cwd=place,
-            env={**kept, "OMP_NUM_THREADS": "1", "RANKMESH": f"watch:dir=hangs{options}", **environment},
-            stdout=subprocess.PIPE,
-            stderr=subprocess.STDOUT,
-            text=True,
-        )
-        for rank in range(2)
-    ]
+    environment = {"RANKMESH": f"watch:dir=hangs{options}", **environment}
+    command = (sys.executable, HERE / "healthy.py", program)
+    return [started((*command, str(rank), place / "meeting"), place, **environment) for rank in range(2)]
 
 
-def ended(ranks, limit=limits.LONG):
+def ended(ranks):
     """The statuses of the ranks, and what each has printed."""
-    printed = [rank.communicate(timeout=limit)[0] for rank in ranks]
+    printed = [rank.communicate(timeout=limits.LONG)[0] for rank in ranks]
     return [rank.returncode for rank in ranks], printed
 
 

@@ -155,17 +155,13 @@ def test_a_job_that_gloo_aborts_ends_with_a_diagnosis(outcomes, tmp_path, what, 
     assert {one["verdict"] for one in result} <= {None, verdict}
 
 
-def _waits(work):
-    work.wait()
-
-
 def _works(me, folder):
     """Steps in which all wait for rank 3, in the same lines each time: by a collective, its work, and a receive."""
     with watch.start(folder, timeout=6) as here:
         gradient = torch.ones(4)
         for way in (
             lambda: dist.all_reduce(gradient),
-            lambda: _waits(dist.all_reduce(gradient, async_op=True)),
+            lambda: dist.all_reduce(gradient, async_op=True).wait(),
             lambda: [dist.send(gradient, rank) for rank in range(3)] if me.rank == 3 else dist.recv(gradient, 3),
         ):
             for _ in range(10):
@@ -280,7 +276,7 @@ def _queries(me, folder):
             time.sleep(0.05)
             news = torch.tensor(float(here.verdict is not None))
             dist.all_reduce(news)
-            if news == me_size():
+            if news == dist.get_world_size():
                 received.append(here.verdict)
                 dist.barrier()
                 here.verdict = None
@@ -291,11 +287,6 @@ def _queries(me, folder):
             _steps(1)
     here.close()
     return {"heard": received, "verdict": here.verdict, "lines": len(output.lines)}
-
-
-def me_size():
-    """Of the world."""
-    return dist.get_world_size()
 
 
 @LONG
