@@ -111,22 +111,23 @@ def test_a_plan_of_other_ranks_is_named_at_the_timeout(ranks):
     assert all("the ranks of their plans" in rank["message"] for rank in found)
 
 
-def test_two_ranks_with_two_other_plans_are_both_named(ranks):
-    """5 ranks: two differ from the rest and from each other."""
-    plan = rm.Plan(rm.Mesh(tp=5), [rm.GroupSpec("tp")])
-    odd = {number: rm.Plan(rm.Mesh(tp=5), [rm.GroupSpec("tp", timeout=number)]) for number in (1, 4)}
-    for rank in ranks(5, _each_another, [odd.get(rank, plan) for rank in range(5)]):
-        assert (rank["ranks"], rank["missing"]) == ([1, 4], [])
-        assert rank["fields"] == ["groups.tp.options"]
-        assert rank["made"] is False
+def _along_tp(timeout=None):
+    return rm.Plan(rm.Mesh(tp=5), [rm.GroupSpec("tp", timeout=timeout)])
 
 
-def test_two_camps_are_distinguished(ranks):
-    """4 ranks, two and two: the camp of rank 0 counts as the one to follow."""
-    plans = [GOOD, ODD["option"][0]] * 2
-    for rank in ranks(4, _each_another, plans):
-        assert rank["ranks"] == [1, 3]
-        assert "groups.dp.options.timeout is 61.0, not 60.0" in rank["message"]
+@pytest.mark.parametrize(
+    ("plans", "odd", "field"),
+    [
+        ([_along_tp(), _along_tp(1), _along_tp(), _along_tp(), _along_tp(4)], [1, 4], "groups.tp.options"),
+        ([GOOD, ODD["option"][0]] * 2, [1, 3], "groups.dp.options.timeout is 61.0, not 60.0"),
+    ],
+    ids=["two that differ from each other, too", "two and two: the camp of rank 0 counts"],
+)
+def test_two_ranks_with_other_plans_are_both_named(ranks, plans, odd, field):
+    """4 or 5 ranks, of which two differ from rank 0."""
+    for rank in ranks(len(plans), _each_another, plans):
+        assert (rank["ranks"], rank["missing"], rank["made"]) == (odd, [], False)
+        assert field in rank["message"]
 
 
 def _each_another(me, plans):

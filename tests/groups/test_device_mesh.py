@@ -1,5 +1,4 @@
 import torch
-from tests.torch_lacks import kept_order
 from torch.distributed.tensor import DTensor, Replicate, Shard, distribute_tensor
 
 import rankmesh as rm
@@ -61,24 +60,6 @@ def test_a_device_mesh_over_groups_that_are_connected_again(ranks):
     """2 ranks: torch's caches know a mesh by its ranks, and do not lead to the groups that are closed."""
     plan = rm.Plan(rm.Mesh(tp=2), [rm.GroupSpec("tp")])
     assert ranks(2, _connected_twice, plan) == [[12.0, 12.0]] * 2
-
-
-def _shuffled(me, plan):
-    with rm.connect(plan) as groups:
-        mesh = groups.device_mesh("dp", "tp")
-        one = groups.device_mesh("tp")
-        gathered = DTensor.from_local(torch.tensor([me.rank]), one, [Shard(0)]).full_tensor()
-        return [mesh.mesh.tolist(), mesh.get_coordinate(), gathered.tolist(), list(groups["tp"].ranks)]
-
-
-@kept_order
-def test_a_device_mesh_over_permuted_ranks(ranks):
-    """4 ranks in another order: the mesh lists them so, and a DTensor is put together in that order."""
-    plan = rm.Plan(rm.Mesh(tp=2, dp=2, rank_map=[3, 1, 0, 2]), [rm.GroupSpec("tp"), rm.GroupSpec("dp")])
-    for rank, (mesh, coordinate, gathered, members) in enumerate(ranks(4, _shuffled, plan)):
-        assert mesh == [[3, 1], [0, 2]]
-        assert coordinate == [plan.mesh.coordinate(rank)["dp"], plan.mesh.coordinate(rank)["tp"]]
-        assert gathered == members
 
 
 # Axes on 8 ranks, and torch's order of them, which the error has where they are in that of a SPEC.
