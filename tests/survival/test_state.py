@@ -163,17 +163,6 @@ def test_a_layout_is_read_as_it_was_written(job):
     }
 
 
-def test_equal_shardings_are_written_once():
-    """1,000 tensors of three shardings, each made anew: as much text as 1,000 names and numbers need."""
-    mesh = Mesh(tp=2, pp=2)
-    stored = {
-        f"layer {number}": Sharding(mesh, ("tp", None), (64, 8), at={"pp": number % 2}) for number in range(999)
-    } | {"table": Sharding(mesh, ("tp", None), (64, 8), "bfloat16")}
-    text = StateLayout(mesh, stored, ("a",) * 4, 0).text
-    assert text.count('"shape"') == 3
-    assert StateLayout.read(text).shardings == stored
-
-
 def test_what_is_written_does_not_depend_on_caches():
     """Equal shardings, of which the one was made long before the other: members write the same text."""
     mesh, stored = Mesh(tp=2), {}

@@ -89,6 +89,13 @@ def test_several_files_have_an_index(tmp_path, monkeypatch):
     assert _same(_whole(tmp_path / "to"), whole)
 
 
+def _refused(*given, **how):
+    """What the error of a conversion that is refused names."""
+    with pytest.raises(TransferError) as caught:
+        convert(*given, **how)
+    return caught.value.values
+
+
 def _torchs(folder, **tensors):
     import torch.distributed.checkpoint as dcp
 
@@ -108,9 +115,7 @@ def _torchs(folder, **tensors):
 def test_what_cannot_be_converted_is_refused_by_name(tmp_path, more, to, names):
     """Objects, dtypes, and Megatron's fused layers: before a byte is written; the rest is converted without them."""
     source = _torchs(tmp_path / "from", **more)
-    with pytest.raises(TransferError) as caught:
-        convert(source, tmp_path / "to", to)
-    assert caught.value.values["names"] == names
+    assert _refused(source, tmp_path / "to", to)["names"] == names
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
     convert(source, tmp_path / "to", to, leave_out=names)
     assert list(_whole(tmp_path / "to")) == ["model.w"]
@@ -119,12 +124,9 @@ def test_what_cannot_be_converted_is_refused_by_name(tmp_path, more, to, names):
 def test_a_truncated_source_and_a_target_that_is_there(tmp_path):
     """Refused before a byte is written; an error in between leaves nothing behind."""
     source = _torchs(tmp_path / "from")
-    with pytest.raises(TransferError):
-        convert(source, source, "dcp")
-    with pytest.raises(TransferError):
-        convert(source, tmp_path / "to", "pt")
-    with pytest.raises(TransferError):
-        convert(source, tmp_path / "to", "dcp", leave_out=["*"])
+    _refused(source, source, "dcp")
+    _refused(source, tmp_path / "to", "pt")
+    _refused(source, tmp_path / "to", "dcp", leave_out=["*"])
 
     def stop(*_):
         raise KeyboardInterrupt
@@ -139,15 +141,11 @@ def test_a_truncated_source_and_a_target_that_is_there(tmp_path):
     (tmp_path / "huge").mkdir()
     (tmp_path / "huge" / ".metadata").write_bytes(pickle.dumps(metadata))
     shutil.copy(next(source.glob("*.distcp")), tmp_path / "huge")
-    with pytest.raises(TransferError) as caught:
-        convert(tmp_path / "huge", tmp_path / "to", "safetensors")
-    assert caught.value.values["names"] == ("model.w",)
+    assert _refused(tmp_path / "huge", tmp_path / "to", "safetensors")["names"] == ("model.w",)
     shutil.rmtree(tmp_path / "huge")
     chunk = next(source.glob("*.distcp"))
     chunk.write_bytes(chunk.read_bytes()[:-9])
-    with pytest.raises(TransferError) as caught:
-        convert(source, tmp_path / "to", "dcp")
-    assert caught.value.values["names"] == ("model.w",)
+    assert _refused(source, tmp_path / "to", "dcp")["names"] == ("model.w",)
     assert [path.name for path in tmp_path.iterdir()] == ["from"]
 
 
@@ -157,9 +155,7 @@ def test_the_current_folder_is_not_a_new_one(tmp_path, monkeypatch):
     for name in ("here", "empty"):
         (tmp_path / name).mkdir()
     monkeypatch.chdir(tmp_path / "here")
-    with pytest.raises(TransferError) as caught:
-        convert(source, ".", "safetensors")
-    assert caught.value.values["folder"] == Path()
+    assert _refused(source, ".", "safetensors")["folder"] == Path()
     convert(source, tmp_path / "empty", "safetensors")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "from", "here"]
 
@@ -190,12 +186,9 @@ def test_a_checkpoint_that_megatron_writes(tmp_path):
     command = [sys.executable, "-m", "tests.transfer.megatron_saves", str(tmp_path / "from"), str(free_port())]
     subprocess.run(command, check=True, timeout=LONG, capture_output=True)
     extra = "decoder.layers.mlp.linear_fc2._extra_state/shard_0_1"
-    with pytest.raises(TransferError) as caught:
-        convert(tmp_path / "from", tmp_path / "to", "dcp")
-    assert caught.value.values["names"] == (extra,)
-    with pytest.raises(TransferError) as caught:
-        convert(tmp_path / "from", tmp_path / "to", "safetensors", leave_out=["*_extra_state*"])
-    assert len(caught.value.values["names"]) == 2
+    assert _refused(tmp_path / "from", tmp_path / "to", "dcp")["names"] == (extra,)
+    others = _refused(tmp_path / "from", tmp_path / "to", "safetensors", leave_out=["*_extra_state*"])
+    assert len(others["names"]) == 2
     convert(tmp_path / "from", tmp_path / "to", "dcp", leave_out=["*_extra_state*"], budget=50)
     found = _whole(tmp_path / "to")
     stacked = torch.stack([megatron_saves.layer(number) for number in range(megatron_saves.LAYERS)])

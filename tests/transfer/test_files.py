@@ -168,28 +168,32 @@ _GETATTR = b"\x80\x04\x8c\x08builtins\x8c\x07getattr\x93"
 _ENUM = b"\x8c\x26torch.distributed.checkpoint.planner\x8c\x0dWriteItemType\x93"
 
 
+PICKLES = [
+    b"cos\nsystem\n(S'true'\ntR.",
+    b"\x80\x04\x8c\x05torch\x8c\x0bhub.os.path\x93.",
+    b"\x80\x04\x8c\x05torch\x8c\x04Size\x93}b.",  # state for a function
+    b"\x80\x04\x8c\x05torch\x8c\x04Size\x93N}\x8c\x08__code__K\x01s\x86b.",
+    b"\x80\x04}]K\x01a)R.",  # a call of a list
+    b"\x80\x04}" + _NESTED + b"K\x01s.",  # a key that takes 2**60 steps to hash
+    b"\x80\x04\x8c\x07pathlib\x8c\x09PosixPath\x93" + _NESTED + b"\x85R.",  # a path as long
+    _GETATTR + b"\x8c\x05torch\x8c\x04Size\x93\x8c\x05count\x86R.",  # an attribute of what is no enum
+    _GETATTR + _GETATTR[2:] + _ENUM + b"\x8c\x05SHARD\x86R\x8c\x09__class__\x86R.",  # one of a member
+    _GETATTR + _ENUM + b"K\x01\x86R.",
+    b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
+    b"\x80\x04\x8b\xff\xff\xff\x7f.",
+    b"\x80\x04N.",
+    b"",
+]
+# Fewer than eight bytes, a length beyond the file, and JSON of another form.
+HEADERS = [b"", b"1234", b"\xff" * 8, b"\2\0\0\0\0\0\0\0[]", b"\x0c" + b"\0" * 7 + b'{"w": "none"}']
+
+
 @pytest.mark.parametrize(
-    "data",
-    [
-        b"cos\nsystem\n(S'true'\ntR.",
-        b"\x80\x04\x8c\x05torch\x8c\x0bhub.os.path\x93.",
-        b"\x80\x04\x8c\x05torch\x8c\x04Size\x93}b.",  # state for a function
-        b"\x80\x04\x8c\x05torch\x8c\x04Size\x93N}\x8c\x08__code__K\x01s\x86b.",
-        b"\x80\x04}]K\x01a)R.",  # a call of a list
-        b"\x80\x04}" + _NESTED + b"K\x01s.",  # a key that takes 2**60 steps to hash
-        b"\x80\x04\x8c\x07pathlib\x8c\x09PosixPath\x93" + _NESTED + b"\x85R.",  # a path as long
-        _GETATTR + b"\x8c\x05torch\x8c\x04Size\x93\x8c\x05count\x86R.",  # an attribute of what is no enum
-        _GETATTR + _GETATTR[2:] + _ENUM + b"\x8c\x05SHARD\x86R\x8c\x09__class__\x86R.",  # one of a member
-        _GETATTR + _ENUM + b"K\x01\x86R.",
-        b"\x80\x04\x8c\x08builtins\x8c\x04eval\x93\x8c\x011\x85R.",
-        b"\x80\x04\x8b\xff\xff\xff\x7f.",
-        b"\x80\x04N.",
-        b"",
-    ],
+    ("name", "data"), [*((".metadata", one) for one in PICKLES), *(("model.safetensors", one) for one in HEADERS)]
 )
-def test_pickles_that_are_no_metadata_are_refused(tmp_path, data):
+def test_what_is_no_metadata_and_no_header_is_refused(tmp_path, name, data):
     """Instructions that torch does not use, states of what is no object, endless keys, and nothing at all."""
-    (tmp_path / ".metadata").write_bytes(data)
+    (tmp_path / name).write_bytes(data)
     with pytest.raises(TransferError, match="the index of checkpoint"):
         files.Checkpoint.open(tmp_path)
 
@@ -290,16 +294,6 @@ def test_an_index_of_another_schema_or_form_is_refused(tmp_path, change):
     index = json.loads((tmp_path / files.INDEX).read_text())
     change(index)
     (tmp_path / files.INDEX).write_text(json.dumps(index))
-    with pytest.raises(TransferError, match="the index of checkpoint"):
-        files.Checkpoint.open(tmp_path)
-
-
-@pytest.mark.parametrize(
-    "header", [b"", b"1234", b"\xff" * 8, b"\2\0\0\0\0\0\0\0[]", b"\x0c" + b"\0" * 7 + b'{"w": "none"}']
-)
-def test_headers_of_safetensors_are_checked(tmp_path, header):
-    """Fewer than eight bytes, a length beyond the file, and JSON of another form are refused as ours."""
-    (tmp_path / "model.safetensors").write_bytes(header)
     with pytest.raises(TransferError, match="the index of checkpoint"):
         files.Checkpoint.open(tmp_path)
 
