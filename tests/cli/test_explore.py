@@ -45,11 +45,6 @@ def test_json_says_what_the_page_is_given(rankmesh, tmp_path):
     assert (tmp_path / "a.html").exists()
 
 
-def test_stdout_holds_the_page(rankmesh):
-    """--html - is the page on stdout."""
-    assert rankmesh("explore", "tp=2", "--html", "-").out.startswith("<!doctype html>")
-
-
 def test_a_config_is_the_recipe_of_its_lines(tmp_path):
     """A launch script is given as a SPEC that makes the same plan, to be played with."""
     script = tmp_path / "train.sh"

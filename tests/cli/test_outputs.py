@@ -20,7 +20,8 @@ def test_a_saved_plan_is_a_spec(rankmesh, tmp_path) -> None:
 def test_a_dash_is_stdout_alone(rankmesh) -> None:
     """With -, the picture, the page or the plan is all that stdout holds."""
     assert ET.fromstring(rankmesh("show", "tp=2,dp=2", "--svg", "-").out).tag.endswith("svg")  # noqa: S314  - ours
-    assert rankmesh("show", "tp=2,dp=2", "--html", "-").out.startswith("<!doctype html>")
+    for command in ("show", "explore"):
+        assert rankmesh(command, "tp=2,dp=2", "--html", "-").out.startswith("<!doctype html>")
     assert Plan.from_json(rankmesh("show", "tp=2,dp=2", "--save", "-").out) == read("tp=2,dp=2").plan
 
 

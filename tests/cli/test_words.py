@@ -1,4 +1,4 @@
-"""Words of messages for a new user: one language of SPECs, sizes that fit, the frame of the user."""
+"""Words of messages for a new user: one language of SPECs, the frame of the user."""
 
 import json
 import subprocess
@@ -7,7 +7,6 @@ import sys
 import pytest
 
 import rankmesh as rm
-from rankmesh.core.mesh import Mesh
 from rankmesh.core.source import read_plan
 from rankmesh.runtime.agreement import differences
 from rankmesh.transfer.layouts.sides import sizes_of
@@ -41,32 +40,6 @@ def test_the_world_of_a_side():
     assert sizes_of("vllm:tp=2") == {"tp": 2}
     with pytest.raises(rm.LayoutError, match=r"world=8 of side .* does not go with tp 3; use a multiple of 3 ranks"):
         sizes_of("megatron:world=8,tp=3")
-
-
-@pytest.mark.parametrize(
-    ("text", "world", "fits"),
-    [("tp=3,dp=*", 4, "sizes of tp that fit: 1, 2, 4"), ("tp=2,cp=5,pp=*", 12, "sizes of cp that fit: 1, 2, 3, 6")],
-)
-def test_sizes_that_fit(text, world, fits):
-    """A size that does not divide the world is told with those that do."""
-    with pytest.raises(rm.LayoutError, match=fits):
-        Mesh.parse(text, world_size=world)
-
-
-def test_two_kinds_that_cannot_both_stay_inside_a_level():
-    """The ranks of both are counted, and one that fits is kept."""
-    cluster = rm.Cluster.parse("host=8,leaf=4")
-    with pytest.raises(rm.PlacementError) as caught:
-        rm.place(read_plan("tp=8,dp=4"), cluster, within={"tp": "host", "dp": "host"})
-    assert str(caught.value) == (
-        "tp and dp cannot both stay inside a host: together they have 32 ranks, a host has 8; keep tp=host"
-    )
-
-
-def test_rails_are_not_a_level():
-    """A fabric whose switches cut across hosts is refused, with what to write instead."""
-    with pytest.raises(rm.ClusterError, match="levels are nested, and the rails of a fabric"):
-        rm.Cluster.parse("host=8,rail=4")
 
 
 def test_one_axis_more_is_shown_without_json():

@@ -3,7 +3,7 @@
 
 import pytest
 
-from rankmesh import PlanError
+from rankmesh import Mesh, PlanError
 from rankmesh.core import recipes
 from rankmesh.readers import read_config, source
 
@@ -107,11 +107,6 @@ def test_axolotl(sizes, plan):
     assert (config.format, config.plan) == ("axolotl", recipes.accelerate(16, **plan))
 
 
-def test_axolotl_experts():
-    """Experts have an axis where they are alone."""
-    assert read_config(AXOLOTL + "expert_parallel_size: 8\n", "run.yaml", world_size=8).plan.mesh.axes == {"ep": 8}
-
-
 VERL = """\
 actor_rollout_ref:
   actor:
@@ -199,6 +194,8 @@ def nemo(nodes, stages):
 OF_TWO, OF_FOUR = recipes.megatron(16, tp=4, pp=2), recipes.megatron(32, tp=4, pp=2)
 READ = [
     *((command, "run.sh", {}, plan) for command, plan in COMMANDS),
+    # Experts have an axis where they are alone.
+    (AXOLOTL + "expert_parallel_size: 8\n", "run.yaml", {"world_size": 8}, recipes.axes(Mesh(ep=8))),
     # verl's nodes are a variable of the cluster.
     (NODES, "run.sh", {"world_size": 16}, recipes.megatron(16, tp=2)),
     # Expert groups are adjacent ranks of the shards, where nothing else cuts them.
@@ -244,6 +241,8 @@ REFUSED = [
     (nemo("2", "${eval:1+1}"), "gpt.yaml", {}, NO_SIZE),
     (nemo("2", "2"), "gpt.yaml", {"variables": {"PP": "4"}},
      r"variables \(PP\) are set for a file that is not a script and does not name them"),
+    ("apiVersion: batch/v1\nkind: Job\nspec: {parallelism: 2}\n", "job.yaml", {"world_size": 8},
+     r"a manifest of kind Job; rankmesh lint job\.yaml"),
     # Each of 30 values is twice the one before.
     ("".join(f"a{i}: '${{a{i + 1}}}${{a{i + 1}}}'\n" for i in range(30)) +
      "a30: 1\ntensor_model_parallel_size: '${a0}'\n", "gpt.yaml", {"world_size": 8}, NO_SIZE),

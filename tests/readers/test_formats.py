@@ -146,6 +146,8 @@ REFUSED = [
     (ACCELERATE.format("DEEPSPEED") + "deepspeed_config:\n  deepspeed_config_file: ds.json\n", None,
      "give its path"),
     (ACCELERATE.format("MULTI_GPU") + "megatron_lm_config:\n  megatron_lm_tp_degree: 2\n", None, ":5: .*without it"),
+    (ACCELERATE.format("DEEPSPEED") + "parallelism_config: {parallelism_config_tp_size: 4}\n", None,
+     "distributed_type DEEPSPEED lays its ranks out without it"),
     (ACCELERATE.format("FSDP") + "parallelism_config:\n  parallelism_config_tp_size: 2\n", None,
      "parallelism_config_dp_shard_size 4, which fits"),
     ("distributed_type: FSDP\nnum_processes: 8\nfsdp_config: {fsdp_sharding_strategy: HYBRID_SHARD}", None,

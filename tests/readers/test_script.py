@@ -123,6 +123,7 @@ REFUSED = [
      ":2: .*give --world"),
     ("torchrun --nproc_per_node 8 train.py --config a.toml",
      ":1: .*the run has no argument of Megatron .it names --conf"),
+    ("torchrun --nproc_per_node 8 train.py --hidden-size 8 --seq-length 8", "no argument of Megatron"),
     ("echo " + TP + "2", "starts no training in a plain line; " + RUNS),
 ]  # fmt: skip
 
