@@ -361,11 +361,8 @@ def test_errors_of_the_network(tmp_path):
     """The process is shown with its rank and host, and nobody is named."""
     lines = [init(r, state) for r in range(4) for state in ("START", "COMPLETE")]
     what = "Got completion from peer 10.0.0.9<44206> with status=12 opcode=129 len=65536 vendor err 129 (Recv)"
-    lines += ["", line(2, f"net_ib.cc:1615 NCCL WARN NET/IB : {what}")]
-    lines += [
-        "",
-        line(3, "misc/socket.cc:58 (socketProgress) NCCL WARN socketProgress: Connection closed by remote peer x"),
-    ]
+    closed = "misc/socket.cc:58 (socketProgress) NCCL WARN socketProgress: Connection closed by remote peer x"
+    lines += ["", line(2, f"net_ib.cc:1615 NCCL WARN NET/IB : {what}"), "", line(3, closed)]
     (tmp_path / "nccl.log").write_text("\r\n".join(lines), encoding="utf-8")
     one = doctor(tmp_path)
     assert one.causes == ()

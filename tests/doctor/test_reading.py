@@ -175,13 +175,6 @@ def _endless():
     return b"\x80\x02}" + b"N" + b"".join(b"q%c0h%ch%c\x86" % (i, i, i) for i in range(60)) + b"Ns."
 
 
-def _mutated(data, changes):
-    raw = bytearray(data)
-    for place, value in changes:
-        raw[place % len(raw)] = value
-    return bytes(raw)
-
-
 @settings(max_examples=300 if ALL else 100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.sampled_from(["json", "pickle"]),
@@ -191,9 +184,11 @@ def _mutated(data, changes):
 def test_fuzzed_files(tmp_path, form, changes, cut):
     """Changed and torn bytes give a recording or a RecordingError, never another error."""
     data = hung()[0]
-    raw = json.dumps(data).encode() if form == "json" else pickle.dumps(data, protocol=2)
+    raw = bytearray(json.dumps(data).encode() if form == "json" else pickle.dumps(data, protocol=2))
+    for place, value in changes:
+        raw[place % len(raw)] = value
     path = tmp_path / "rank_0"
-    path.write_bytes(_mutated(raw, changes)[: len(raw) - cut if cut < len(raw) // 4 else len(raw)])
+    path.write_bytes(raw[: len(raw) - cut if cut < len(raw) // 4 else len(raw)])
     with suppress(RecordingError):
         recording_of(read_document(path), 0, path.name)
 

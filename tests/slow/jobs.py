@@ -12,16 +12,6 @@ from rankmesh.debug.slow.summary import SHARE, Group, merged, summary_of
 WINDOW, COMPUTE, CALL = 4.0, 0.5, 0.02
 
 
-def no_compute(step, rank):
-    """No more seconds of computing."""
-    return 0.0
-
-
-def no_call(step, group):
-    """No more seconds of a call."""
-    return 0.0
-
-
 @dataclass
 class Job:
     """``tp`` by ``dp`` by ``pp`` ranks, ``per_host`` on each host; faults are seconds by step and rank, or group.
@@ -35,8 +25,8 @@ class Job:
     per_host: int = 4
     noise: float = 0.01
     seed: int = 0
-    compute: Callable[[int, int], float] = no_compute
-    call: Callable[[int, Group], float] = no_call
+    compute: Callable[[int, int], float] = lambda step, rank: 0.0
+    call: Callable[[int, Group], float] = lambda step, group: 0.0
     reads: frozenset[int] = frozenset()
     places: Callable[[int], object] = lambda rank: ""
     world: int = field(init=False)

@@ -27,15 +27,11 @@ class _Counted(StoreChannel):
 
     def __init__(self, store, prefix):
         super().__init__(store, prefix)
-        self.calls, self.keys = Counter(), store.num_keys
+        self.calls, self.left = Counter(), store.num_keys
 
     def _key(self, key):
         self.calls[key.partition("/")[0]] += 1
         return super()._key(key)
-
-    def left(self):
-        """Keys of the store."""
-        return self.keys()
 
 
 class _Samples:
