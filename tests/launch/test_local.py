@@ -54,11 +54,12 @@ def test_the_earliest_end_counts(started, tmp_path):
     """The time is over as soon as it was said once: a rank that is left is killed, and has no status."""
 
     def seconds_left():
-        begun = (tmp_path / "result-1").exists() and (tmp_path / "result-0").exists()
+        begun = (tmp_path / "result-1").exists() and not processes[0].is_alive()
         return next(answers) if begun else inf
 
+    processes = started(_leaves, _stays)
     answers = iter([0.2, *[inf] * 10_000])
-    assert wait(started(_leaves, _stays), seconds_left) == [0, None]
+    assert wait(processes, seconds_left) == [0, None]
 
 
 def test_an_error_meanwhile_leaves_no_process(started):

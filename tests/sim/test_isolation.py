@@ -5,6 +5,7 @@ import sys
 import threading
 import time
 import weakref
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
@@ -17,6 +18,7 @@ from torch.distributed import distributed_c10d as c10d
 import rankmesh as rm
 from rankmesh import sim
 from rankmesh.backend.registries import registries
+from rankmesh.sim import watchdog
 from rankmesh.sim.watchdog import hooks
 
 
@@ -93,6 +95,14 @@ def test_a_rank_that_imports_is_waited_for(tmp_path, monkeypatch):
     assert sim.run(imports, 2, timeout=0.1) == ["slowly"] * 2
     with pytest.raises(sim.RanksFailed, match=r"or pass timeout=0\.4 if it works"):
         sim.run(lambda: time.sleep(0.5), 2, timeout=0.1)
+
+
+def test_a_rank_without_a_core_is_waited_for(monkeypatch):
+    """2 ranks: the seconds in which a rank is ready to run, and others have the cores, count for no limit."""
+    if Path("/proc/self/schedstat").exists():
+        assert watchdog._queued(0, [threading.current_thread()]) > 0
+    monkeypatch.setattr(watchdog, "_queued", lambda *_: time.monotonic())
+    assert sim.run(lambda: time.sleep(0.4) or dist.get_rank(), 2, timeout=0.1) == [0, 1]
 
 
 RELEASE = threading.Event()

@@ -76,7 +76,8 @@ def run(
             connected, and ``function`` gets the rank's ``LiveGroups`` before ``args``.
         args: further arguments of ``function``, the same for every rank.
         order: ``"deterministic"`` (default), or a seed: then any rank may run next, at every call.
-        timeout: seconds that one rank may run without a call that lets others run (default 10).
+        timeout: seconds that one rank may run without a call that lets others run (default 10); not those in which it
+            has no core, on a machine with other work.
         seed: the seed of torch, random and numpy, whose generators are each rank's own (default 0).
         modules: modules, or their names, whose globals are each rank's own (default none).
         ranks_per_node: sets LOCAL_RANK and LOCAL_WORLD_SIZE. Default None: all ranks are on one node.

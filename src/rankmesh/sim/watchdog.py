@@ -14,7 +14,8 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from pathlib import Path
 
 from rankmesh.backend import torch_threads
 from rankmesh.sim.calls import call_site
@@ -76,9 +77,13 @@ def watch(simulation: Simulation, threads: Sequence[threading.Thread], timeout: 
         thread.start()
     scheduler.progress = time.monotonic()
     scheduler.start()
+    progress = queued = 0.0
     try:
         while not scheduler.finished.wait(min(_LOOK, timeout)):
-            waited = time.monotonic() - scheduler.progress
+            queued_by_now = _queued(scheduler.holder, threads)
+            if progress != scheduler.progress:
+                progress, queued = scheduler.progress, queued_by_now
+            waited = time.monotonic() - progress - (queued_by_now - queued)
             if waited > timeout and (waited > _IMPORT * timeout or not _is_importing(scheduler.holder, threads)):
                 _give_up(simulation, threads, f"made no progress for {timeout:g} s", timeout)
     except BaseException:
@@ -90,6 +95,15 @@ def watch(simulation: Simulation, threads: Sequence[threading.Thread], timeout: 
     for rank, thread in enumerate(threads):
         if rank not in scheduler.abandoned:
             thread.join()
+
+
+def _queued(holder: int | None, threads: Sequence[threading.Thread]) -> float:
+    """Return for how many seconds a rank has been ready to run and had no core, 0.0 where the system does not tell."""
+    if holder is not None:
+        with suppress(OSError, ValueError, IndexError):
+            stat = Path(f"/proc/self/task/{threads[holder].native_id}/schedstat").read_text(encoding="ascii")
+            return int(stat.split()[1]) / 1e9
+    return 0.0
 
 
 def _is_importing(holder: int | None, threads: Sequence[threading.Thread]) -> bool:
