@@ -6,6 +6,7 @@ import signal
 import stat
 import tempfile
 import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -106,7 +107,16 @@ def test_a_file_that_is_gone_meanwhile_is_no_news(host, caplog, monkeypatch):
 
 
 def _descriptors():
-    return {int(path.name) for path in Path("/proc/self/fd").iterdir() if path.exists()}
+    """What is open, with its numbers: one that was closed meanwhile may have given its number to another."""
+    found = set()
+    for path in Path("/proc/self/fd").iterdir():
+        with suppress(OSError):
+            found.add((int(path.name), os.fstat(int(path.name)).st_ino))
+    return found
+
+
+def _numbers(descriptors):
+    return sorted(number for number, _ in descriptors)
 
 
 def test_a_program_that_closes_all_descriptors_gets_nothing_of_ours(host, tmp_path, monkeypatch):
@@ -116,7 +126,7 @@ def test_a_program_that_closes_all_descriptors_gets_nothing_of_ours(host, tmp_pa
     before = _descriptors()
     ranks = HostRanks("session", 0)
     ranks.outlive_sigterm()
-    numbers = sorted(_descriptors() - before)
+    numbers = _numbers(_descriptors() - before)
     assert len(numbers) >= 3
     for taken in (False, True):  # closed, and then another file's
         for number in numbers:
@@ -128,7 +138,7 @@ def test_a_program_that_closes_all_descriptors_gets_nothing_of_ours(host, tmp_pa
             assert not any(os.fstat(number).st_size for number in files)
         assert not ranks.signalled()
         assert not ranks.terminated()
-        numbers = sorted(_descriptors() - before - set(files))
+        numbers = _numbers(one for one in _descriptors() - before if one[0] not in files)
     signal.raise_signal(signal.SIGUSR1)
     signal.raise_signal(signal.SIGTERM)
     assert (ranks.signalled(), ranks.signalled()) == (True, False), "a signal asks once"
